@@ -57,8 +57,12 @@ std::string shown_result(const VerifiedFiles& verified) {
 
 void print_verified(const std::string& path, const VerifiedFiles& verified) {
   const bool has_step = verified.compared == VerifiedFiles::Compared::kHashes;
-  print(fmt::format("{}: {} tensors, {} bytes, {}{}\n", path, verified.tensors, verified.size_bytes,
-                    has_step ? fmt::format("step {}, ", verified.step) : "", shown_result(verified)));
+  const auto model =
+      verified.without_model.empty() ? std::string("; names and shapes are those that its config.json wants")
+      : has_step                     ? ""  // the hashes are of the files that the run wrote
+                 : fmt::format("; names and shapes were not compared with a model's, as {}", verified.without_model);
+  print(fmt::format("{}: {} tensors, {} bytes, {}{}{}\n", path, verified.tensors, verified.size_bytes,
+                    has_step ? fmt::format("step {}, ", verified.step) : "", shown_result(verified), model));
 }
 
 void list_as_json(const std::vector<ListedTensor>& tensors, uint64_t total_bytes) {
@@ -144,8 +148,8 @@ int run_ckpt(VerbArguments args) {
   ls->add_flag("--json", json, "One JSON object: name, dtype, shape, bytes and file of each tensor");
   auto* verify =
       app->add_subcommand("verify",
-                          "Read everything and check structure, hashes and that values are finite; says what "
-                          "could not be checked");
+                          "Read everything and check structure, hashes, that values are finite, and, where config.json "
+                          "is there, that the model of it finds its tensors; says what could not be checked");
   verify->add_option("PATH", path, listed)->required();
   auto* diff = app->add_subcommand("diff", "Compare two checkpoints tensor by tensor; exits with 1 where they differ");
   diff->add_option("A", source, any + "; no GGUF file")->required();

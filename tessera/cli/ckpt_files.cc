@@ -14,6 +14,7 @@
 #include "tessera/formats/gguf.h"
 #include "tessera/formats/safetensors.h"
 #include "tessera/formats/tensor_files.h"
+#include "tessera/models/weights.h"
 
 namespace tessera::cli {
 namespace {
@@ -52,6 +53,17 @@ void verify_gguf(const fs::path& path, VerifiedFiles& result) {
     } else {
       ++result.unread[std::string(info.type_name())];
     }
+  }
+}
+
+// Names and shapes as the model of config.json wants them. Whatever keeps the model from loading is a fault of the
+// files that are verified, not of the command line: kFormat in place of kConfig.
+std::string compare_with_model(const fs::path& path) {
+  try {
+    return check_folder(path);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kConfig) throw;
+    throw Error(ErrorKind::kFormat, error.what());
   }
 }
 
@@ -99,6 +111,7 @@ VerifiedFiles verify_checkpoint(const fs::path& path) {
   if (is_gguf(path)) {
     count(list_gguf(path));
     verify_gguf(path, result);
+    result.without_model = compare_with_model(path);
     return result;
   }
   const auto files = TensorFiles::open(path);
@@ -112,6 +125,7 @@ VerifiedFiles verify_checkpoint(const fs::path& path) {
   } else if (files->format() == TensorFiles::Format::kTorchSave) {
     result.compared = Compared::kChecksums;  // by whoever reads a whole tensor
   }
+  result.without_model = compare_with_model(path);
   for (const auto& [name, stored] : files->tensors()) check_finite(files->tensor(name), name, verified(path));
   return result;
 }

@@ -35,9 +35,11 @@ struct VerifiedFiles {
   enum class Compared { kNothing, kChecksums, kHashes } compared = Compared::kNothing;
   size_t without_checksum = 0;           // records that have none: changed values of theirs are not found
   int64_t step = 0;                      // of a run's checkpoint, which has hashes
+  std::string without_model;             // why names and shapes were not compared with a model's; empty: they are those
   std::map<std::string, size_t> unread;  // tensors of each type that cannot be decoded: their values were not checked
 };
-// Reads everything: structure, hashes where there are some, and that floating-point values are finite.
+// Reads everything: structure, hashes where there are some, names, shapes and tied values as the model wants them whose
+// config.json is beside the weights, and that floating-point values are finite.
 // Error kFormat names the first thing that is wrong.
 VerifiedFiles verify_checkpoint(const std::filesystem::path& path);
 

@@ -10,6 +10,7 @@
 #include "tessera/base/json.h"
 #include "tessera/base/log.h"
 #include "tessera/base/quote.h"
+#include "tessera/models/detail/folder_family.h"
 #include "tessera/models/detail/rope_config.h"
 #include "tessera/models/family.h"
 
@@ -41,13 +42,25 @@ void check_model_type(const JsonReader& top, const ModelFamily& family) {
                 quote(type, 60), family.architecture, family.model_type);
 }
 
+// The family that the file names, by which key and under which name.
+struct NamedFamily {
+  const char* key;
+  std::string name;
+  const ModelFamily* family;  // null: none of this version
+};
+
+NamedFamily named_family(const JsonReader& top) {
+  if (const auto architecture = first_architecture(top)) {
+    return {"architectures", *architecture, find_family(*architecture)};
+  }
+  const auto type = top.string("model_type", "");
+  return {"model_type", type, find_family_of_type(type)};
+}
+
 const ModelFamily& parse_family(const JsonReader& top) {
-  const auto architecture = first_architecture(top);
-  const auto found = architecture ? *architecture : top.string("model_type", "");
-  const auto* family = architecture ? find_family(found) : find_family_of_type(found);
-  TESSERA_CHECK(family, ErrorKind::kFormat, "{}: {}: architecture {} is not supported. Supported: {}.", top.name(),
-                architecture ? "architectures" : "model_type", quote(found, 60),
-                fmt::join(supported_architectures(), ", "));
+  const auto [key, name, family] = named_family(top);
+  TESSERA_CHECK(family, ErrorKind::kFormat, "{}: {}: architecture {} is not supported. Supported: {}.", top.name(), key,
+                quote(name, 60), fmt::join(supported_architectures(), ", "));
   check_model_type(top, *family);
   return *family;
 }
@@ -312,6 +325,15 @@ ModelConfig ModelConfig::parse(std::string_view text, const std::string& name) {
   parse_tokens(top, in, family.config, config);
   config.source_ = std::move(source);
   return config;
+}
+
+std::optional<std::string> detail::unknown_architecture(const std::filesystem::path& dir) {
+  const auto path = dir / "config.json";
+  const std::string where = "[models.config] " + path.string();
+  const auto json = parse_json_object(read_file(path, kLimits.max_bytes), where, kLimits);
+  const auto named = named_family(JsonReader(json, where, ErrorKind::kConfig));
+  if (named.family) return std::nullopt;
+  return named.name;
 }
 
 std::string ModelConfig::to_json(c10::ScalarType saved_dtype) const {

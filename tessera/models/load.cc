@@ -9,6 +9,7 @@
 #include "tessera/base/warn_once.h"
 #include "tessera/formats/finite.h"
 #include "tessera/formats/tensor_files.h"
+#include "tessera/models/detail/folder_family.h"
 #include "tessera/models/detail/gguf_weights.h"
 #include "tessera/models/detail/local_part.h"
 #include "tessera/models/detail/packed_parts.h"
@@ -294,6 +295,16 @@ void check_pretrained(CausalLM& model, const std::filesystem::path& dir, UnusedT
   const auto folder = open_weights(dir, FolderAdapter::kRefuse);
   const auto parameters = detail::parameters_and_packed(model);
   check_tied(parameters, match_names(model, parameters, *folder, unused), *folder);
+}
+
+std::string check_folder(const std::filesystem::path& dir) {
+  if (!std::filesystem::is_regular_file(dir / "config.json")) return "it holds no config.json";
+  if (const auto unknown = detail::unknown_architecture(dir)) {
+    return fmt::format("this version has no model of the architecture {} in its config.json", quote(*unknown, 60));
+  }
+  const auto config = ModelConfig::from_folder(dir);
+  check_pretrained(*make_model(config, {.dtype = config.dtype.value_or(at::kFloat), .device = at::kMeta}), dir);
+  return "";
 }
 
 void load_pretrained(CausalLM& model, const std::filesystem::path& dir, c10::Device device, FolderAdapter adapter) {

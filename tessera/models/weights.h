@@ -46,6 +46,10 @@ enum class UnusedTensors : uint8_t { kWarn, kRefuse };
 // The checks of load_pretrained alone: reads headers, and the values of a tied head; changes nothing.
 void check_pretrained(CausalLM& model, const std::filesystem::path& dir, UnusedTensors unused = UnusedTensors::kWarn);
 
+// The same for the model that config.json in the folder describes, whose errors are ModelConfig::from_folder's. Returns
+// nothing, or, where there is no model to compare with, why: "it holds no config.json".
+std::string check_folder(const std::filesystem::path& dir);
+
 // normal(0, initializer_range) for matrices, ones for norms (zeros where they add one), zeros for biases. An element's
 // value depends on the seed, the parameter's name and its global index only. No communication.
 void init_weights(CausalLM& model, uint64_t seed, c10::Device device = c10::Device(c10::DeviceType::CPU));

@@ -9,8 +9,10 @@
 
 #include "tessera/base/file.h"
 #include "tessera/formats/gguf_writer.h"
+#include "tessera/formats/safetensors_folder.h"
 #include "tessera/formats/safetensors_writer.h"
 #include "tessera/formats/torch/crc32.h"
+#include "tests/models/tiny.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 
@@ -108,6 +110,74 @@ TEST(Ckpt, VerifySaysWithWhatItComparedAndWhatHadNothingToCompareWith) {
   for (const auto& path : {folder / "step-00000004", folder / "step-00000004/", folder.path()}) {
     EXPECT_THAT(verify(path), AllOf(HasSubstr("exit code 3"), HasSubstr("manifest.json is missing"))) << path;
   }
+}
+
+TEST(Ckpt, VerifyComparesAFolderWithTheModelOfItsConfig) {
+  TempFolder folder;
+  const auto verify = [&](const std::filesystem::path& path) {
+    const auto run = run_process({program(), "ckpt", "verify", path.string()});
+    return fmt::format("exit code {}: {}{}", run.exit_code, run.out, run.err);
+  };
+  // A tiny model's folder, with its tensors as `change` leaves them.
+  const auto verify_changed = [&](const std::string& config, const auto& change) {
+    const auto dir = folder / "m";
+    std::filesystem::remove_all(dir);
+    save_pretrained(*testing::tiny_model(config), dir, {});
+    std::map<std::string, at::Tensor> tensors;
+    {
+      const auto saved = SafetensorsFolder::open(dir);
+      for (const auto& [name, file] : saved.files()) tensors[name] = file->tensor(name).clone();
+    }
+    change(tensors);
+    std::vector<TensorSpec> specs;
+    for (const auto& [name, tensor] : tensors) specs.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
+    std::filesystem::remove(dir / "model.safetensors");
+    SafetensorsFolderWriter writer(dir, specs, {});
+    for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
+    writer.finish();
+    return verify(dir);
+  };
+  const auto untied = std::string(R"("tie_word_embeddings": false)"),
+             tied = std::string(R"("tie_word_embeddings": true)");
+  const auto bad = [](const char* what) {
+    return AllOf(HasSubstr("exit code 3"), HasSubstr(what), Not(HasSubstr("good")));
+  };
+  EXPECT_THAT(verify_changed(untied, [](auto&) {}),
+              AllOf(HasSubstr("exit code 0"), HasSubstr("; names and shapes are those that its config.json wants")));
+  EXPECT_THAT(verify_changed(untied, [](auto& tensors) { tensors.erase("model.layers.1.mlp.up_proj.weight"); }),
+              bad("model.layers.1.mlp.up_proj.weight is missing"));
+  EXPECT_THAT(verify_changed(untied,
+                             [](auto& tensors) {
+                               tensors["model.embed_tokens.weight"] = at::ones({38, 16});
+                             }),
+              bad("model.embed_tokens.weight: saved [38, 16], model wants [37, 16]"));
+  EXPECT_THAT(verify_changed(untied, [](auto& tensors) { tensors.erase("lm_head.weight"); }),
+              bad("lm_head.weight is missing"));
+  EXPECT_THAT(verify_changed(tied,
+                             [](auto& tensors) {
+                               tensors["lm_head.weight"] = at::ones({37, 16});
+                             }),
+              bad("model.embed_tokens.weight and lm_head.weight are one parameter"));
+  EXPECT_THAT(verify_changed(R"("hidden_size": 16)", [](auto&) {}), HasSubstr("exit code 0"));
+  publish_file(folder / "m" / "adapter_config.json", "{}");
+  EXPECT_THAT(verify(folder / "m"), bad("an adapter of it"));
+  std::filesystem::remove(folder / "m" / "adapter_config.json");
+  const auto config = read_file(folder / "m" / "config.json");
+  publish_file(folder / "m" / "config.json", R"({"architectures": ["MambaForCausalLM"]})");
+  EXPECT_THAT(
+      verify(folder / "m"),
+      AllOf(HasSubstr("exit code 0"), HasSubstr("names and shapes were not compared with a model's, as this version "
+                                                "has no model of the architecture 'MambaForCausalLM'")));
+  publish_file(folder / "m" / "config.json", "{");
+  EXPECT_THAT(verify(folder / "m"), bad("config.json"));
+  auto impossible = json::parse(config);
+  impossible["hidden_size"] = -1;
+  publish_file(folder / "m" / "config.json", impossible.dump());
+  EXPECT_THAT(verify(folder / "m"), bad("hidden_size: found -1"));
+  std::filesystem::remove(folder / "m" / "config.json");
+  EXPECT_THAT(verify(folder / "m"),
+              AllOf(HasSubstr("exit code 0"), HasSubstr("were not compared with a model's, as it holds "
+                                                        "no config.json")));
 }
 
 // A GGUF file of one tensor "w" of 256 values of this type.
