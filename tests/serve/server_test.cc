@@ -172,6 +172,16 @@ TEST_F(Serve, TheSchemaOfAJsonObjectIsKept) {
   EXPECT_EQ(post(body).status, 200);
 }
 
+// A tokenizer may have more tokens than the model has rows.
+TEST_F(Serve, ATokenWithoutARowInTheModelIsRefusedByItsName) {
+  start({}, "", "", kCharacters + "$");
+  const std::string wanted = "holds token 37 ('$'), the model knows 37 tokens";
+  expect_error(post(ask("the $ cat", 3)), 400, "prompt: " + wanted);
+  const nlohmann::json chat = {{"messages", {{{"role", "user"}, {"content", "a $"}}}}, {"max_tokens", 3}};
+  expect_error(post(chat, "/v1/chat/completions"), 400, "messages: " + wanted);
+  EXPECT_EQ(post(ask("the cat", 3)).status, 200);
+}
+
 TEST_F(Serve, APromptThatFillsTheContextIsScored) {
   start({}, "", R"("max_position_embeddings": 32)");
   auto body = ask(std::string(32, 'a'), 0);
