@@ -9,6 +9,7 @@
 #include "tessera/base/json_numbers.h"
 #include "tessera/base/quote.h"
 #include "tessera/serve/api_error.h"
+#include "tessera/serve/thread_priority.h"
 #include "tessera/text/grammar/json_schema.h"
 
 namespace tessera::serve {
@@ -83,6 +84,7 @@ std::shared_ptr<text::GrammarMasks> AnswerForms::of(const WantedForm& wanted, co
   // One at a time, whatever the number of connections: a form costs a tenth of a second at most.
   const std::lock_guard lock(mutex_);
   if (auto masks = known(key)) return masks;
+  step_behind_the_model();
   make_room();
   if (!vocabulary_) vocabulary_ = std::make_shared<const text::SortedVocabulary>(tokenizer);
   text::GrammarBuilder build;

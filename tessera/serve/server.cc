@@ -18,6 +18,7 @@
 #include "tessera/serve/client_watch.h"
 #include "tessera/serve/connections.h"
 #include "tessera/serve/responses.h"
+#include "tessera/serve/thread_priority.h"
 
 namespace tessera::serve {
 namespace {
@@ -25,6 +26,7 @@ namespace {
 using std::chrono::steady_clock;
 using Deadline = steady_clock::time_point;
 constexpr std::chrono::milliseconds kLook{200};  // between looks at whether the client is still there
+constexpr size_t kSmallBody = 64 << 10;          // bytes that are read at the priority of the model's threads
 constexpr const char* kTooLong = "The request took longer than this server allows.";
 
 // Takes as long for a wrong token as for the right one.
@@ -342,7 +344,9 @@ MHD_Result Server::State::handle(MHD_Connection* connection, const char* path, c
     if (!incoming->refused) {
       // Whatever the header said, and of a GET, too.
       if (incoming->body.size() + *size > static_cast<size_t>(served.limits.body_bytes)) return MHD_NO;
+      const bool was_small = incoming->body.size() <= kSmallBody;
       incoming->body.append(data, *size);
+      if (was_small && incoming->body.size() > kSmallBody) step_behind_the_model();
     }
     *size = 0;
     return MHD_YES;
