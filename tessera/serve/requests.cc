@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <set>
@@ -279,10 +280,14 @@ int64_t read_most_tokens(const JsonReader& top, const Served& served, Endpoint e
   return most;
 }
 
-// Keys that narrow an answer are never ignored.
+// Keys that narrow an answer are never ignored. AnswerForms has the error for a type that is not known.
 void check_format(const JsonReader& format) {
+  static const std::map<std::string, const char*> kNarrowedBy = {
+      {"text", nullptr}, {"json_object", "schema"}, {"json_schema", "json_schema"}};
   const auto type = format.string("type");
-  const char* narrows = type == "json_object" ? "schema" : type == "json_schema" ? "json_schema" : nullptr;
+  const auto found = kNarrowedBy.find(type);
+  if (found == kNarrowedBy.end()) return;
+  const char* narrows = found->second;
   for (const auto& [key, value] : format.members()) {
     const bool is_known = key == "type" || value.is_null() || (narrows && key == narrows);
     if (!is_known) {
@@ -320,9 +325,7 @@ CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served&
   const int64_t each = top.integer("n", 1, 1, served.limits.choices);
   WantedForm form;
   if (const auto format = top.find("response_format"); format && !format->is_null()) {
-    if (const auto type = format->string("type"); type == "text" || type == "json_object" || type == "json_schema") {
-      check_format(*format);
-    }
+    check_format(*format);
     if (format->string("type") != "text") form.format = format;
   }
   const auto prompts = endpoint == Endpoint::kChat
