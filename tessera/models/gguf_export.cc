@@ -95,11 +95,9 @@ std::vector<std::string> stored_names(const SafetensorsFolder& folder, const Mod
   const auto found = std::ranges::find_if(names, is_stored);
   if (tensor.stacks == nullptr || found != names.end()) return {found == names.end() ? names.front() : *found};
   for (const auto& name : names) {
-    auto stack = tensor;
-    stack.hf_name = name;
-    if (auto experts = detail::names_of_experts(stack); is_stored(experts.front())) return experts;
+    if (auto experts = detail::names_of_experts(tensor, name); is_stored(experts.front())) return experts;
   }
-  return detail::names_of_experts(tensor);
+  return detail::names_of_experts(tensor, tensor.hf_name);
 }
 
 // One stack of experts is in memory at a time.

@@ -219,7 +219,7 @@ void check_file_tensors(const GgufFile& file, const std::vector<detail::GgufTens
 
 // Of stacked experts, those of each expert; else none.
 std::vector<std::string> names_in_folder(const detail::GgufTensor& tensor) {
-  return tensor.stacks == nullptr ? std::vector<std::string>() : detail::names_of_experts(tensor);
+  return tensor.stacks == nullptr ? std::vector<std::string>() : detail::names_of_experts(tensor, tensor.hf_name);
 }
 
 // A file with what it says of its model, whose tensors are those that the architecture has.

@@ -138,7 +138,7 @@ std::optional<ChatTemplate> ChatTemplate::from_folder(const std::filesystem::pat
   const auto config_path = folder / "tokenizer_config.json";
   const auto file_path = folder / "chat_template.jinja";
   const Json config = std::filesystem::exists(config_path) ? read_config(config_path) : Json::object();
-  state->special_tokens = special_tokens_of(folder, config);
+  state->special_tokens = special_tokens_of(read_special_tokens_map(folder), config);
   if (std::filesystem::exists(file_path)) {
     state->name = file_path.string();
     state->tree = parse_source(read_file(file_path, state->limits.max_template_bytes), state->name, state->limits);

@@ -25,14 +25,16 @@ void take_token(const Json& from, const char* name, Json& tokens) {
 
 std::span<const char* const> special_token_keys() { return kNames; }
 
-Json special_tokens_of(const std::filesystem::path& folder, const Json& config) {
+Json read_special_tokens_map(const std::filesystem::path& folder) {
+  const auto path = folder / "special_tokens_map.json";
+  if (!std::filesystem::exists(path)) return Json::object();
+  constexpr size_t kMaxBytes = size_t{64} << 20;
+  return parse_json_object(read_file(path, kMaxBytes), "[text.load] " + path.string(), {.max_bytes = kMaxBytes});
+}
+
+Json special_tokens_of(const Json& map, const Json& config) {
   Json tokens = Json::object();
   for (const char* name : kNames) take_token(config, name, tokens);
-  const auto path = folder / "special_tokens_map.json";
-  if (!std::filesystem::exists(path)) return tokens;
-  constexpr size_t kMaxBytes = size_t{64} << 20;
-  const Json map =
-      parse_json_object(read_file(path, kMaxBytes), "[text.load] " + path.string(), {.max_bytes = kMaxBytes});
   const bool map_counts = !config.contains("added_tokens_decoder");
   for (const char* name : kNames) {
     if (map_counts || !config.contains(name)) take_token(map, name, tokens);

@@ -287,10 +287,8 @@ void check_tokenizer_is_there(const std::filesystem::path& dir) {
 
 // Tokens of special_tokens_map.json beside those of special_token_keys(). transformers reads them where
 // tokenizer_config.json has no added_tokens_decoder; a list of further tokens counts where the config has none.
-void take_more_tokens(const std::filesystem::path& map_path, Json& config) {
+void take_more_tokens(const Json& map, Json& config) {
   if (config.contains("added_tokens_decoder")) return;
-  const Json map = parse_json_object(read_file(map_path, kConfigLimits.max_bytes), "[text.load] " + map_path.string(),
-                                     kConfigLimits);
   const auto standard = special_token_keys();
   const bool has_list = config.contains("extra_special_tokens") || config.contains("additional_special_tokens");
   for (const auto& [key, value] : map.items()) {
@@ -307,9 +305,10 @@ Json config_of_tokenizer(const std::filesystem::path& dir, const std::filesystem
   if (std::filesystem::exists(path)) {
     config = parse_json_object(read_file(path, kConfigLimits.max_bytes), where, kConfigLimits);
   }
-  if (!std::filesystem::exists(dir / "special_tokens_map.json")) return config;
-  take_more_tokens(dir / "special_tokens_map.json", config);
-  const Json special_tokens = special_tokens_of(dir, config);
+  const Json map = read_special_tokens_map(dir);
+  if (map.empty()) return config;
+  take_more_tokens(map, config);
+  const Json special_tokens = special_tokens_of(map, config);
   for (const auto& [name, text] : special_tokens.items()) {
     const auto found = config.find(name);
     const bool is_object = found != config.end() && found->is_object();  // with flags, which stay

@@ -93,10 +93,10 @@ std::vector<GgufTensor> gguf_tensors(const GgufMap& map, const ModelConfig& conf
   return all;
 }
 
-std::vector<std::string> names_of_experts(const GgufTensor& tensor) {
+std::vector<std::string> names_of_experts(const GgufTensor& tensor, const std::string& stack_name) {
   std::vector<std::string> names;
   const auto& shape = tensor.shape;
-  for (auto& each : stacked_tensors(*tensor.stacks, tensor.hf_name, {shape[0], tensor.stack_rows, shape[2]})) {
+  for (auto& each : stacked_tensors(*tensor.stacks, stack_name, {shape[0], tensor.stack_rows, shape[2]})) {
     if (each.first_row == tensor.first_row) names.push_back(std::move(each.name));
   }
   return names;

@@ -30,8 +30,8 @@ struct GgufTensor {
   int64_t first_row = 0, stack_rows = 0;
 };
 
-// What a folder calls the tensors of each expert, in their order: [rows, columns] each.
-std::vector<std::string> names_of_experts(const GgufTensor& tensor);
+// What a folder that calls the stack so calls the tensors of each expert, in their order: [rows, columns] each.
+std::vector<std::string> names_of_experts(const GgufTensor& tensor, const std::string& stack_name);
 
 std::vector<GgufTensor> gguf_tensors(const GgufMap& map, const ModelConfig& config);
 // A value as GGUF stores it, and back; norms that differ by 1 become fp32.

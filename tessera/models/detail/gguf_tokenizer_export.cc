@@ -310,13 +310,14 @@ void set_tokenizer_keys(const std::filesystem::path& dir, const ModelConfig& mod
                 "[gguf] {}: only BPE tokenizers can be written", where);
   const bool sentence_piece = flag_or(*model, "byte_fallback", false);
   auto vocabulary = read_vocabulary(tokenizer, where, model_config.vocab_size, sentence_piece);
-  place_config_tokens(vocabulary, text::Tokenizer::from_folder(dir), text_or(*model, "unk_token", ""), sentence_piece);
+  const auto own = text::Tokenizer::from_folder(dir);
+  place_config_tokens(vocabulary, own, text_or(*model, "unk_token", ""), sentence_piece);
   const auto pre_tokenizer =
       sentence_piece ? std::string("default") : std::string(match_kind(tokenizer, where).gguf_names.front());
   for (const char* key : {"bos_token", "eos_token", "pad_token"}) {
     if (const auto id = id_of_special(vocabulary, config, key)) mark_as_control(vocabulary, *id);
   }
-  auto ends = end_tokens(dir, model_config);
+  auto ends = end_tokens(dir, model_config, own, find_chat_template(dir));
   if (!lists_ends(dir)) {
     std::erase_if(ends, [&](int64_t end) { return vocabulary.types.at(static_cast<size_t>(end)) == kNormal; });
   }
