@@ -215,11 +215,11 @@ std::string convert_checkpoint(const fs::path& source, const fs::path& destinati
   TESSERA_CHECK(options.adapter.empty() || options.config.empty(), ErrorKind::kConfig,
                 "[ckpt.convert] --config {}: found beside --adapter, whose base has its own", options.config.string());
   check_hashes(source);
-  if (options.adapter.empty()) refuse_folder_adapter(source);
   if (!options.adapter.empty()) {
     merge_adapter(source, destination, options);
     return "";
   }
+  refuse_folder_adapter(source);
   if (gguf && to == "hf") {
     gguf_to_folder(source, destination, {.dtype = parse_weights_dtype(options)});
     return "";

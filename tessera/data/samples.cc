@@ -95,11 +95,11 @@ std::string alpaca_prompt(const Record& record) {
       record.input.empty()
           ? "Below is an instruction that describes a task. Write a response that appropriately completes the request."
           : "Below is an instruction that describes a task, paired with an input that provides further context. Write "
-            "a "
-            "response that appropriately completes the request.";
+            "a response that appropriately completes the request.";
   std::string turns;
   const auto add_request = [&](const std::string& text) { turns += "### Instruction:\n" + text + "\n\n"; };
-  for (const Json& message : record.json ? *record.json : Json::array()) {
+  const Json none = Json::array();
+  for (const Json& message : record.json ? *record.json : none) {
     const auto& role = message.at("role").get_ref<const std::string&>();
     const auto& content = message.at("content").get_ref<const std::string&>();
     if (role == "system") start = content;

@@ -78,9 +78,7 @@ void WatchSpoke::lose(int, bool silent) { announce(verdict_on_lost(0, silent, si
 WatchHub::WatchHub(milliseconds silence, bool compare, PeerListener& listener)
     : WatchLoop(0, silence, listener), compare_(compare) {}
 
-void WatchHub::refuse_all(const std::string& why) {
-  tell_all({FrameKind::kVerdict, 0, to_text(Verdict{.text = why, .culprit = -1, .consequence = true})});
-}
+void WatchHub::refuse_all(const std::string& why) { tell_all({FrameKind::kVerdict, 0, to_text(Verdict{.text = why})}); }
 
 void WatchHub::receive(int from, const Frame& frame) {
   switch (frame.kind) {
