@@ -61,66 +61,49 @@ def run(request):
     os._exit(code)
 
 
-def wait_for(child, seconds):
-    deadline = time.monotonic() + seconds
-    while True:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-            deadline += 3600
-        time.sleep(0.005)
-
-
-def reply(line):
-    """To what is asked on standard input: one after another."""
-    request = json.loads(line)
-    import_what_it_imports(pathlib.Path(request["script"]))
-    child = os.fork()
-    if child == 0:
-        run(request)
-    code = wait_for(child, request["seconds"])
-    print(code if code >= 0 else 128 - code, flush=True)
-
-
 class Script:
-    """One that runs, and who asked for it."""
+    """One that is asked for in a line of JSON; where it leads a group, what it starts is killed with it."""
 
-    def __init__(self, client):
-        self.client, self.text, self.child, self.deadline = client, b"", None, None
+    def __init__(self, line, leads_group):
+        request = json.loads(line)
+        import_what_it_imports(pathlib.Path(request["script"]))
+        self.deadline = time.monotonic() + request["seconds"]
+        self.child = os.fork()
+        if leads_group:
+            os.setpgid(self.child, self.child)  # of itself, in the fork
+        if self.child == 0:
+            run(request)
+        self.kill = os.killpg if leads_group else os.kill
 
-    def hear(self):
-        """False when the client is gone."""
-        heard = self.client.recv(1 << 16)
-        self.text += heard
-        if self.child is None and self.text.endswith(b"\n"):
-            request = json.loads(self.text)
-            import_what_it_imports(pathlib.Path(request["script"]))
-            self.deadline = time.monotonic() + request["seconds"]
-            self.child = os.fork()
-            if self.child == 0:
-                os.setpgid(0, 0)
-                run(request)
-            os.setpgid(self.child, self.child)
-        return bool(heard)
-
-    def ended(self):
-        """Whether it has, and then the client knows."""
-        if self.child is None:
-            return False
+    def answer(self):
+        """Its exit code as a line, None while it runs. Kills it where its time is over."""
         done, status = os.waitpid(self.child, os.WNOHANG)
         if done:
             code = os.waitstatus_to_exitcode(status)
-            self.client.sendall(b"%d\n" % (code if code >= 0 else 128 - code))
-        elif time.monotonic() > self.deadline:
-            self.kill()
+            return b"%d\n" % (code if code >= 0 else 128 - code)
+        if time.monotonic() > self.deadline:
+            self.kill(self.child, signal.SIGKILL)
             self.deadline += 3600
-        return bool(done)
+        return None
 
-    def kill(self):
-        if self.child is not None:
-            os.killpg(self.child, signal.SIGKILL)
+    def end(self):
+        self.kill(self.child, signal.SIGKILL)
+        os.waitpid(self.child, 0)
+
+
+class Client:
+    """Who asks over a connection, and the script that runs for it."""
+
+    def __init__(self, connection):
+        self.connection, self.text, self.script = connection, b"", None
+
+    def hear(self):
+        """False when it is gone."""
+        heard = self.connection.recv(1 << 16)
+        self.text += heard
+        if self.script is None and self.text.endswith(b"\n"):
+            self.script = Script(self.text, leads_group=True)
+        return bool(heard)
 
 
 def serve(path, idle=20):
@@ -130,26 +113,36 @@ def serve(path, idle=20):
         os.unlink(path)
     listener.bind(path)
     listener.listen(64)
-    scripts, asked = {}, time.monotonic()
-    while scripts or time.monotonic() < asked + idle:
-        running = any(script.child for script in scripts.values())
-        for ready in select.select([listener, *scripts], [], [], 0.005 if running else 1)[0]:
+    clients, asked = {}, time.monotonic()
+    while clients or time.monotonic() < asked + idle:
+        running = any(client.script for client in clients.values())
+        for ready in select.select([listener, *clients], [], [], 0.005 if running else 1)[0]:
             if ready is listener:
-                client = listener.accept()[0]
-                scripts[client] = Script(client)
-            elif not scripts[ready].hear():
-                scripts[ready].kill()
-                if scripts[ready].child:
-                    os.waitpid(scripts[ready].child, 0)
-                scripts.pop(ready).client.close()
-        for client in [client for client, script in scripts.items() if script.ended()]:
-            scripts.pop(client).client.close()
-        asked = time.monotonic() if scripts else asked
+                connection = listener.accept()[0]
+                clients[connection] = Client(connection)
+            elif not clients[ready].hear():
+                if clients[ready].script:
+                    clients[ready].script.end()
+                clients.pop(ready).connection.close()
+        for connection, client in list(clients.items()):
+            answer = client.script and client.script.answer()
+            if answer:
+                connection.sendall(answer)
+                clients.pop(connection).connection.close()
+        asked = time.monotonic() if clients else asked
     os.unlink(path)
+
+
+def answer_lines():
+    """What is asked on standard input, one after another."""
+    for line in iter(sys.stdin.readline, ""):
+        script = Script(line, leads_group=False)
+        while not (answer := script.answer()):
+            time.sleep(0.005)
+        print(answer.decode(), end="", flush=True)
 
 
 if len(sys.argv) > 1:
     serve(sys.argv[1])
 else:
-    for line in iter(sys.stdin.readline, ""):
-        reply(line)
+    answer_lines()

@@ -46,14 +46,10 @@ int run(char** words) {
   Request request{.folder = std::filesystem::current_path().string(), .words = {}, .environment = {}};
   for (char** word = words; *word; ++word) request.words.emplace_back(*word);
   for (char** setting = environ; *setting; ++setting) request.environment.emplace_back(*setting);
-  const std::string text = request.text();
-  const size_t size = text.size();
-  const int streams[] = {0, 1, 2};
-  const bool asked = send_all(socket, std::string(reinterpret_cast<const char*>(&size), sizeof size), streams) &&
-                     send_all(socket, text);
-  if (!asked || receive(socket, 1) != std::string(1, kStarted)) become(words);  // the host was about to end
+  const bool asked = send_request(socket, request);
+  if (!asked || receive_bytes(socket, 1) != std::string(1, kStarted)) become(words);  // the host was about to end
   int status = 0;
-  const std::string end = receive(socket, sizeof status);
+  const std::string end = receive_bytes(socket, sizeof status);
   if (end.size() != sizeof status) {
     std::fprintf(stderr, "run_test: the host of %s has ended\n", words[0]);
     return 98;

@@ -23,7 +23,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kIdle = std::chrono::seconds(10);  // after which a host that nobody asks ends
-constexpr size_t kLargestRequest = size_t{1} << 22;
 
 // One test, and the client that waits for its end.
 struct RunningTest {
@@ -40,15 +39,6 @@ int listen_at_path(const std::string& path) {
   ::unlink(path.c_str());
   if (::bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address) || ::listen(listener, 64)) return -1;
   return listener;
-}
-
-std::optional<Request> read_request(int client, std::vector<int>& streams) {
-  size_t size = 0;
-  const std::string head = receive(client, sizeof size, &streams);
-  if (head.size() != sizeof size || streams.size() != kStreams) return std::nullopt;
-  std::memcpy(&size, head.data(), sizeof size);
-  if (size > kLargestRequest) return std::nullopt;
-  return Request::parse(receive(client, size));
 }
 
 // In the fork: what a process that was started for this test alone would have.
@@ -105,7 +95,7 @@ class Host {
     RunningTest test{.client = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC)};
     if (test.client < 0) return std::nullopt;
     std::vector<int> streams;
-    const auto request = read_request(test.client, streams);
+    const auto request = receive_request(test.client, streams);
     if (request) test.process = ::fork();
     if (request && test.process == 0) {
       ::close(listener_);
@@ -118,7 +108,7 @@ class Host {
     }
     for (const int stream : streams) ::close(stream);
     if (test.process > 0) ::setpgid(test.process, test.process);
-    if (test.process > 0 && send_all(test.client, std::string(1, kStarted))) {
+    if (test.process > 0 && send_bytes(test.client, std::string(1, kStarted))) {
       running_.push_back(test);
     } else {
       end(test);
@@ -142,7 +132,7 @@ class Host {
       const RunningTest& test = running_[i];
       int status = 0;
       if (::waitpid(test.process, &status, WNOHANG) == test.process) {
-        send_all(test.client, std::string(reinterpret_cast<const char*>(&status), sizeof status));
+        send_bytes(test.client, std::string(reinterpret_cast<const char*>(&status), sizeof status));
         ::close(test.client);
       } else if (i + 1 < polled.size() && polled[i + 1].revents) {
         end(test);

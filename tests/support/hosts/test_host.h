@@ -3,8 +3,8 @@
 // of its own, with its own environment, streams, limit and end; the first test of a program starts the host, which ends
 // when nothing was asked of it for a while. Without the variable a test program runs as any other.
 //
-//   run_test PROGRAM ARGUMENTS     // what ctest starts (run_test_main.cc): asks the host of PROGRAM, or becomes
-//   PROGRAM if (auto words = serve_tests()) ...   // in main() (test_main.cc): the words of a test, in its fork
+//   run_test PROGRAM ARGUMENTS             // of ctest (run_test_main.cc): asks the host of PROGRAM, or becomes PROGRAM
+//   if (auto words = serve_tests()) ...    // in main() (test_main.cc): the words of a test, in its fork
 //
 // A connection carries one test: the client sends a Request with its three standard streams; the host answers with
 // kStarted once the fork is there, and with the fork's wait status at its end. A client that goes away takes its fork,

@@ -9,31 +9,10 @@
 #include <cstring>
 
 namespace tessera::testing {
+namespace {
 
-std::string Request::text() const {
-  std::string all = std::to_string(words.size()) + '\0';
-  all += folder + '\0';
-  for (const auto& word : words) all += word + '\0';
-  for (const auto& setting : environment) all += setting + '\0';
-  return all;
-}
-
-std::optional<Request> Request::parse(const std::string& text) {
-  std::vector<std::string> parts;
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = text.find('\0', at);
-    if (end == text.npos) return std::nullopt;
-    parts.push_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  if (parts.size() < 3) return std::nullopt;
-  const auto count = static_cast<size_t>(std::atol(parts[0].c_str()));
-  if (count == 0 || parts.size() < 2 + count) return std::nullopt;
-  const auto words = parts.begin() + 2, settings = words + static_cast<std::ptrdiff_t>(count);
-  return Request{.folder = parts[1], .words = {words, settings}, .environment = {settings, parts.end()}};
-}
-
-bool send_all(int socket, const std::string& bytes, const int* streams) {
+// `streams`: kStreams descriptors, or none (nullptr).
+bool send_with(int socket, const std::string& bytes, const int* streams) {
   for (size_t sent = 0; sent < bytes.size();) {
     iovec piece{const_cast<char*>(bytes.data()) + sent, bytes.size() - sent};
     msghdr message{};
@@ -57,7 +36,8 @@ bool send_all(int socket, const std::string& bytes, const int* streams) {
   return true;
 }
 
-std::string receive(int socket, size_t bytes, std::vector<int>* streams) {
+// Fewer bytes when the other side is gone. Puts the descriptors that came with them into `streams`.
+std::string receive_with(int socket, size_t bytes, std::vector<int>* streams) {
   std::string all(bytes, '\0');
   size_t got = 0;
   while (got < bytes) {
@@ -82,5 +62,51 @@ std::string receive(int socket, size_t bytes, std::vector<int>* streams) {
   all.resize(got);
   return all;
 }
+
+}  // namespace
+
+std::string Request::text() const {
+  std::string all = std::to_string(words.size()) + '\0';
+  all += folder + '\0';
+  for (const auto& word : words) all += word + '\0';
+  for (const auto& setting : environment) all += setting + '\0';
+  return all;
+}
+
+std::optional<Request> Request::parse(const std::string& text) {
+  std::vector<std::string> parts;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = text.find('\0', at);
+    if (end == text.npos) return std::nullopt;
+    parts.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  if (parts.size() < 3) return std::nullopt;
+  const auto count = static_cast<size_t>(std::atol(parts[0].c_str()));
+  if (count == 0 || parts.size() < 2 + count) return std::nullopt;
+  const auto words = parts.begin() + 2, settings = words + static_cast<std::ptrdiff_t>(count);
+  return Request{.folder = parts[1], .words = {words, settings}, .environment = {settings, parts.end()}};
+}
+
+bool send_request(int socket, const Request& request) {
+  const std::string text = request.text();
+  const size_t size = text.size();
+  const int streams[kStreams] = {0, 1, 2};
+  return send_with(socket, std::string(reinterpret_cast<const char*>(&size), sizeof size), streams) &&
+         send_bytes(socket, text);
+}
+
+std::optional<Request> receive_request(int socket, std::vector<int>& streams) {
+  constexpr size_t kLargest = size_t{1} << 22;
+  size_t size = 0;
+  const std::string head = receive_with(socket, sizeof size, &streams);
+  if (head.size() != sizeof size || streams.size() != kStreams) return std::nullopt;
+  std::memcpy(&size, head.data(), sizeof size);
+  if (size > kLargest) return std::nullopt;
+  return Request::parse(receive_bytes(socket, size));
+}
+
+bool send_bytes(int socket, const std::string& bytes) { return send_with(socket, bytes, nullptr); }
+std::string receive_bytes(int socket, size_t count) { return receive_with(socket, count, nullptr); }
 
 }  // namespace tessera::testing

@@ -18,9 +18,14 @@ struct Request {
   static std::optional<Request> parse(const std::string& text);
 };
 
-// False when the other side is gone. `streams`: kStreams descriptors, or none (nullptr).
-bool send_all(int socket, const std::string& bytes, const int* streams = nullptr);
-// As many bytes as asked for, fewer when the other side is gone, and the descriptors that came with them.
-std::string receive(int socket, size_t bytes, std::vector<int>* streams = nullptr);
+// With the sender's standard streams. False when the other side is gone.
+bool send_request(int socket, const Request& request);
+// Puts the streams' kStreams descriptors into `streams`. Empty for what is no request; descriptors that came are there
+// all the same.
+std::optional<Request> receive_request(int socket, std::vector<int>& streams);
+
+// What is said in answer: false when the other side is gone, and fewer bytes than asked for.
+bool send_bytes(int socket, const std::string& bytes);
+std::string receive_bytes(int socket, size_t count);
 
 }  // namespace tessera::testing
