@@ -9,9 +9,9 @@
 
 #include "tessera/base/file.h"
 #include "tessera/formats/gguf_writer.h"
-#include "tessera/formats/safetensors_folder.h"
 #include "tessera/formats/safetensors_writer.h"
 #include "tessera/formats/torch/crc32.h"
+#include "tests/models/stored_tensors.h"
 #include "tests/models/tiny.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
@@ -123,18 +123,9 @@ TEST(Ckpt, VerifyComparesAFolderWithTheModelOfItsConfig) {
     const auto dir = folder / "m";
     std::filesystem::remove_all(dir);
     save_pretrained(*testing::tiny_model(config), dir, {});
-    std::map<std::string, at::Tensor> tensors;
-    {
-      const auto saved = SafetensorsFolder::open(dir);
-      for (const auto& [name, file] : saved.files()) tensors[name] = file->tensor(name).clone();
-    }
+    auto tensors = testing::stored_tensors(dir);
     change(tensors);
-    std::vector<TensorSpec> specs;
-    for (const auto& [name, tensor] : tensors) specs.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
-    std::filesystem::remove(dir / "model.safetensors");
-    SafetensorsFolderWriter writer(dir, specs, {});
-    for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
-    writer.finish();
+    testing::store_tensors(dir, tensors);
     return verify(dir);
   };
   const auto untied = std::string(R"("tie_word_embeddings": false)"),

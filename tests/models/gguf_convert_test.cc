@@ -17,6 +17,7 @@
 #include "tessera/models/model_path.h"
 #include "tessera/models/weights.h"
 #include "tests/formats/file_bytes.h"
+#include "tests/models/stored_tensors.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera {
@@ -80,15 +81,6 @@ fs::path write_tiny(const fs::path& dir, c10::ScalarType dtype = at::kFloat,
   for (const auto& spec : specs) writer.write(spec.name, at::randn(spec.shape).to(spec.dtype));
   writer.finish();
   return dir;
-}
-
-void rewrite(const fs::path& dir, const std::map<std::string, at::Tensor>& values) {
-  std::vector<TensorSpec> specs;
-  for (const auto& [name, value] : values) specs.push_back({name, value.scalar_type(), value.sizes().vec()});
-  fs::remove(dir / "model.safetensors");
-  SafetensorsFolderWriter writer(dir, specs);
-  for (const auto& [name, value] : values) writer.write(name, value.contiguous());
-  writer.finish();
 }
 
 std::vector<std::string> names_in(const fs::path& dir) {
@@ -194,7 +186,7 @@ fs::path write_moe(const fs::path& dir, bool stacked, const json& config_json = 
       }
     }
   }
-  rewrite(dir, values);
+  testing::store_tensors(dir, values);
   return dir;
 }
 
@@ -427,17 +419,13 @@ TEST(GgufConvert, ATiedHeadMayBeStoredTwiceOrInPlaceOfTheEmbedding) {
     SCOPED_TRACE(stored);
     const auto dir = write_tiny(folder / stored);
     publish_file(dir / "config.json", config.dump());
-    std::map<std::string, at::Tensor> values;
-    {
-      const auto whole = SafetensorsFolder::open(first.empty() ? dir : folder / "model.embed_tokens.weight");
-      for (const auto& [name, file] : whole.files()) values[name] = file->tensor(name).clone();
-    }
+    auto values = testing::stored_tensors(first.empty() ? dir : folder / "model.embed_tokens.weight");
     const auto embedding = values.at("model.embed_tokens.weight");
     values["lm_head.weight"] = embedding;
     if (stored != "both") {
       values.erase(stored == "lm_head.weight" ? "model.embed_tokens.weight" : "lm_head.weight");
     }
-    rewrite(dir, values);
+    testing::store_tensors(dir, values);
     folder_to_gguf(dir, folder / (stored + ".gguf"), {.type = GgmlType::kF32});
     const auto file = GgufFile::open(folder / (stored + ".gguf"));
     EXPECT_FALSE(file->tensors().contains("output.weight"));
@@ -453,13 +441,10 @@ TEST(GgufConvert, NamesWithoutTheBaseModelsPrefixGiveTheSameFile) {
     const auto whole = dir.string() + ".gguf", base = dir.string() + "-base.gguf";
     folder_to_gguf(dir, whole);
     std::map<std::string, at::Tensor> values;
-    {
-      const auto before = SafetensorsFolder::open(dir);
-      for (const auto& [name, file] : before.files()) {
-        values[name.starts_with("model.") ? name.substr(6) : name] = file->tensor(name).clone();
-      }
+    for (const auto& [name, value] : testing::stored_tensors(dir)) {
+      values[name.starts_with("model.") ? name.substr(6) : name] = value;
     }
-    rewrite(dir, values);
+    testing::store_tensors(dir, values);
     folder_to_gguf(dir, base);
     EXPECT_EQ(read_file(base), read_file(whole));
   }

@@ -13,6 +13,7 @@
 #include "tessera/formats/safetensors_writer.h"
 #include "tessera/models/adapters.h"
 #include "tessera/text/tokenizer.h"
+#include "tests/models/stored_tensors.h"
 #include "tests/models/tiny.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
@@ -40,18 +41,9 @@ std::string error_of(const std::function<void()>& act, ErrorKind kind) {
 
 // Writes the tensors of the folder again, with `change` applied.
 void rewrite(const fs::path& folder, const std::function<void(std::map<std::string, at::Tensor>&)>& change) {
-  std::map<std::string, at::Tensor> tensors;
-  {
-    const auto saved = SafetensorsFolder::open(folder);
-    for (const auto& [name, file] : saved.files()) tensors[name] = file->tensor(name).clone();
-  }
+  auto tensors = testing::stored_tensors(folder);
   change(tensors);
-  std::vector<TensorSpec> specs;
-  for (const auto& [name, tensor] : tensors) specs.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
-  fs::remove(folder / "model.safetensors");
-  SafetensorsFolderWriter writer(folder, specs, {});
-  for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
-  writer.finish();
+  testing::store_tensors(folder, tensors);
 }
 
 at::Tensor logits_of(CausalLM& model) {

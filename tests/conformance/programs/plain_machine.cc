@@ -378,14 +378,19 @@ void make_inexact(const at::Tensor& tensor, bool zeros) {
 // By a number that has no end in binary.
 bool scales(const std::string& op) { return op.starts_with("rad2deg") || op.starts_with("deg2rad"); }
 
+// Whether its exact results may be those of shares that are not: it divides, takes roots or scales by a number that has
+// no end in binary.
+bool rounds_in_shares(const Step& step, const Results& values) {
+  return rounds_in_sums(step.op) || scales(step.op) || (divides(step.op) && !divides_evenly(step, values));
+}
+
 // Whether a zero may have shares that are rounded and add up to something else: shares of it are divided or multiplied
 // by numbers that leave no room for exact results.
 bool may_round_to_zero(const Step& step, const Results& values, const Tensors& arguments) {
   if (is_one_of(step.op, {"rms_norm", "layer_norm"})) {
     return true;  // by a weight
   }
-  if (scales(step.op) || (divides(step.op) && !divides_evenly(step, values)) ||
-      (rounds_in_sums(step.op) && !keeps_zeros(step.op))) {
+  if (rounds_in_shares(step, values) && !keeps_zeros(step.op)) {
     return true;
   }
   if (step.op.find("mul") == std::string::npos && !multiplies_and_adds(step.op)) {
@@ -484,9 +489,7 @@ void PlainMachine::after(const Step& step, const Results& values, const Tensors&
   if (divides_by_rounding(step, values)) {
     leave_open(step, "has a derivative that rounding decides");
   }
-  const bool inexact =
-      rounds_in_sums(step.op) || scales(step.op) || (divides(step.op) && !divides_evenly(step, values));
-  if (twin_ == Twin::kWide && step.kind == Step::Kind::kCall && inexact) {
+  if (twin_ == Twin::kWide && step.kind == Step::Kind::kCall && rounds_in_shares(step, values)) {
     for (const int id : step.results) {
       make_inexact(values.tensors[id], !keeps_zeros(step.op));
     }
