@@ -18,14 +18,14 @@
 
 #include "bench/harness.h"
 #include "tessera/base/error.h"
-#include "tessera/base/random_word.h"
-#include "tessera/base/staged.h"
+#include "tessera/base/text/random_word.h"
+#include "tessera/base/files/staged.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/launch/launcher.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/formats/tensor_files.h"
+#include "tessera/formats/tensor_files/tensor_files.h"
 #include "tessera/state/gather_state_dict.h"
 
 namespace tessera::bench {

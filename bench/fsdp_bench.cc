@@ -19,7 +19,7 @@
 #include "tessera/comm/rendezvous/rendezvous.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/nn/module.h"
-#include "tessera/parallel/fully_shard.h"
+#include "tessera/parallel/fsdp/fully_shard.h"
 
 namespace tessera::bench {
 namespace {

@@ -10,7 +10,7 @@
 #include <memory>
 
 #include "bench/harness.h"
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tessera/models/generation/engine.h"
 #include "tessera/models/generation/load.h"
 #include "tessera/text/tokenizer.h"

@@ -19,7 +19,7 @@
 #include <stdexcept>
 
 #include "tessera/base/error.h"
-#include "tessera/base/host.h"
+#include "tessera/base/machine/host.h"
 
 namespace tessera::bench {
 namespace {

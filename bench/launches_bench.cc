@@ -10,7 +10,7 @@
 #include <filesystem>
 
 #include "bench/train_steps.h"
-#include "tessera/base/scratch_folder.h"
+#include "tessera/base/files/scratch_folder.h"
 #include "tests/support/pretend_device/pretend_device.h"
 
 namespace tessera::bench {

@@ -9,7 +9,7 @@
 #include <filesystem>
 
 #include "bench/train_steps.h"
-#include "tessera/base/scratch_folder.h"
+#include "tessera/base/files/scratch_folder.h"
 
 namespace tessera::bench {
 namespace {

@@ -8,10 +8,10 @@
 #include <memory>
 
 #include "bench/harness.h"
-#include "tessera/base/file.h"
-#include "tessera/base/host.h"
-#include "tessera/base/scratch_folder.h"
-#include "tessera/models/gguf_convert.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/machine/host.h"
+#include "tessera/base/files/scratch_folder.h"
+#include "tessera/models/gguf/gguf_convert.h"
 #include "tests/serve/hostile_requests.h"
 
 namespace tessera::bench {

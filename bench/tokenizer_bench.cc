@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "bench/harness.h"
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tessera/text/tokenizer.h"
 
 namespace tessera::bench {

@@ -16,11 +16,11 @@
 #include <string>
 
 #include "bench/train_steps.h"
-#include "tessera/base/scratch_folder.h"
+#include "tessera/base/files/scratch_folder.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
-#include "tessera/models/adapters.h"
-#include "tessera/models/weights.h"
-#include "tessera/parallel/fully_shard.h"
+#include "tessera/models/adapters/adapters.h"
+#include "tessera/models/files/weights.h"
+#include "tessera/parallel/fsdp/fully_shard.h"
 
 namespace tessera::bench {
 namespace {

@@ -9,18 +9,18 @@
 #include <map>
 #include <sstream>
 
-#include "tessera/base/host.h"
+#include "tessera/base/machine/host.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
-#include "tessera/data/batch.h"
-#include "tessera/kernels/ignored_label.h"
-#include "tessera/kernels/linear.h"
-#include "tessera/models/weights.h"
+#include "tessera/data/rows/batch.h"
+#include "tessera/base/ignored_label.h"
+#include "tessera/kernels/linear/linear.h"
+#include "tessera/models/files/weights.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/parallelize_model.h"
-#include "tessera/train/run_layout.h"
-#include "tessera/train/run_mesh.h"
-#include "tessera/train/step.h"
+#include "tessera/train/run/run_layout.h"
+#include "tessera/train/run/run_mesh.h"
+#include "tessera/train/step/step.h"
 
 namespace tessera::bench {
 namespace {

@@ -11,8 +11,8 @@
 
 #include "bench/harness.h"
 #include "tessera/comm/rendezvous/world.h"
-#include "tessera/data/batch.h"
-#include "tessera/models/causal_lm.h"
+#include "tessera/data/rows/batch.h"
+#include "tessera/models/decoder/causal_lm.h"
 #include "tessera/parallel/pipeline/pipeline.h"
 
 namespace tessera::bench {

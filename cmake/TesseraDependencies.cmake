@@ -19,7 +19,7 @@ find_package(Threads REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(yaml-cpp REQUIRED)
 find_package(PkgConfig REQUIRED)
-pkg_check_modules(ONIGURUMA REQUIRED oniguruma)  # its header; the library is loaded (text/detail/regex.cc)
+pkg_check_modules(ONIGURUMA REQUIRED oniguruma)  # its header; the library is loaded (text/tokenizer/regex.cc)
 pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(DEFLATE REQUIRED IMPORTED_TARGET libdeflate)  # its CRC-32

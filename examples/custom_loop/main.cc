@@ -12,7 +12,7 @@
 #include <tessera/comm/rendezvous/rendezvous.h>
 #include <tessera/optim/grad_norm.h>
 #include <tessera/optim/optimizer.h>
-#include <tessera/parallel/fully_shard.h>
+#include <tessera/parallel/fsdp/fully_shard.h>
 
 #include <cstdio>
 

@@ -12,9 +12,9 @@
 #include <tessera/comm/rendezvous/device_choice.h>
 #include <tessera/comm/rendezvous/rendezvous.h>
 #include <tessera/optim/optimizer.h>
-#include <tessera/parallel/fsdp1/fully_sharded_data_parallel.h>
-#include <tessera/state/fsdp1/model_state_dict.h>
-#include <tessera/state/fsdp1/optim_state_dict.h>
+#include <tessera/fsdp1/fully_sharded_data_parallel.h>
+#include <tessera/fsdp1/state/model_state_dict.h>
+#include <tessera/fsdp1/state/optim_state_dict.h>
 
 #include <cstdio>
 #include <cstdlib>

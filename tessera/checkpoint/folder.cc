@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tessera/base/log.h"
-#include "tessera/base/staged.h"
+#include "tessera/base/files/staged.h"
 
 namespace tessera {
 namespace {

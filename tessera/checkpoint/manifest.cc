@@ -6,9 +6,9 @@
 #include <limits>
 
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
-#include "tessera/base/mapped_file.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/json.h"
+#include "tessera/base/files/mapped_file.h"
+#include "tessera/base/text/quote.h"
 
 namespace tessera {
 namespace {

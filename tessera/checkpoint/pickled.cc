@@ -1,7 +1,7 @@
 #include "tessera/checkpoint/pickled.h"
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 
 namespace tessera {
 namespace {

@@ -2,7 +2,7 @@
 #include <fmt/ranges.h>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/folder.h"
 #include "tessera/checkpoint/held_boxes.h"

@@ -12,7 +12,7 @@
 #include <functional>
 #include <memory>
 
-#include "tessera/base/staged.h"
+#include "tessera/base/files/staged.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/formats/torch/torch_save_writer.h"
 

@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
-#include "tessera/base/quote.h"
-#include "tessera/base/random_word.h"
+#include "tessera/base/text/json.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/base/text/random_word.h"
 #include "tessera/checkpoint/held_boxes.h"
 #include "tessera/checkpoint/pickled.h"
 #include "tessera/checkpoint/record_file.h"

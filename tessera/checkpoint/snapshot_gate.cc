@@ -3,7 +3,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera {

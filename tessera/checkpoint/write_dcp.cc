@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/base/staged.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/files/staged.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/checkpoint/record_file.h"

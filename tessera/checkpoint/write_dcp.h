@@ -14,7 +14,7 @@
 #include <functional>
 #include <string>
 
-#include "tessera/formats/tensor_files.h"
+#include "tessera/formats/tensor_files/tensor_files.h"
 
 namespace tessera {
 

@@ -12,9 +12,9 @@
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tessera/base/log.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/folder.h"
 #include "tessera/checkpoint/share.h"

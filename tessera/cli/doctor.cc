@@ -16,8 +16,8 @@
 #include "tessera/cli/machine_facts.h"
 #include "tessera/comm/rendezvous/device_choice.h"
 #include "tessera/comm/shm/handshake.h"
-#include "tessera/kernels/linear.h"
-#include "tessera/kernels/row_product.h"
+#include "tessera/kernels/linear/linear.h"
+#include "tessera/kernels/linear/row_product.h"
 
 namespace tessera::cli {
 namespace {

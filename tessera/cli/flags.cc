@@ -11,9 +11,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/base/nearest.h"
-#include "tessera/models/config.h"
-#include "tessera/models/generate.h"
+#include "tessera/base/text/nearest.h"
+#include "tessera/models/config/config.h"
+#include "tessera/models/generation/generate.h"
 
 namespace tessera::cli {
 namespace {

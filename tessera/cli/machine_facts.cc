@@ -14,8 +14,8 @@
 #include <sstream>
 #include <string_view>
 
-#include "tessera/base/host.h"
-#include "tessera/base/memory_room.h"
+#include "tessera/base/machine/host.h"
+#include "tessera/base/machine/memory_room.h"
 
 namespace tessera::cli {
 namespace {

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/base/mapped_file.h"
-#include "tessera/base/nearest.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/files/mapped_file.h"
+#include "tessera/base/text/nearest.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/base/version.h"
 #include "tessera/cli/verbs.h"
 #include "tessera/comm/errors/error_report.h"

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/verbs.h"
 #include "tessera/report/page.h"

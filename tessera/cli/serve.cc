@@ -14,8 +14,8 @@
 #include <thread>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/base/listen.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/machine/listen.h"
 #include "tessera/base/log.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/ranks.h"
@@ -23,10 +23,10 @@
 #include "tessera/cli/verbs.h"
 #include "tessera/comm/rendezvous/device_choice.h"
 #include "tessera/comm/rendezvous/world.h"
-#include "tessera/kernels/row_product.h"
-#include "tessera/models/end_tokens.h"
+#include "tessera/kernels/linear/row_product.h"
+#include "tessera/models/config/end_tokens.h"
 #include "tessera/models/generation/shared_steps.h"
-#include "tessera/models/model_path.h"
+#include "tessera/models/files/model_path.h"
 #include "tessera/serve/server.h"
 
 namespace tessera::cli {

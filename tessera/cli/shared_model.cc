@@ -2,15 +2,15 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/base/memory_room.h"
+#include "tessera/base/machine/memory_room.h"
 #include "tessera/cli/flags.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/rendezvous/world.h"
-#include "tessera/kernels/linear.h"
+#include "tessera/kernels/linear/linear.h"
 #include "tessera/models/generation/cache_room.h"
 #include "tessera/models/generation/engine.h"
 #include "tessera/models/generation/load.h"
-#include "tessera/models/weights.h"
+#include "tessera/models/files/weights.h"
 #include "tessera/parallel/parallelize_model.h"
 
 namespace tessera::cli {

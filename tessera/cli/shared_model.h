@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "tessera/models/causal_lm.h"
+#include "tessera/models/decoder/causal_lm.h"
 
 namespace tessera::comm {
 class Group;

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/cli/flags.h"
-#include "tessera/models/model_path.h"
+#include "tessera/models/files/model_path.h"
 #include "tessera/text/tokenizer.h"
 
 namespace tessera::cli {

@@ -11,11 +11,11 @@
 #include "tessera/cli/verbs.h"
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/report/live_page.h"
-#include "tessera/train/check_run.h"
-#include "tessera/train/model_source.h"
-#include "tessera/train/recipe.h"
-#include "tessera/train/recipe_print.h"
-#include "tessera/train/trainer.h"
+#include "tessera/train/run/check_run.h"
+#include "tessera/train/run/model_source.h"
+#include "tessera/train/recipe/recipe.h"
+#include "tessera/train/recipe/recipe_print.h"
+#include "tessera/train/run/trainer.h"
 
 namespace tessera::cli {
 

@@ -1,11 +1,11 @@
 #include "tessera/nn/layers.h"
 
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/kernels/gated.h"
-#include "tessera/kernels/linear.h"
-#include "tessera/kernels/linear_cross_entropy.h"
+#include "tessera/kernels/rows/gated.h"
+#include "tessera/kernels/linear/linear.h"
+#include "tessera/kernels/loss/linear_cross_entropy.h"
 #include "tessera/kernels/logprobs/linear_logprobs.h"
-#include "tessera/kernels/rms_norm.h"
+#include "tessera/kernels/rows/rms_norm.h"
 
 namespace tessera::nn {
 

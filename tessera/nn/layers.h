@@ -67,7 +67,7 @@ struct NormOptions {
   bool one_plus = false;  // rows are multiplied with 1 + weight, whose values begin at zero
 };
 
-// weight [width], without weight decay. See kernels/rms_norm.h.
+// weight [width], without weight decay. See kernels/rows/rms_norm.h.
 struct RMSNorm : Callable<RMSNorm> {
   at::Tensor weight;
   RMSNorm(int64_t width, const NormOptions& norm, const ParameterOptions& options);

@@ -8,8 +8,8 @@
 
 #include <vector>
 
-#include "tessera/parallel/fully_shard.h"
-#include "tessera/parallel/replicate.h"
+#include "tessera/parallel/fsdp/fully_shard.h"
+#include "tessera/parallel/ddp/replicate.h"
 
 namespace tessera {
 

@@ -4,12 +4,12 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/models/decoder.h"
+#include "tessera/models/decoder/decoder.h"
 #include "tessera/nn/layers.h"
 #include "tessera/parallel/context_parallel/apply_context_parallel.h"
-#include "tessera/parallel/detail/data_parallel_state.h"
+#include "tessera/parallel/data_parallel/data_parallel_state.h"
 #include "tessera/parallel/experts/expert_parallel.h"
-#include "tessera/parallel/layer_graphs.h"
+#include "tessera/parallel/layers/layer_graphs.h"
 #include "tessera/parallel/tensor_parallel/parallelize_module.h"
 
 namespace tessera {

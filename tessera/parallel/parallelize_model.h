@@ -9,8 +9,8 @@
 // meta device is refused before any weight is read.
 #pragma once
 
-#include "tessera/models/causal_lm.h"
-#include "tessera/parallel/activation_checkpoint.h"
+#include "tessera/models/decoder/causal_lm.h"
+#include "tessera/parallel/layers/activation_checkpoint.h"
 #include "tessera/parallel/data_parallel.h"
 #include "tessera/parallel/pipeline/pipeline.h"
 #include "tessera/parallel/tensor_parallel/model_plans.h"

@@ -13,7 +13,7 @@
 #include <string>
 #include <string_view>
 
-#include "tessera/base/unique_fd.h"
+#include "tessera/base/files/unique_fd.h"
 
 namespace tessera::report {
 

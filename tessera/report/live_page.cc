@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/base/unique_fd.h"
+#include "tessera/base/files/unique_fd.h"
 #include "tessera/report/page.h"
 #include "tessera/report/run_follower.h"
 

@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/version.h"
 #include "tessera/report/page_parts.h"
-#include "tessera/train/outliers.h"
+#include "tessera/train/output/outliers.h"
 
 namespace tessera::report {
 namespace {

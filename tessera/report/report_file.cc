@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/base/scratch_folder.h"
-#include "tessera/base/staged.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/files/scratch_folder.h"
+#include "tessera/base/files/staged.h"
 #include "tessera/formats/torch/crc32.h"
 
 extern char** environ;

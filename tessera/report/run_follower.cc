@@ -7,10 +7,10 @@
 #include <cstdio>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/base/host.h"
-#include "tessera/train/run_mark.h"
-#include "tessera/train/yaml_tree.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/machine/host.h"
+#include "tessera/train/output/run_mark.h"
+#include "tessera/train/recipe/yaml_tree.h"
 
 namespace tessera::report {
 namespace {

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
+#include "tessera/base/text/json.h"
 
 namespace tessera::report {
 namespace {

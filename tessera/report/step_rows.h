@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "tessera/report/run_history.h"
-#include "tessera/train/outliers.h"
+#include "tessera/train/output/outliers.h"
 
 namespace tessera::report {
 
@@ -32,7 +32,7 @@ class StepRows {
   void put(int64_t step, const std::map<std::string, double>& values);
   size_t told() const { return told_; }  // steps, those that are not kept among them
   Series series() const;
-  // z-scores as the run saw them (train/outliers.h), as long as series().step; empty where no step has that value.
+  // z-scores as the run saw them (train/output/outliers.h), as long as series().step; empty where no step has that value.
   std::vector<double> loss_scores() const;
   std::vector<double> grad_norm_scores() const;
 

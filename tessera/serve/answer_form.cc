@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "tessera/base/json_numbers.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/json_numbers.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/serve/api_error.h"
 #include "tessera/serve/thread_priority.h"
 #include "tessera/text/grammar/json_schema.h"

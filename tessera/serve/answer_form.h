@@ -17,7 +17,7 @@
 #include <string>
 #include <utility>
 
-#include "tessera/base/json.h"
+#include "tessera/base/text/json.h"
 #include "tessera/text/grammar/grammar_memory.h"
 #include "tessera/text/grammar/token_constraint.h"
 #include "tessera/text/tokenizer.h"

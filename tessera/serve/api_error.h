@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "tessera/base/json.h"
+#include "tessera/base/text/json.h"
 
 namespace tessera::serve {
 

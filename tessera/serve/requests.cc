@@ -8,12 +8,12 @@
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/base/number.h"
-#include "tessera/base/quote.h"
-#include "tessera/data/messages.h"
+#include "tessera/base/text/number.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/data/records/messages.h"
 #include "tessera/serve/api_error.h"
-#include "tessera/text/chat_messages.h"
-#include "tessera/text/chat_prompt.h"
+#include "tessera/text/chat/chat_messages.h"
+#include "tessera/text/chat/chat_prompt.h"
 #include "tessera/text/document.h"
 #include "tessera/text/token_rows.h"
 

@@ -13,11 +13,11 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/base/json.h"
-#include "tessera/models/generate.h"
+#include "tessera/base/text/json.h"
+#include "tessera/models/generation/generate.h"
 #include "tessera/serve/answer_form.h"
 #include "tessera/serve/limits.h"
-#include "tessera/text/chat_template.h"
+#include "tessera/text/chat/chat_template.h"
 #include "tessera/text/tokenizer.h"
 
 namespace tessera::serve {

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/base/json.h"
+#include "tessera/base/text/json.h"
 #include "tessera/serve/requests.h"
 #include "tessera/serve/scheduler.h"
 #include "tessera/serve/token_entries.h"

@@ -11,7 +11,7 @@
 #include <memory>
 #include <string>
 
-#include "tessera/base/listen.h"
+#include "tessera/base/machine/listen.h"
 #include "tessera/serve/requests.h"
 #include "tessera/serve/scheduler.h"
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "tessera/base/utf8.h"
+#include "tessera/base/text/utf8.h"
 
 namespace tessera::serve {
 namespace {

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/base/json.h"
+#include "tessera/base/text/json.h"
 #include "tessera/models/generation/choice.h"
 #include "tessera/text/tokenizer.h"
 

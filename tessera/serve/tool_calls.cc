@@ -5,8 +5,8 @@
 #include <optional>
 
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
-#include "tessera/base/json_numbers.h"
+#include "tessera/base/text/json.h"
+#include "tessera/base/text/json_numbers.h"
 
 namespace tessera::serve {
 namespace {

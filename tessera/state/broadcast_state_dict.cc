@@ -6,7 +6,7 @@
 #include <unordered_map>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/state/detail/load_tensor.h"

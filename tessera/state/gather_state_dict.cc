@@ -11,7 +11,7 @@
 #include <optional>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/state/detail/map_tensors.h"

@@ -12,7 +12,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/optim/detail/quantized_moments.h"
 #include "tessera/state/detail/hyperparameter_values.h"

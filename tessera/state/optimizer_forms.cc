@@ -3,7 +3,7 @@
 #include <unordered_set>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/state/detail/flat_key.h"
 #include "tessera/state/state_dict_structure.h"
 

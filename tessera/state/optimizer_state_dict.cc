@@ -6,9 +6,9 @@
 #include <unordered_map>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/comm/collectives/agreement.h"
-#include "tessera/state/detail/fsdp1_handover.h"
+#include "tessera/fsdp1/state/state_dict_handover.h"
 #include "tessera/state/detail/hyperparameter_values.h"
 #include "tessera/state/detail/model_names.h"
 #include "tessera/state/detail/optimizer_load.h"

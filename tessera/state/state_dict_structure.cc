@@ -4,7 +4,7 @@
 #include <ATen/ops/equal.h>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/state/sharded_tensor.h"
 

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <limits>
 
-#include "tessera/base/copy_bytes.h"
+#include "tessera/base/files/copy_bytes.h"
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 

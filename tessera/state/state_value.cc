@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera {

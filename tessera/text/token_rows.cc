@@ -6,7 +6,7 @@
 #include <string>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 
 namespace tessera::text {
 

@@ -4,20 +4,20 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/base/warn_once.h"
-#include "tessera/text/detail/added_tokens.h"
-#include "tessera/text/detail/bpe.h"
-#include "tessera/text/detail/decoder.h"
-#include "tessera/text/detail/encode_scratch.h"
-#include "tessera/text/detail/named_tokens.h"
-#include "tessera/text/detail/normalizer.h"
-#include "tessera/text/detail/post_processor.h"
-#include "tessera/text/detail/pre_tokenizer.h"
-#include "tessera/text/detail/tokenizer_file.h"
-#include "tessera/text/detail/unicode.h"
-#include "tessera/text/special_tokens.h"
+#include "tessera/text/tokenizer/added_tokens.h"
+#include "tessera/text/tokenizer/bpe.h"
+#include "tessera/text/tokenizer/decoder.h"
+#include "tessera/text/tokenizer/encode_scratch.h"
+#include "tessera/text/tokenizer/named_tokens.h"
+#include "tessera/text/tokenizer/normalizer.h"
+#include "tessera/text/tokenizer/post_processor.h"
+#include "tessera/text/tokenizer/pre_tokenizer.h"
+#include "tessera/text/tokenizer/tokenizer_file.h"
+#include "tessera/text/tokenizer/unicode.h"
+#include "tessera/text/tokenizer/special_tokens.h"
 
 namespace tessera::text {
 namespace {

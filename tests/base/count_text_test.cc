@@ -1,4 +1,4 @@
-#include "tessera/base/count_text.h"
+#include "tessera/base/text/count_text.h"
 
 #include <gtest/gtest.h>
 

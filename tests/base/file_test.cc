@@ -1,11 +1,11 @@
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "tessera/base/error.h"
-#include "tessera/base/mapped_file.h"
+#include "tessera/base/files/mapped_file.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera {

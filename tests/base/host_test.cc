@@ -1,4 +1,4 @@
-#include "tessera/base/host.h"
+#include "tessera/base/machine/host.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>

@@ -1,4 +1,4 @@
-#include "tessera/base/json.h"
+#include "tessera/base/text/json.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "tessera/base/json_fault.h"
-#include "tessera/base/json_numbers.h"
+#include "tessera/base/text/json_fault.h"
+#include "tessera/base/text/json_numbers.h"
 #include "tests/support/heap_bytes.h"
 #include "tests/support/process.h"
 
@@ -84,7 +84,7 @@ TEST(ParseJson, IsTheOnlyWayInWhichTheLibraryReadsJson) {
     }
     if (text.find("sax_parse(") != text.npos) others.insert(fs::relative(entry.path(), root).string());
   }
-  EXPECT_THAT(others, ::testing::ElementsAre("formats/detail/safetensors_header.cc", "text/detail/tokenizer_file.cc"));
+  EXPECT_THAT(others, ::testing::ElementsAre("formats/safetensors/safetensors_header.cc", "text/tokenizer/tokenizer_file.cc"));
 }
 
 // Quadratic insertion would take minutes, which ctest's limit ends.

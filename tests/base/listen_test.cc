@@ -1,4 +1,4 @@
-#include "tessera/base/listen.h"
+#include "tessera/base/machine/listen.h"
 
 #include <arpa/inet.h>
 #include <gmock/gmock.h>

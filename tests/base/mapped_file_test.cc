@@ -1,4 +1,4 @@
-#include "tessera/base/mapped_file.h"
+#include "tessera/base/files/mapped_file.h"
 
 #include <gtest/gtest.h>
 

@@ -1,9 +1,9 @@
 // What control groups of both versions leave a process, read from folders that look like /proc and /sys.
-#include "tessera/base/memory_room.h"
+#include "tessera/base/machine/memory_room.h"
 
 #include <gtest/gtest.h>
 
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera {

@@ -1,4 +1,4 @@
-#include "tessera/base/nearest.h"
+#include "tessera/base/text/nearest.h"
 
 #include <gtest/gtest.h>
 

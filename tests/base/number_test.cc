@@ -1,4 +1,4 @@
-#include "tessera/base/number.h"
+#include "tessera/base/text/number.h"
 
 #include <gtest/gtest.h>
 

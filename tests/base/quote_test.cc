@@ -1,4 +1,4 @@
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "tessera/base/siphash.h"
+#include "tessera/base/text/siphash.h"
 
 #include <gtest/gtest.h>
 

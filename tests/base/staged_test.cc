@@ -1,4 +1,4 @@
-#include "tessera/base/staged.h"
+#include "tessera/base/files/staged.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "tessera/base/terminal_text.h"
+#include "tessera/base/text/terminal_text.h"
 
 #include <gtest/gtest.h>
 

@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/rendezvous/thread_ranks.h"

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/dtensor/tensor/dtensor.h"

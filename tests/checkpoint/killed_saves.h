@@ -14,7 +14,7 @@
 #include <random>
 #include <thread>
 
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tessera/dtensor/tensor/dtensor.h"

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera {

@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 #include <span>
 
-#include "tessera/base/file.h"
-#include "tessera/formats/gguf_writer.h"
-#include "tessera/formats/safetensors_writer.h"
+#include "tessera/base/files/file.h"
+#include "tessera/formats/gguf/gguf_writer.h"
+#include "tessera/formats/safetensors/safetensors_writer.h"
 #include "tessera/formats/torch/crc32.h"
 #include "tests/models/stored_tensors.h"
 #include "tests/models/tiny.h"

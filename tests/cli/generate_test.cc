@@ -1,5 +1,5 @@
 // `tessera generate` as a user runs it, on a tiny random model.
-#include "tessera/models/generate.h"
+#include "tessera/models/generation/generate.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -12,8 +12,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "tessera/base/file.h"
-#include "tessera/base/unique_fd.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/files/unique_fd.h"
 #include "tests/cli/tiny_tokenizer.h"
 #include "tests/models/tiny.h"
 #include "tests/support/process.h"

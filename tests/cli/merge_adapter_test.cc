@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 
 #include "tessera/base/error.h"
-#include "tessera/cli/ckpt_convert.h"
-#include "tessera/models/adapters.h"
+#include "tessera/cli/ckpt/ckpt_convert.h"
+#include "tessera/models/adapters/adapters.h"
 #include "tests/formats/file_bytes.h"
 #include "tests/models/tiny.h"
 #include "tests/support/temp_folder.h"

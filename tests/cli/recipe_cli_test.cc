@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <sstream>
 
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tests/cli/tiny_tokenizer.h"
 #include "tests/models/tiny.h"
 #include "tests/support/process.h"

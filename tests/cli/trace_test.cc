@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tessera/comm/watch/flight_recorder.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"

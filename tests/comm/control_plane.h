@@ -23,7 +23,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <vector>
 
-#include "tessera/base/host.h"
+#include "tessera/base/machine/host.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/rendezvous/hub_store.h"
 #include "tessera/comm/watch/monitor.h"

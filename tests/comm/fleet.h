@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 #include "tessera/comm/rendezvous/world.h"
 #include "tests/support/free_port.h"

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tessera/comm/watch/diagnosis.h"
 #include "tessera/comm/watch/flight_recorder.h"

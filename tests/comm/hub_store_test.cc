@@ -9,7 +9,7 @@
 
 #include <thread>
 
-#include "tessera/base/listen.h"
+#include "tessera/base/machine/listen.h"
 #include "tessera/comm/watch/peer_socket.h"
 #include "tests/support/few_descriptors.h"
 

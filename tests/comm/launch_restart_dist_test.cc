@@ -8,8 +8,8 @@
 #include <sstream>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/base/host.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/machine/host.h"
 #include "tessera/comm/launch/launcher.h"
 #include "tests/support/free_port.h"
 #include "tests/support/process.h"

@@ -15,8 +15,8 @@
 #include <thread>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/base/listen.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/machine/listen.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/errors/error_report.h"
 #include "tessera/comm/launch/launcher.h"

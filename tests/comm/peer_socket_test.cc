@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
-#include "tessera/base/listen.h"
+#include "tessera/base/machine/listen.h"
 #include "tests/support/few_descriptors.h"
 
 namespace tessera::comm {

@@ -11,7 +11,7 @@
 #include <map>
 #include <thread>
 
-#include "tessera/base/endpoint.h"
+#include "tessera/base/machine/endpoint.h"
 #include "tessera/base/error.h"
 #include "tests/support/free_port.h"
 #include "tests/support/temp_folder.h"

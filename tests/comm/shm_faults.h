@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/rendezvous/world.h"
 #include "tests/support/prompt.h"

@@ -10,7 +10,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/launch/launcher.h"
 #include "tessera/comm/rendezvous/rendezvous.h"

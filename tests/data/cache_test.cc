@@ -1,5 +1,5 @@
 // Tokenized data kept between starts: found again, made anew when it must be, never trusted when it is not whole.
-#include "tessera/data/cache.h"
+#include "tessera/data/rows/cache.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -16,10 +16,10 @@
 #include <thread>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/base/host.h"
-#include "tessera/data/cache_lock.h"
-#include "tessera/data/dataset.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/machine/host.h"
+#include "tessera/data/rows/cache_lock.h"
+#include "tessera/data/rows/dataset.h"
 #include "tests/data/byte_tokenizer.h"
 #include "tests/support/few_descriptors.h"
 #include "tests/support/temp_folder.h"

@@ -1,4 +1,4 @@
-#include "tessera/data/dataset.h"
+#include "tessera/data/rows/dataset.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -4,9 +4,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "tessera/data/messages.h"
-#include "tessera/data/row_source.h"
-#include "tessera/text/chat_template.h"
+#include "tessera/data/records/messages.h"
+#include "tessera/data/records/row_source.h"
+#include "tessera/text/chat/chat_template.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::data {

@@ -9,8 +9,8 @@
 #include <numeric>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/data/dataset.h"
+#include "tessera/base/files/file.h"
+#include "tessera/data/rows/dataset.h"
 #include "tests/data/byte_tokenizer.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"

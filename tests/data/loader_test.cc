@@ -1,4 +1,4 @@
-#include "tessera/data/loader.h"
+#include "tessera/data/loader/loader.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
@@ -10,7 +10,7 @@
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/data/shuffle.h"
+#include "tessera/data/rows/shuffle.h"
 #include "tests/data/byte_tokenizer.h"
 #include "tests/support/temp_folder.h"
 

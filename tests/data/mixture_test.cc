@@ -1,4 +1,4 @@
-#include "tessera/data/mixture.h"
+#include "tessera/data/loader/mixture.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/data/loader.h"
+#include "tessera/data/loader/loader.h"
 #include "tests/data/byte_tokenizer.h"
 #include "tests/support/temp_folder.h"
 

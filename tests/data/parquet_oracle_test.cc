@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/data/dataset.h"
-#include "tessera/data/row_source.h"
+#include "tessera/base/files/file.h"
+#include "tessera/data/rows/dataset.h"
+#include "tessera/data/records/row_source.h"
 #include "tests/data/byte_tokenizer.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"

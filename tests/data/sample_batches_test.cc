@@ -1,5 +1,5 @@
 // How many records are held before they are tokenized: a number of small ones, few large ones, of whatever kind.
-#include "tessera/data/sample_batches.h"
+#include "tessera/data/records/sample_batches.h"
 
 #include <gtest/gtest.h>
 

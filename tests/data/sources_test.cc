@@ -1,6 +1,6 @@
 // Containers: JSON lines and arrays, gzip, folders and patterns of shards, Megatron's pairs; and what is wrong with
 // them.
-#include "tessera/data/sources.h"
+#include "tessera/data/records/sources.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/data/megatron.h"
+#include "tessera/data/records/megatron.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::data {

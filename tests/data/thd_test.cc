@@ -1,4 +1,4 @@
-#include "tessera/data/thd.h"
+#include "tessera/data/nemo/thd.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

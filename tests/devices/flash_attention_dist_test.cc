@@ -6,10 +6,10 @@
 #include <array>
 
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/kernels/flash_attention.h"
-#include "tessera/kernels/kept_results.h"
-#include "tessera/kernels/partial_attention.h"
-#include "tessera/nn/attention_pattern.h"
+#include "tessera/kernels/attention/flash_attention.h"
+#include "tessera/kernels/autograd/kept_results.h"
+#include "tessera/kernels/attention/partial_attention.h"
+#include "tessera/nn/attention/attention_pattern.h"
 #include "tests/devices/pretend.h"
 #include "tests/parallel/small_model.h"
 #include "tests/support/peak_memory.h"

@@ -1,8 +1,8 @@
 // Gathered parameters and packed gradients, which an accelerator lays out in one kernel, as the CPU lays them out.
 #include <rapidcheck.h>
 
-#include "tessera/parallel/detail/flat_gradients.h"
-#include "tessera/parallel/detail/flat_layout.h"
+#include "tessera/parallel/data_parallel/flat_gradients.h"
+#include "tessera/parallel/data_parallel/flat_layout.h"
 #include "tests/devices/pretend.h"
 
 namespace tessera::testing {

@@ -1,7 +1,7 @@
 // Float8 linears on a device that multiplies float8 itself: the emulation's values, by its products.
 #include <fmt/format.h>
 
-#include "tessera/nn/float8.h"
+#include "tessera/nn/linear/float8.h"
 #include "tests/devices/pretend.h"
 
 namespace tessera::testing {

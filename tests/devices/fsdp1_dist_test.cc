@@ -1,12 +1,12 @@
 // wrap_fsdp1 on the pretend device: the CPU's values, what its gathers and reductions run beside, what a step costs.
 #include "tessera/mesh/side_stream.h"
 #include "tessera/optim/optimizer.h"
-#include "tessera/parallel/detail/comm_streams.h"
-#include "tessera/parallel/detail/gathered_state.h"
-#include "tessera/parallel/detail/reduction_stages.h"
-#include "tessera/parallel/detail/whole_storage.h"
+#include "tessera/parallel/data_parallel/comm_streams.h"
+#include "tessera/parallel/fsdp/gathered_state.h"
+#include "tessera/parallel/data_parallel/reduction_stages.h"
+#include "tessera/parallel/fsdp/whole_storage.h"
 #include "tests/devices/overlap.h"
-#include "tests/parallel/fsdp1_model.h"
+#include "tests/fsdp1/fsdp1_model.h"
 
 namespace tessera::testing {
 namespace {

@@ -9,7 +9,7 @@
 #include "tessera/mesh/host_memory.h"
 #include "tessera/mesh/side_stream.h"
 #include "tessera/optim/optimizer.h"
-#include "tessera/parallel/detail/comm_streams.h"
+#include "tessera/parallel/data_parallel/comm_streams.h"
 #include "tests/devices/overlap.h"
 #include "tests/parallel/small_model.h"
 #include "tests/support/temp_folder.h"

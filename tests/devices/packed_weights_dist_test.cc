@@ -2,8 +2,8 @@
 #include <fmt/format.h>
 
 #include "tessera/base/error.h"
-#include "tessera/formats/gguf_quants.h"
-#include "tessera/kernels/quantized_weight.h"
+#include "tessera/formats/gguf/gguf_quants.h"
+#include "tessera/kernels/linear/quantized_weight.h"
 #include "tests/devices/pretend.h"
 
 namespace tessera::testing {

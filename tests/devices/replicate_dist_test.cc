@@ -2,9 +2,9 @@
 // values.
 #include "tessera/mesh/side_stream.h"
 #include "tessera/optim/optimizer.h"
-#include "tessera/parallel/detail/comm_streams.h"
-#include "tessera/parallel/detail/grad_bucket.h"
-#include "tessera/parallel/replicate.h"
+#include "tessera/parallel/data_parallel/comm_streams.h"
+#include "tessera/parallel/ddp/grad_bucket.h"
+#include "tessera/parallel/ddp/replicate.h"
 #include "tests/devices/overlap.h"
 
 namespace tessera::testing {

@@ -4,7 +4,7 @@
 #include <fmt/ranges.h>
 #include <gmock/gmock.h>
 
-#include "tessera/dtensor/rules/loss_parallel.h"
+#include "tessera/dtensor/rules/reductions/loss_parallel.h"
 #include "tests/dtensor/support.h"
 
 namespace tessera::testing {

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "tessera/dtensor/redistribute/redistribution_log.h"
-#include "tessera/dtensor/rules/loss_parallel.h"
+#include "tessera/dtensor/rules/reductions/loss_parallel.h"
 #include "tests/dtensor/support.h"
 
 namespace tessera {

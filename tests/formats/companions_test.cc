@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tessera/base/warning_log.h"
 #include "tessera/formats/folder_links.h"
 #include "tests/formats/file_bytes.h"

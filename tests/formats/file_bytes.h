@@ -11,7 +11,7 @@
 #include <string>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 
 namespace tessera::testing {
 

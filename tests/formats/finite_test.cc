@@ -1,4 +1,4 @@
-#include "tessera/formats/finite.h"
+#include "tessera/formats/tensor_files/finite.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

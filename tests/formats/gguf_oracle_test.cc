@@ -4,10 +4,10 @@
 
 #include <cmath>
 
-#include "tessera/formats/gguf.h"
-#include "tessera/formats/gguf_writer.h"
-#include "tessera/formats/safetensors_folder.h"
-#include "tessera/formats/safetensors_writer.h"
+#include "tessera/formats/gguf/gguf.h"
+#include "tessera/formats/gguf/gguf_writer.h"
+#include "tessera/formats/safetensors/safetensors_folder.h"
+#include "tessera/formats/safetensors/safetensors_writer.h"
 #include "tests/formats/file_bytes.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"

@@ -1,10 +1,10 @@
-#include "tessera/formats/gguf.h"
+#include "tessera/formats/gguf/gguf.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tessera/formats/gguf_writer.h"
+#include "tessera/formats/gguf/gguf_writer.h"
 #include "tests/formats/file_bytes.h"
 #include "tests/support/temp_folder.h"
 

@@ -6,10 +6,10 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tessera/formats/onnx/model.h"
 #include "tessera/formats/onnx/pad.h"
-#include "tessera/formats/safetensors_writer.h"
+#include "tessera/formats/safetensors/safetensors_writer.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tessera/base/version.h"
 #include "tessera/formats/onnx/model.h"
 #include "tessera/formats/onnx/pad.h"

@@ -2,8 +2,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "tessera/formats/safetensors_folder.h"
-#include "tessera/formats/safetensors_writer.h"
+#include "tessera/formats/safetensors/safetensors_folder.h"
+#include "tessera/formats/safetensors/safetensors_writer.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 

@@ -1,4 +1,4 @@
-#include "tessera/formats/safetensors.h"
+#include "tessera/formats/safetensors/safetensors.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -6,8 +6,8 @@
 
 #include <filesystem>
 
-#include "tessera/formats/safetensors_folder.h"
-#include "tessera/formats/safetensors_writer.h"
+#include "tessera/formats/safetensors/safetensors_folder.h"
+#include "tessera/formats/safetensors/safetensors_writer.h"
 #include "tests/formats/file_bytes.h"
 #include "tests/support/temp_folder.h"
 

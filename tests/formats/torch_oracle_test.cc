@@ -8,7 +8,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "tessera/base/mapped_file.h"
+#include "tessera/base/files/mapped_file.h"
 #include "tessera/formats/torch/dcp_metadata.h"
 #include "tessera/formats/torch/torch_dtypes.h"
 #include "tessera/formats/torch/torch_save.h"

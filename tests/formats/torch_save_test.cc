@@ -7,8 +7,8 @@
 
 #include <limits>
 
-#include "tessera/base/file.h"
-#include "tessera/formats/tensor_files.h"
+#include "tessera/base/files/file.h"
+#include "tessera/formats/tensor_files/tensor_files.h"
 #include "tessera/formats/torch/pickler.h"
 #include "tessera/formats/torch/torch_dtypes.h"
 #include "tessera/formats/torch/torch_save_writer.h"

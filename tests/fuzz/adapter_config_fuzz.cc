@@ -1,7 +1,7 @@
 // Any bytes as PEFT's adapter_config.json: its settings and target_modules are read and put into a small model, or
 // refused.
 #include "tessera/base/error.h"
-#include "tessera/models/adapters.h"
+#include "tessera/models/adapters/adapters.h"
 #include "tests/fuzz/input_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

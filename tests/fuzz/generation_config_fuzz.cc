@@ -1,7 +1,7 @@
 // Any bytes as generation_config.json.
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/models/generate.h"
+#include "tessera/models/generation/generate.h"
 #include "tests/fuzz/input_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

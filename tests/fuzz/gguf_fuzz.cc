@@ -5,7 +5,7 @@
 #include <cstdlib>
 
 #include "tessera/base/error.h"
-#include "tessera/formats/gguf.h"
+#include "tessera/formats/gguf/gguf.h"
 #include "tests/fuzz/input_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tessera/data/megatron.h"
+#include "tessera/data/records/megatron.h"
 #include "tests/fuzz/input_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

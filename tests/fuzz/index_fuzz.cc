@@ -4,7 +4,7 @@
 #include <cstdlib>
 
 #include "tessera/base/error.h"
-#include "tessera/formats/safetensors_folder.h"
+#include "tessera/formats/safetensors/safetensors_folder.h"
 #include "tests/fuzz/input_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

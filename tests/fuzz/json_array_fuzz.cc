@@ -2,8 +2,8 @@
 #include <cstdlib>
 
 #include "tessera/base/error.h"
-#include "tessera/data/record.h"
-#include "tessera/data/row_source.h"
+#include "tessera/data/records/record.h"
+#include "tessera/data/records/row_source.h"
 #include "tests/fuzz/input_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

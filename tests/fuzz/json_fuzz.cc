@@ -3,9 +3,9 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
-#include "tessera/base/json.h"
-#include "tessera/base/json_numbers.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/json.h"
+#include "tessera/base/text/json_numbers.h"
+#include "tessera/base/text/quote.h"
 #include "tests/fuzz/input_file.h"
 
 namespace {

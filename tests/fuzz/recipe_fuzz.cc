@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/train/recipe.h"
-#include "tessera/train/recipe_print.h"
+#include "tessera/train/recipe/recipe.h"
+#include "tessera/train/recipe/recipe_print.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::string text(reinterpret_cast<const char*>(data), size);

@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "tessera/base/error.h"
-#include "tessera/data/samples.h"
-#include "tessera/data/sources.h"
+#include "tessera/data/records/samples.h"
+#include "tessera/data/records/sources.h"
 #include "tests/fuzz/input_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

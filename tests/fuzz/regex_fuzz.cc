@@ -2,8 +2,8 @@
 #include <cstdlib>
 
 #include "tessera/base/error.h"
-#include "tessera/base/utf8.h"
-#include "tessera/text/detail/regex.h"
+#include "tessera/base/text/utf8.h"
+#include "tessera/text/tokenizer/regex.h"
 #include "tests/fuzz/input_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

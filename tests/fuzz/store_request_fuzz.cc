@@ -10,7 +10,7 @@
 #include <memory>
 #include <thread>
 
-#include "tessera/base/listen.h"
+#include "tessera/base/machine/listen.h"
 #include "tessera/comm/rendezvous/hub_protocol.h"
 #include "tessera/comm/rendezvous/hub_server.h"
 #include "tessera/comm/rendezvous/hub_store.h"

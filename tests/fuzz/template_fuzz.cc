@@ -5,7 +5,7 @@
 #include <string>
 
 #include "tessera/base/error.h"
-#include "tessera/text/chat_template.h"
+#include "tessera/text/chat/chat_template.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using Json = nlohmann::ordered_json;

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/text/chat_template.h"
+#include "tessera/text/chat/chat_template.h"
 #include "tessera/text/tokenizer.h"
 #include "tests/fuzz/input_file.h"
 

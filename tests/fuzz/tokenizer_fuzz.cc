@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "tessera/base/error.h"
-#include "tessera/base/utf8.h"
+#include "tessera/base/text/utf8.h"
 #include "tessera/text/tokenizer.h"
 
 namespace {

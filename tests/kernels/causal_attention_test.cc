@@ -1,12 +1,12 @@
 // Causal attention by blocks against the formula in fp64: documents, windows, padding, grouped heads, both dtypes.
-#include "tessera/kernels/causal_attention.h"
+#include "tessera/kernels/attention/causal_attention.h"
 
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
-#include "tessera/kernels/detail/attention_loops.h"
-#include "tessera/kernels/kept_results.h"
+#include "tessera/kernels/attention/attention_loops.h"
+#include "tessera/kernels/autograd/kept_results.h"
 #include "tests/kernels/gradients.h"
 #include "tests/kernels/vector_levels.h"
 

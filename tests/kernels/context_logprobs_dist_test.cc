@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "tessera/kernels/context_layout.h"
-#include "tessera/kernels/ignored_label.h"
+#include "tessera/kernels/attention/context_layout.h"
+#include "tessera/base/ignored_label.h"
 #include "tessera/kernels/logprobs/context.h"
 #include "tessera/kernels/logprobs/next_token.h"
 #include "tests/dtensor/support.h"

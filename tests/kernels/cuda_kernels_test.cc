@@ -5,7 +5,7 @@
 
 #include <limits>
 
-#include "tessera/kernels/ignored_label.h"
+#include "tessera/base/ignored_label.h"
 #include "tests/kernels/gradients.h"
 #include "tests/support/cuda_on_host/cuda_runtime_api.h"
 

@@ -1,11 +1,11 @@
-#include "tessera/kernels/deferred_gradients.h"
+#include "tessera/kernels/autograd/deferred_gradients.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "tessera/kernels/grouped_linear.h"
-#include "tessera/kernels/linear.h"
-#include "tessera/kernels/linear_cross_entropy.h"
+#include "tessera/kernels/linear/grouped_linear.h"
+#include "tessera/kernels/linear/linear.h"
+#include "tessera/kernels/loss/linear_cross_entropy.h"
 
 namespace tessera::kernels {
 namespace {

@@ -1,9 +1,9 @@
-#include "tessera/kernels/grouped_linear.h"
+#include "tessera/kernels/linear/grouped_linear.h"
 
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
-#include "tessera/kernels/permute_rows.h"
+#include "tessera/kernels/linear/permute_rows.h"
 #include "tests/kernels/gradients.h"
 
 namespace tessera {

@@ -6,12 +6,12 @@
 #include <limits>
 
 #include "tessera/base/error.h"
-#include "tessera/kernels/detail/linear_choice.h"
-#include "tessera/kernels/gated.h"
-#include "tessera/kernels/linear.h"
-#include "tessera/kernels/linear_cross_entropy.h"
-#include "tessera/kernels/rms_norm.h"
-#include "tessera/kernels/rotary.h"
+#include "tessera/kernels/linear/linear_choice.h"
+#include "tessera/kernels/rows/gated.h"
+#include "tessera/kernels/linear/linear.h"
+#include "tessera/kernels/loss/linear_cross_entropy.h"
+#include "tessera/kernels/rows/rms_norm.h"
+#include "tessera/kernels/rows/rotary.h"
 #include "tests/kernels/gradients.h"
 
 namespace tessera {

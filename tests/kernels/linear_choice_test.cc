@@ -1,9 +1,9 @@
-#include "tessera/kernels/detail/linear_choice.h"
+#include "tessera/kernels/linear/linear_choice.h"
 
 #include <gtest/gtest.h>
 
-#include "tessera/base/file.h"
-#include "tessera/kernels/linear.h"
+#include "tessera/base/files/file.h"
+#include "tessera/kernels/linear/linear.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::detail {

@@ -1,5 +1,5 @@
 // Packed weights against plain references: NF4 written out from its definition, GGUF's blocks as formats decodes them.
-#include "tessera/kernels/quantized_weight.h"
+#include "tessera/kernels/linear/quantized_weight.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

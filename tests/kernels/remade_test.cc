@@ -1,12 +1,12 @@
 // Factors that backward makes again: the gradients of kept ones to the bit, and nothing kept in between.
-#include "tessera/kernels/detail/remade.h"
+#include "tessera/kernels/autograd/remade.h"
 
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "tessera/kernels/gated.h"
-#include "tessera/kernels/linear.h"
-#include "tessera/kernels/rms_norm.h"
+#include "tessera/kernels/rows/gated.h"
+#include "tessera/kernels/linear/linear.h"
+#include "tessera/kernels/rows/rms_norm.h"
 #include "tests/kernels/gradients.h"
 
 namespace tessera {

@@ -1,14 +1,14 @@
 // Row kernels in fp32 and bf16 against the formulas in fp64, with sizes that leave something over; with each set of
 // vector instructions that this processor has.
-#include "tessera/kernels/detail/row_loops.h"
+#include "tessera/kernels/rows/row_loops.h"
 
 #include <gtest/gtest.h>
 
-#include "tessera/kernels/gated.h"
-#include "tessera/kernels/linear.h"
-#include "tessera/kernels/linear_cross_entropy.h"
-#include "tessera/kernels/rms_norm.h"
-#include "tessera/kernels/rotary.h"
+#include "tessera/kernels/rows/gated.h"
+#include "tessera/kernels/linear/linear.h"
+#include "tessera/kernels/loss/linear_cross_entropy.h"
+#include "tessera/kernels/rows/rms_norm.h"
+#include "tessera/kernels/rows/rotary.h"
 #include "tests/kernels/gradients.h"
 #include "tests/kernels/vector_levels.h"
 

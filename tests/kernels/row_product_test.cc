@@ -1,4 +1,4 @@
-#include "tessera/kernels/row_product.h"
+#include "tessera/kernels/linear/row_product.h"
 
 #include <gtest/gtest.h>
 
@@ -7,9 +7,9 @@
 #include <random>
 
 #include "tessera/base/error.h"
-#include "tessera/formats/gguf_quants.h"
-#include "tessera/kernels/detail/row_kernels.h"
-#include "tessera/kernels/paged_attention.h"
+#include "tessera/formats/gguf/gguf_quants.h"
+#include "tessera/kernels/simd/row_kernels.h"
+#include "tessera/kernels/attention/paged_attention.h"
 
 namespace tessera {
 namespace {

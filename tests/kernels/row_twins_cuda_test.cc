@@ -3,12 +3,12 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "tessera/kernels/detail/row_loops.h"
-#include "tessera/kernels/gated.h"
-#include "tessera/kernels/ignored_label.h"
-#include "tessera/kernels/linear_cross_entropy.h"
-#include "tessera/kernels/rms_norm.h"
-#include "tessera/kernels/rotary.h"
+#include "tessera/kernels/rows/row_loops.h"
+#include "tessera/kernels/rows/gated.h"
+#include "tessera/base/ignored_label.h"
+#include "tessera/kernels/loss/linear_cross_entropy.h"
+#include "tessera/kernels/rows/rms_norm.h"
+#include "tessera/kernels/rows/rotary.h"
 #include "tests/kernels/gradients.h"
 
 namespace tessera {

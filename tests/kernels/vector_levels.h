@@ -10,7 +10,7 @@
 #include <array>
 #include <memory>
 
-#include "tessera/kernels/detail/vector_level.h"
+#include "tessera/kernels/simd/vector_level.h"
 
 namespace tessera::testing {
 

@@ -3,9 +3,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tessera/formats/safetensors.h"
-#include "tessera/formats/safetensors_writer.h"
-#include "tessera/models/adapters.h"
+#include "tessera/formats/safetensors/safetensors.h"
+#include "tessera/formats/safetensors/safetensors_writer.h"
+#include "tessera/models/adapters/adapters.h"
 #include "tests/models/tiny.h"
 #include "tests/support/alone_on_device.h"
 #include "tests/support/process.h"

@@ -1,11 +1,11 @@
-#include "tessera/models/adapters.h"
+#include "tessera/models/adapters/adapters.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/formats/safetensors.h"
+#include "tessera/base/files/file.h"
+#include "tessera/formats/safetensors/safetensors.h"
 #include "tests/models/tiny.h"
 #include "tests/support/alone_on_device.h"
 #include "tests/support/temp_folder.h"

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/base/memory_room.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/machine/memory_room.h"
 #include "tessera/models/generation/engine.h"
 #include "tests/models/tiny.h"
 

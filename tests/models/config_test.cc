@@ -1,4 +1,4 @@
-#include "tessera/models/config.h"
+#include "tessera/models/config/config.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

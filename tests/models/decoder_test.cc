@@ -1,11 +1,11 @@
 // What every family must hold, and what only some have.
-#include "tessera/models/decoder.h"
+#include "tessera/models/decoder/decoder.h"
 
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "tessera/base/error.h"
-#include "tessera/models/gemma3.h"
+#include "tessera/models/families/gemma3.h"
 #include "tests/models/tiny.h"
 #include "tests/support/alone_on_device.h"
 

@@ -4,10 +4,10 @@
 
 #include <cstring>
 
-#include "tessera/formats/safetensors_folder.h"
-#include "tessera/models/family.h"
-#include "tessera/models/generate.h"
-#include "tessera/nn/router_statistics.h"
+#include "tessera/formats/safetensors/safetensors_folder.h"
+#include "tessera/models/config/family.h"
+#include "tessera/models/generation/generate.h"
+#include "tessera/nn/experts/router_statistics.h"
 #include "tests/models/tiny.h"
 #include "tests/support/alone_on_device.h"
 #include "tests/support/process.h"

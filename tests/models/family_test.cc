@@ -1,4 +1,4 @@
-#include "tessera/models/family.h"
+#include "tessera/models/config/family.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/models/detail/gguf_tensors.h"
+#include "tessera/models/gguf/gguf_tensors.h"
 #include "tests/models/tiny.h"
 
 namespace tessera {

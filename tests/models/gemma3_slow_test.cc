@@ -4,10 +4,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tessera/base/file.h"
-#include "tessera/formats/safetensors.h"
-#include "tessera/models/generate.h"
-#include "tessera/models/weights.h"
+#include "tessera/base/files/file.h"
+#include "tessera/formats/safetensors/safetensors.h"
+#include "tessera/models/generation/generate.h"
+#include "tessera/models/files/weights.h"
 #include "tests/support/alone_on_device.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"

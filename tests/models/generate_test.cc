@@ -1,4 +1,4 @@
-#include "tessera/models/generate.h"
+#include "tessera/models/generation/generate.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <map>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tests/models/tiny.h"
 #include "tests/support/alone_on_device.h"
 #include "tests/support/temp_folder.h"

@@ -1,9 +1,9 @@
 // GGUF conversion against transformers, tokenizers, and llama.cpp's own tokenizer vectors.
 #include <gtest/gtest.h>
 
-#include "tessera/formats/gguf.h"
-#include "tessera/models/detail/gguf_tokenizer.h"
-#include "tessera/models/gguf_convert.h"
+#include "tessera/formats/gguf/gguf.h"
+#include "tessera/models/gguf/gguf_tokenizer.h"
+#include "tessera/models/gguf/gguf_convert.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 

@@ -1,4 +1,4 @@
-#include "tessera/models/gguf_convert.h"
+#include "tessera/models/gguf/gguf_convert.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -6,16 +6,16 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tessera/formats/gguf_writer.h"
-#include "tessera/formats/safetensors_folder.h"
-#include "tessera/formats/safetensors_writer.h"
-#include "tessera/models/config.h"
-#include "tessera/models/detail/gguf_rope.h"
-#include "tessera/models/detail/gguf_tensors.h"
-#include "tessera/models/family.h"
-#include "tessera/models/llama.h"
-#include "tessera/models/model_path.h"
-#include "tessera/models/weights.h"
+#include "tessera/formats/gguf/gguf_writer.h"
+#include "tessera/formats/safetensors/safetensors_folder.h"
+#include "tessera/formats/safetensors/safetensors_writer.h"
+#include "tessera/models/config/config.h"
+#include "tessera/models/gguf/gguf_rope.h"
+#include "tessera/models/gguf/gguf_tensors.h"
+#include "tessera/models/config/family.h"
+#include "tessera/models/families/llama.h"
+#include "tessera/models/files/model_path.h"
+#include "tessera/models/files/weights.h"
 #include "tests/formats/file_bytes.h"
 #include "tests/models/stored_tensors.h"
 #include "tests/support/temp_folder.h"

@@ -3,9 +3,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tessera/base/file.h"
-#include "tessera/formats/safetensors.h"
-#include "tessera/models/generate.h"
+#include "tessera/base/files/file.h"
+#include "tessera/formats/safetensors/safetensors.h"
+#include "tessera/models/generation/generate.h"
 #include "tests/models/tiny.h"
 #include "tests/support/alone_on_device.h"
 #include "tests/support/process.h"

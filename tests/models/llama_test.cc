@@ -2,7 +2,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "tessera/base/error.h"
-#include "tessera/models/decoder.h"
+#include "tessera/models/decoder/decoder.h"
 #include "tests/models/tiny.h"
 #include "tests/support/alone_on_device.h"
 

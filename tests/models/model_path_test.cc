@@ -1,4 +1,4 @@
-#include "tessera/models/model_path.h"
+#include "tessera/models/files/model_path.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

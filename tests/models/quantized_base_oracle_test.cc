@@ -2,10 +2,10 @@
 #include <gmock/gmock.h>
 
 #include "tessera/base/error.h"
-#include "tessera/formats/safetensors.h"
-#include "tessera/models/adapters.h"
-#include "tessera/models/weights.h"
-#include "tessera/nn/quantized_linear.h"
+#include "tessera/formats/safetensors/safetensors.h"
+#include "tessera/models/adapters/adapters.h"
+#include "tessera/models/files/weights.h"
+#include "tessera/nn/linear/quantized_linear.h"
 #include "tests/models/tiny.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"

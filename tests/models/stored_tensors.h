@@ -11,7 +11,7 @@
 #include <map>
 #include <string>
 
-#include "tessera/formats/safetensors_folder.h"
+#include "tessera/formats/safetensors/safetensors_folder.h"
 
 namespace tessera::testing {
 

@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "tessera/models/causal_lm.h"
-#include "tessera/models/weights.h"
+#include "tessera/models/decoder/causal_lm.h"
+#include "tessera/models/files/weights.h"
 #include "tests/support/ranks_device.h"
 
 namespace tessera::testing {

@@ -1,4 +1,4 @@
-#include "tessera/models/weights.h"
+#include "tessera/models/files/weights.h"
 
 #include <gtest/gtest.h>
 
@@ -9,9 +9,9 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/formats/safetensors_folder.h"
-#include "tessera/formats/safetensors_writer.h"
+#include "tessera/base/files/file.h"
+#include "tessera/formats/safetensors/safetensors_folder.h"
+#include "tessera/formats/safetensors/safetensors_writer.h"
 #include "tests/models/tiny.h"
 #include "tests/support/alone_on_device.h"
 #include "tests/support/temp_folder.h"

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "tessera/nn/attention.h"
+#include "tessera/nn/attention/attention.h"
 #include "tests/dtensor/support.h"
 
 namespace tessera::nn {

@@ -1,4 +1,4 @@
-#include "tessera/nn/attention_pattern.h"
+#include "tessera/nn/attention/attention_pattern.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

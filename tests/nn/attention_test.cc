@@ -1,4 +1,4 @@
-#include "tessera/nn/attention.h"
+#include "tessera/nn/attention/attention.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -5,9 +5,9 @@
 
 #include "tessera/comm/group/observer.h"
 #include "tessera/comm/rendezvous/thread_ranks.h"
-#include "tessera/kernels/kept_results.h"
-#include "tessera/nn/attention_pattern.h"
-#include "tessera/nn/context_attention.h"
+#include "tessera/kernels/autograd/kept_results.h"
+#include "tessera/nn/attention/attention_pattern.h"
+#include "tessera/nn/attention/context_attention.h"
 #include "tests/dtensor/support.h"
 #include "tests/support/largest_allocation.h"
 

@@ -1,4 +1,4 @@
-#include "tessera/nn/context_pieces.h"
+#include "tessera/nn/attention/context_pieces.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

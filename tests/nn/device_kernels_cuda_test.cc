@@ -3,11 +3,11 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "tessera/kernels/flash_attention.h"
-#include "tessera/kernels/float8.h"
-#include "tessera/kernels/partial_attention.h"
-#include "tessera/kernels/quantized_weight.h"
-#include "tessera/nn/attention_pattern.h"
+#include "tessera/kernels/attention/flash_attention.h"
+#include "tessera/kernels/linear/float8.h"
+#include "tessera/kernels/attention/partial_attention.h"
+#include "tessera/kernels/linear/quantized_weight.h"
+#include "tessera/nn/attention/attention_pattern.h"
 
 namespace tessera::nn {
 namespace {

@@ -1,8 +1,8 @@
 #include <ATen/core/Tensor.h>
 #include <gtest/gtest.h>
 
-#include "tessera/formats/safetensors.h"
-#include "tessera/nn/float8.h"
+#include "tessera/formats/safetensors/safetensors.h"
+#include "tessera/nn/linear/float8.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 

@@ -1,4 +1,4 @@
-#include "tessera/nn/float8.h"
+#include "tessera/nn/linear/float8.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/randn.h>

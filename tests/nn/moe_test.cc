@@ -1,4 +1,4 @@
-#include "tessera/nn/moe.h"
+#include "tessera/nn/experts/moe.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "tessera/nn/attention_pattern.h"
+#include "tessera/nn/attention/attention_pattern.h"
 #include "tests/support/peak_memory.h"
 
 namespace tessera::nn {

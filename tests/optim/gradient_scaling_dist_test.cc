@@ -8,7 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/nn/gradient_marks.h"
 #include "tessera/optim/expert_parameters.h"
-#include "tessera/optim/gradient_scaling.h"
+#include "tessera/optim/nemo/gradient_scaling.h"
 #include "tests/parallel/small_model.h"
 
 namespace tessera::testing {

@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tessera/formats/safetensors.h"
+#include "tessera/formats/safetensors/safetensors.h"
 #include "tessera/optim/detail/quantized_moments.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/optim/schedule.h"

@@ -4,7 +4,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/nn/gradient_marks.h"
-#include "tessera/optim/tp_replicas.h"
+#include "tessera/optim/nemo/tp_replicas.h"
 #include "tests/parallel/small_model.h"
 
 namespace tessera::testing {

@@ -3,7 +3,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "tessera/parallel/detail/bucket_plan.h"
+#include "tessera/parallel/ddp/bucket_plan.h"
 #include "tests/support/process.h"
 
 namespace tessera::parallel {

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
-#include "tessera/models/adapters.h"
-#include "tessera/parallel/activation_checkpoint.h"
+#include "tessera/models/adapters/adapters.h"
+#include "tessera/parallel/layers/activation_checkpoint.h"
 #include "tests/models/tiny.h"
 
 namespace tessera {

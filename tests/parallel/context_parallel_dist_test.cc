@@ -1,8 +1,8 @@
 // Whole models whose rows lie over ranks against one rank.
 #include <gmock/gmock.h>
 
-#include "tessera/kernels/context_layout.h"
-#include "tessera/nn/kv_cache.h"
+#include "tessera/kernels/attention/context_layout.h"
+#include "tessera/nn/attention/kv_cache.h"
 #include "tessera/parallel/context_parallel/apply_context_parallel.h"
 #include "tests/parallel/parallel_families.h"
 #include "tests/support/peak_memory.h"

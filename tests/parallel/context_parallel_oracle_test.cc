@@ -5,8 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tessera/kernels/context_layout.h"
-#include "tessera/kernels/partial_attention.h"
+#include "tessera/kernels/attention/context_layout.h"
+#include "tessera/kernels/attention/partial_attention.h"
 #include "tests/support/alone_on_device.h"
 #include "tests/support/process.h"
 

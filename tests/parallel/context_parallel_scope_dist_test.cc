@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "tessera/kernels/context_layout.h"
-#include "tessera/nn/attention_pattern.h"
+#include "tessera/kernels/attention/context_layout.h"
+#include "tessera/nn/attention/attention_pattern.h"
 #include "tessera/parallel/context_parallel/context_parallel.h"
 #include "tests/parallel/parallel_families.h"
 

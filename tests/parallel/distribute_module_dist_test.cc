@@ -6,8 +6,8 @@
 #include "tessera/comm/rendezvous/world.h"
 #include "tessera/dtensor/debug/comm_debug.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/parallel/distribute_module.h"
-#include "tessera/parallel/module_trace.h"
+#include "tessera/parallel/modules/distribute_module.h"
+#include "tessera/parallel/modules/module_trace.h"
 #include "tests/support/ranks.h"
 
 namespace tessera {

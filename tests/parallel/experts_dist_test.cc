@@ -2,9 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tessera/dtensor/debug/comm_debug.h"
-#include "tessera/optim/gradient_scaling.h"
+#include "tessera/optim/nemo/gradient_scaling.h"
 #include "tessera/parallel/experts/expert_parallel.h"
 #include "tests/parallel/parallel_families.h"
 #include "tests/parallel/styled.h"

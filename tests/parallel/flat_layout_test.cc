@@ -1,4 +1,4 @@
-#include "tessera/parallel/detail/flat_layout.h"
+#include "tessera/parallel/data_parallel/flat_layout.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
-#include "tessera/parallel/detail/buffer_pool.h"
+#include "tessera/parallel/data_parallel/buffer_pool.h"
 
 namespace tessera::parallel {
 namespace {

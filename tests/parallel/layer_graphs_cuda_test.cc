@@ -6,7 +6,7 @@
 #include "tessera/comm/backends/device_backends.h"
 #include "tessera/comm/backends/nccl_backend.h"
 #include "tessera/mesh/device_graph.h"
-#include "tessera/models/weights.h"
+#include "tessera/models/files/weights.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/parallelize_model.h"
 #include "tests/support/ranks.h"

@@ -5,7 +5,7 @@
 #include <fstream>
 
 #include "tessera/base/error.h"
-#include "tessera/models/family.h"
+#include "tessera/models/config/family.h"
 #include "tessera/nn/layers.h"
 #include "tessera/parallel/tensor_parallel/parallelize_module.h"
 #include "tests/parallel/parallel_families.h"

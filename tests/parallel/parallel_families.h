@@ -5,8 +5,8 @@
 #include <fmt/format.h>
 
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/kernels/ignored_label.h"
-#include "tessera/models/weights.h"
+#include "tessera/base/ignored_label.h"
+#include "tessera/models/files/weights.h"
 #include "tessera/optim/grad_norm.h"
 #include "tessera/parallel/parallelize_model.h"
 #include "tests/parallel/small_model.h"

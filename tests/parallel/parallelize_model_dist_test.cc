@@ -3,7 +3,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/dtensor/debug/comm_debug.h"
-#include "tessera/models/generate.h"
+#include "tessera/models/generation/generate.h"
 #include "tests/parallel/parallel_families.h"
 
 namespace tessera::testing {

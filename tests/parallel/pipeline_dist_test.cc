@@ -6,8 +6,8 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/rendezvous/thread_ranks.h"
-#include "tessera/parallel/activation_checkpoint.h"
-#include "tessera/parallel/fully_shard.h"
+#include "tessera/parallel/layers/activation_checkpoint.h"
+#include "tessera/parallel/fsdp/fully_shard.h"
 #include "tessera/parallel/pipeline/check_schedule.h"
 #include "tests/parallel/pipeline_model.h"
 

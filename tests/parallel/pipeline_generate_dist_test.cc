@@ -1,7 +1,7 @@
 // Text generation of models whose layers, tokens, heads and weights lie over ranks: the tokens of one rank.
 #include <gmock/gmock.h>
 
-#include "tessera/models/generate.h"
+#include "tessera/models/generation/generate.h"
 #include "tests/parallel/pipeline_model.h"
 
 namespace tessera::testing {

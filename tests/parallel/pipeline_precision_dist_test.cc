@@ -4,7 +4,7 @@
 
 #include <set>
 
-#include "tessera/models/decoder.h"
+#include "tessera/models/decoder/decoder.h"
 #include "tests/parallel/pipeline_model.h"
 
 namespace tessera::testing {

@@ -1,4 +1,4 @@
-#include "tessera/parallel/detail/prefetch_choice.h"
+#include "tessera/parallel/fsdp/prefetch_choice.h"
 
 #include <gtest/gtest.h>
 

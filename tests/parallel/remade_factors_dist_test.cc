@@ -1,8 +1,8 @@
 // A factor that backward makes again, of a norm whose own group of parameters is freed by then.
 #include <gtest/gtest.h>
 
-#include "tessera/kernels/linear.h"
-#include "tessera/kernels/rms_norm.h"
+#include "tessera/kernels/linear/linear.h"
+#include "tessera/kernels/rows/rms_norm.h"
 #include "tests/parallel/small_model.h"
 
 namespace tessera {

@@ -3,8 +3,8 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/optim/optimizer.h"
-#include "tessera/parallel/detail/bucket_plan.h"
-#include "tessera/parallel/replicate.h"
+#include "tessera/parallel/ddp/bucket_plan.h"
+#include "tessera/parallel/ddp/replicate.h"
 #include "tests/parallel/checkpointed.h"
 
 namespace tessera::testing {

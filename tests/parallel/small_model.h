@@ -19,7 +19,7 @@
 
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/nn/module.h"
-#include "tessera/parallel/fully_shard.h"
+#include "tessera/parallel/fsdp/fully_shard.h"
 #include "tests/support/ranks.h"
 
 namespace tessera::testing {

@@ -3,7 +3,7 @@
 
 #include <ATen/ops/embedding.h>
 
-#include "tessera/nn/attention.h"
+#include "tessera/nn/attention/attention.h"
 #include "tessera/nn/layers.h"
 #include "tessera/parallel/tensor_parallel/parallelize_module.h"
 #include "tests/parallel/small_model.h"

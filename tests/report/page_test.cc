@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tessera/report/report_file.h"
 #include "tests/report/browser.h"
 #include "tests/support/process.h"

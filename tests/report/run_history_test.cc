@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "tessera/base/error.h"
-#include "tessera/base/host.h"
+#include "tessera/base/machine/host.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::report {

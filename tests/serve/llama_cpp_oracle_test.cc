@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tessera/models/gguf_convert.h"
+#include "tessera/models/gguf/gguf_convert.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 

@@ -1,8 +1,8 @@
 // A tiny model with tokenizer and chat template in a folder.
 #pragma once
 
-#include "tessera/base/file.h"
-#include "tessera/models/weights.h"
+#include "tessera/base/files/file.h"
+#include "tessera/models/files/weights.h"
 #include "tests/cli/tiny_tokenizer.h"
 #include "tests/models/tiny.h"
 #include "tests/support/temp_folder.h"

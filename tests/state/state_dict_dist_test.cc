@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/dtensor/tensor/local_part.h"
-#include "tessera/parallel/activation_checkpoint.h"
+#include "tessera/parallel/layers/activation_checkpoint.h"
 #include "tessera/parallel/data_parallel.h"
 #include "tessera/state/cpu_state_dict.h"
 #include "tessera/state/optimizer_forms.h"

@@ -14,7 +14,7 @@
 #include <cstdlib>
 #include <random>
 
-#include "tessera/base/unique_fd.h"
+#include "tessera/base/files/unique_fd.h"
 
 namespace tessera::testing {
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-#include "tessera/base/unique_fd.h"
+#include "tessera/base/files/unique_fd.h"
 #include "tests/support/free_port.h"
 
 namespace tessera::testing {

@@ -12,7 +12,7 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tests/support/process.h"
 
 namespace tessera::testing {

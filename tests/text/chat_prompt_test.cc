@@ -1,4 +1,4 @@
-#include "tessera/text/chat_prompt.h"
+#include "tessera/text/chat/chat_prompt.h"
 
 #include <gtest/gtest.h>
 

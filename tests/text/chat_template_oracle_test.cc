@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/base/json.h"
-#include "tessera/text/chat_template.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/text/json.h"
+#include "tessera/text/chat/chat_template.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 

@@ -1,4 +1,4 @@
-#include "tessera/text/chat_template.h"
+#include "tessera/text/chat/chat_template.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
+#include "tessera/base/text/json.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::text {

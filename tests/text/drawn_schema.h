@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "tessera/base/json.h"
-#include "tessera/base/json_numbers.h"
+#include "tessera/base/text/json.h"
+#include "tessera/base/text/json_numbers.h"
 
 namespace tessera::text {
 

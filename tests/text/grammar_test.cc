@@ -8,7 +8,7 @@
 #include <random>
 
 #include "tessera/base/error.h"
-#include "tessera/base/utf8.h"
+#include "tessera/base/text/utf8.h"
 #include "tests/text/grammar_draw.h"
 #include "tests/text/schema_grammar.h"
 

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "tessera/base/json.h"
+#include "tessera/base/text/json.h"
 #include "tessera/text/grammar/json_schema.h"
 #include "tests/support/process.h"
 #include "tests/text/grammar_draw.h"

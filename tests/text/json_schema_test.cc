@@ -9,7 +9,7 @@
 #include <random>
 
 #include "tessera/base/error.h"
-#include "tessera/base/json_numbers.h"
+#include "tessera/base/text/json_numbers.h"
 #include "tests/text/drawn_schema.h"
 #include "tests/text/grammar_draw.h"
 #include "tests/text/schema_grammar.h"

@@ -1,4 +1,4 @@
-#include "tessera/text/detail/regex.h"
+#include "tessera/text/tokenizer/regex.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

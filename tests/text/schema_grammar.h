@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "tessera/base/json.h"
+#include "tessera/base/text/json.h"
 #include "tessera/text/grammar/json_schema.h"
 
 namespace tessera::text {

@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "tessera/base/file.h"
-#include "tessera/text/detail/unicode.h"
+#include "tessera/base/files/file.h"
+#include "tessera/text/tokenizer/unicode.h"
 #include "tessera/text/tokenizer.h"
 #include "tests/support/process.h"
 

@@ -8,8 +8,8 @@
 #include <thread>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/base/utf8.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/text/utf8.h"
 #include "tessera/base/warning_log.h"
 #include "tessera/text/token_rows.h"
 #include "tests/data/byte_tokenizer.h"

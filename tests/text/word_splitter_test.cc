@@ -1,5 +1,5 @@
 // The hand-written matchers against the regular expressions they stand for.
-#include "tessera/text/detail/word_splitter.h"
+#include "tessera/text/tokenizer/word_splitter.h"
 
 #include <gtest/gtest.h>
 
@@ -7,8 +7,8 @@
 #include <random>
 
 #include "tessera/base/error.h"
-#include "tessera/text/detail/regex.h"
-#include "tessera/text/detail/unicode.h"
+#include "tessera/text/tokenizer/regex.h"
+#include "tessera/text/tokenizer/unicode.h"
 
 namespace tessera::text {
 namespace {

@@ -4,8 +4,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/train/accumulation.h"
-#include "tessera/train/module_offloading.h"
+#include "tessera/train/nemo/accumulation.h"
+#include "tessera/train/nemo/module_offloading.h"
 #include "tests/parallel/small_model.h"
 #include "tests/support/temp_folder.h"
 

@@ -8,11 +8,11 @@
 #include <mutex>
 
 #include "tessera/comm/rendezvous/thread_ranks.h"
-#include "tessera/models/weights.h"
+#include "tessera/models/files/weights.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/parallelize_model.h"
-#include "tessera/train/run_mesh.h"
-#include "tessera/train/step.h"
+#include "tessera/train/run/run_mesh.h"
+#include "tessera/train/step/step.h"
 #include "tests/models/tiny.h"
 #include "tests/support/ranks.h"
 

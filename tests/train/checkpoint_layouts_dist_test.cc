@@ -5,11 +5,11 @@
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/models/weights.h"
+#include "tessera/models/files/weights.h"
 #include "tessera/parallel/parallelize_model.h"
-#include "tessera/train/run_layout.h"
-#include "tessera/train/run_mesh.h"
-#include "tessera/train/run_setup.h"
+#include "tessera/train/run/run_layout.h"
+#include "tessera/train/run/run_mesh.h"
+#include "tessera/train/run/run_setup.h"
 #include "tests/support/ranks.h"
 #include "tests/support/temp_folder.h"
 

@@ -1,5 +1,5 @@
 // Data of a recipe beyond a list of paths: mappings, columns, what is printed reads back.
-#include "tessera/train/data_sources.h"
+#include "tessera/train/recipe/data_sources.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,8 +7,8 @@
 #include <cstdlib>
 
 #include "tessera/base/error.h"
-#include "tessera/train/recipe.h"
-#include "tessera/train/recipe_print.h"
+#include "tessera/train/recipe/recipe.h"
+#include "tessera/train/recipe/recipe_print.h"
 
 namespace tessera::train {
 namespace {

@@ -1,4 +1,4 @@
-#include "tessera/train/early_stopping.h"
+#include "tessera/train/run/early_stopping.h"
 
 #include <gmock/gmock.h>
 

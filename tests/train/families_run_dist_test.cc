@@ -6,9 +6,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "tessera/formats/safetensors_folder.h"
-#include "tessera/formats/safetensors_writer.h"
-#include "tessera/models/weights.h"
+#include "tessera/formats/safetensors/safetensors_folder.h"
+#include "tessera/formats/safetensors/safetensors_writer.h"
+#include "tessera/models/files/weights.h"
 #include "tests/train/tiny_run.h"
 
 namespace tessera::train {

@@ -3,8 +3,8 @@
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
-#include "tessera/nn/float8.h"
-#include "tessera/train/accumulation.h"
+#include "tessera/nn/linear/float8.h"
+#include "tessera/train/nemo/accumulation.h"
 
 namespace tessera::train {
 namespace {

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "tessera/base/error.h"
-#include "tessera/train/run_layout.h"
+#include "tessera/train/run/run_layout.h"
 #include "tests/train/tiny_run.h"
 
 namespace tessera::train {

@@ -1,6 +1,6 @@
 // Runs that are saved on one layout and go on on others: the losses are those of a run on one rank throughout, and the
 // exported model is the same.
-#include "tessera/formats/safetensors_folder.h"
+#include "tessera/formats/safetensors/safetensors_folder.h"
 #include "tests/train/tiny_run.h"
 
 namespace tessera::train {

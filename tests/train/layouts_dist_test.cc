@@ -7,7 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tests/support/process.h"
 #include "tests/support/two_hosts.h"
 #include "tests/train/train_command.h"

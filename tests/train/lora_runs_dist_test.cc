@@ -1,7 +1,7 @@
 // Training runs of the real program with adapters, optimizers that need whole matrices, and an early end.
 #include <gmock/gmock.h>
 
-#include "tessera/formats/safetensors.h"
+#include "tessera/formats/safetensors/safetensors.h"
 #include "tests/train/tiny_run.h"
 
 namespace tessera::train {

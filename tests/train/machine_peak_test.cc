@@ -1,11 +1,11 @@
-#include "tessera/train/machine_peak.h"
+#include "tessera/train/profile/machine_peak.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
 
-#include "tessera/models/config.h"
+#include "tessera/models/config/config.h"
 
 namespace tessera::train {
 namespace {

@@ -1,7 +1,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "tessera/train/module_offloading.h"
+#include "tessera/train/nemo/module_offloading.h"
 
 namespace tessera::train {
 namespace {

@@ -1,5 +1,5 @@
 // Models that come and go: home is a mapped file here, so that the CPU's memory tells.
-#include "tessera/train/module_offloading.h"
+#include "tessera/train/nemo/module_offloading.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "tessera/base/error.h"
-#include "tessera/train/step.h"
+#include "tessera/train/step/step.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/temp_folder.h"
 

@@ -1,4 +1,4 @@
-#include "tessera/train/outliers.h"
+#include "tessera/train/output/outliers.h"
 
 #include <gtest/gtest.h>
 

@@ -3,7 +3,7 @@
 
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/data_parallel.h"
-#include "tessera/train/step.h"
+#include "tessera/train/step/step.h"
 #include "tests/parallel/pipeline_model.h"
 
 namespace tessera::train {

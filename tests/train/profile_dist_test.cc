@@ -5,7 +5,7 @@
 #include <map>
 #include <set>
 
-#include "tessera/train/trace_file.h"
+#include "tessera/train/profile/trace_file.h"
 #include "tests/train/tiny_run.h"
 
 namespace tessera::train {

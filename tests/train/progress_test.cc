@@ -1,4 +1,4 @@
-#include "tessera/train/progress.h"
+#include "tessera/train/output/progress.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

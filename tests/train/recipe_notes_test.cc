@@ -1,10 +1,10 @@
-#include "tessera/train/recipe_notes.h"
+#include "tessera/train/run/recipe_notes.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tessera/optim/schedule.h"
-#include "tessera/train/run_setup.h"
+#include "tessera/train/run/run_setup.h"
 
 namespace tessera::train {
 namespace {

@@ -1,4 +1,4 @@
-#include "tessera/train/recipe.h"
+#include "tessera/train/recipe/recipe.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,10 +7,10 @@
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/train/recipe_print.h"
-#include "tessera/train/recipe_schema.h"
-#include "tessera/train/recipe_value.h"
+#include "tessera/base/files/file.h"
+#include "tessera/train/recipe/recipe_print.h"
+#include "tessera/train/recipe/recipe_schema.h"
+#include "tessera/train/recipe/recipe_value.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 

@@ -1,9 +1,9 @@
-#include "tessera/train/resume_notes.h"
+#include "tessera/train/run/resume_notes.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tessera/train/recipe_print.h"
+#include "tessera/train/recipe/recipe_print.h"
 
 namespace tessera::train {
 namespace {

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "tessera/base/error.h"
-#include "tessera/train/run_setup.h"
+#include "tessera/train/run/run_setup.h"
 
 namespace tessera::train {
 namespace {

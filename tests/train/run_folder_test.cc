@@ -1,4 +1,4 @@
-#include "tessera/train/run_folder.h"
+#include "tessera/train/output/run_folder.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,8 +12,8 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/train/recipe.h"
+#include "tessera/base/files/file.h"
+#include "tessera/train/recipe/recipe.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::train {

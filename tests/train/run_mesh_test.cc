@@ -1,4 +1,4 @@
-#include "tessera/train/run_mesh.h"
+#include "tessera/train/run/run_mesh.h"
 
 #include <gtest/gtest.h>
 

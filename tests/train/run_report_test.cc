@@ -1,4 +1,4 @@
-#include "tessera/train/run_report.h"
+#include "tessera/train/output/run_report.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,14 +6,14 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tessera/base/log.h"
 #include "tessera/base/warning_log.h"
-#include "tessera/models/config.h"
-#include "tessera/train/machine_peak.h"
-#include "tessera/train/recipe.h"
-#include "tessera/train/run_folder.h"
-#include "tessera/train/step.h"
+#include "tessera/models/config/config.h"
+#include "tessera/train/profile/machine_peak.h"
+#include "tessera/train/recipe/recipe.h"
+#include "tessera/train/output/run_folder.h"
+#include "tessera/train/step/step.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::train {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <set>
 
-#include "tessera/kernels/detail/vector_level.h"
+#include "tessera/kernels/simd/vector_level.h"
 #include "tests/train/tiny_run.h"
 
 namespace tessera::train {

@@ -1,15 +1,15 @@
 // How a run holds its sharded model: in flat buffers, gradients in shards, float32 under a bfloat16 model.
 #include <gmock/gmock.h>
 
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/kernels/linear_cross_entropy.h"
-#include "tessera/models/weights.h"
-#include "tessera/parallel/fully_shard.h"
-#include "tessera/train/recipe.h"
-#include "tessera/train/run_setup.h"
-#include "tessera/train/step.h"
+#include "tessera/kernels/loss/linear_cross_entropy.h"
+#include "tessera/models/files/weights.h"
+#include "tessera/parallel/fsdp/fully_shard.h"
+#include "tessera/train/recipe/recipe.h"
+#include "tessera/train/run/run_setup.h"
+#include "tessera/train/step/step.h"
 #include "tests/support/ranks.h"
 #include "tests/support/temp_folder.h"
 

@@ -1,4 +1,4 @@
-#include "tessera/train/stop_signals.h"
+#include "tessera/train/run/stop_signals.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>

@@ -1,4 +1,4 @@
-#include "tessera/train/tail_padding.h"
+#include "tessera/train/nemo/tail_padding.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

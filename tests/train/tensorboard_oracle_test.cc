@@ -4,7 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "tessera/train/tensorboard.h"
+#include "tessera/train/output/tensorboard.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 

@@ -1,12 +1,12 @@
-#include "tessera/train/tensorboard.h"
+#include "tessera/train/output/tensorboard.h"
 
 #include <gtest/gtest.h>
 
 #include <cstring>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/train/crc32c.h"
+#include "tessera/base/files/file.h"
+#include "tessera/train/output/crc32c.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::train {

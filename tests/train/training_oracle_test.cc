@@ -7,10 +7,10 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "tessera/base/file.h"
-#include "tessera/data/loader.h"
-#include "tessera/formats/safetensors_writer.h"
-#include "tessera/train/run_setup.h"
+#include "tessera/base/files/file.h"
+#include "tessera/data/loader/loader.h"
+#include "tessera/formats/safetensors/safetensors_writer.h"
+#include "tessera/train/run/run_setup.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 #include "tests/train/train_command.h"

@@ -13,7 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tessera/comm/launch/launcher.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 #include "tessera/dtensor/tensor/dtensor.h"

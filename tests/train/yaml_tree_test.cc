@@ -1,4 +1,4 @@
-#include "tessera/train/yaml_tree.h"
+#include "tessera/train/recipe/yaml_tree.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

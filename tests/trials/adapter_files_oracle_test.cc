@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/base/staged.h"
-#include "tessera/models/adapters.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/files/staged.h"
+#include "tessera/models/adapters/adapters.h"
 #include "tests/models/tiny.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"

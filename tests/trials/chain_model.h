@@ -15,9 +15,9 @@
 #include <string>
 #include <vector>
 
-#include "tessera/base/file.h"
-#include "tessera/formats/gguf_writer.h"
-#include "tessera/formats/safetensors_writer.h"
+#include "tessera/base/files/file.h"
+#include "tessera/formats/gguf/gguf_writer.h"
+#include "tessera/formats/safetensors/safetensors_writer.h"
 
 namespace tessera::testing {
 

@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/data/messages.h"
-#include "tessera/data/samples.h"
+#include "tessera/base/files/file.h"
+#include "tessera/data/records/messages.h"
+#include "tessera/data/records/samples.h"
 #include "tests/data/byte_tokenizer.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"

@@ -19,12 +19,12 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/base/json.h"
-#include "tessera/data/messages.h"
-#include "tessera/data/samples.h"
-#include "tessera/text/chat_messages.h"
-#include "tessera/text/chat_template.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/text/json.h"
+#include "tessera/data/records/messages.h"
+#include "tessera/data/records/samples.h"
+#include "tessera/text/chat/chat_messages.h"
+#include "tessera/text/chat/chat_template.h"
 #include "tests/data/byte_tokenizer.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"

@@ -15,8 +15,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/formats/safetensors_folder.h"
-#include "tessera/models/weights.h"
+#include "tessera/formats/safetensors/safetensors_folder.h"
+#include "tessera/models/files/weights.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 

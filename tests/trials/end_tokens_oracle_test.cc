@@ -3,7 +3,7 @@
 
 #include <fstream>
 
-#include "tessera/models/gguf_convert.h"
+#include "tessera/models/gguf/gguf_convert.h"
 #include "tessera/text/tokenizer.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"

@@ -1,14 +1,14 @@
 // Where texts of a model end, when its files do not agree (trials 59a, 59b and 59c of public reports).
-#include "tessera/models/end_tokens.h"
+#include "tessera/models/config/end_tokens.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tessera/models/generate.h"
+#include "tessera/models/generation/generate.h"
 #include "tessera/models/generation/text_stream.h"
-#include "tessera/models/gguf_convert.h"
-#include "tessera/text/chat_prompt.h"
-#include "tessera/text/turn_end.h"
+#include "tessera/models/gguf/gguf_convert.h"
+#include "tessera/text/chat/chat_prompt.h"
+#include "tessera/text/chat/turn_end.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 #include "tests/trials/chain_model.h"

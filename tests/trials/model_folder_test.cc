@@ -7,11 +7,11 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tessera/base/warning_log.h"
-#include "tessera/formats/safetensors_folder.h"
-#include "tessera/formats/safetensors_writer.h"
-#include "tessera/models/adapters.h"
+#include "tessera/formats/safetensors/safetensors_folder.h"
+#include "tessera/formats/safetensors/safetensors_writer.h"
+#include "tessera/models/adapters/adapters.h"
 #include "tessera/text/tokenizer.h"
 #include "tests/models/stored_tensors.h"
 #include "tests/models/tiny.h"

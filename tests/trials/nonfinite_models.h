@@ -8,9 +8,9 @@
 #include <map>
 #include <string>
 
-#include "tessera/base/file.h"
-#include "tessera/formats/safetensors_folder.h"
-#include "tessera/formats/safetensors_writer.h"
+#include "tessera/base/files/file.h"
+#include "tessera/formats/safetensors/safetensors_folder.h"
+#include "tessera/formats/safetensors/safetensors_writer.h"
 #include "tests/cli/tiny_tokenizer.h"
 #include "tests/models/tiny.h"
 

@@ -5,8 +5,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "tessera/base/file.h"
-#include "tessera/cli/score_records.h"
+#include "tessera/base/files/file.h"
+#include "tessera/cli/score/score_records.h"
 #include "tessera/serve/requests.h"
 #include "tessera/text/document.h"
 #include "tests/data/byte_tokenizer.h"

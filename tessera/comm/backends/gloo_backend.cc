@@ -15,8 +15,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/random_word.h"
-#include "tessera/base/siphash.h"
+#include "tessera/base/text/random_word.h"
+#include "tessera/base/text/siphash.h"
 #include "tessera/comm/backends/interface_choice.h"
 
 namespace tessera::comm {

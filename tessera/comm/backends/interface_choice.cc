@@ -14,8 +14,8 @@
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/base/listen.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/machine/listen.h"
+#include "tessera/base/text/quote.h"
 
 namespace tessera::comm {
 namespace {

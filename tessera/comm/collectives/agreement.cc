@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
+#include "tessera/base/text/json.h"
 #include "tessera/comm/collectives/collectives.h"
 
 namespace tessera::comm {

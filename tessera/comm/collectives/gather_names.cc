@@ -3,7 +3,7 @@
 #include <sstream>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/comm/collectives/collectives.h"
 
 namespace tessera::comm {

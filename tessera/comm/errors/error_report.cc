@@ -6,8 +6,8 @@
 #include <string_view>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/base/json.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/text/json.h"
 #include "tessera/comm/errors/peer_failed.h"
 
 namespace tessera::comm {

@@ -14,9 +14,9 @@
 #include <fstream>
 #include <map>
 
-#include "tessera/base/endpoint.h"
+#include "tessera/base/machine/endpoint.h"
 #include "tessera/base/error.h"
-#include "tessera/base/scratch_folder.h"
+#include "tessera/base/files/scratch_folder.h"
 #include "tessera/comm/errors/error_report.h"
 #include "tessera/comm/launch/rank_notes.h"
 #include "tessera/comm/launch/rank_process.h"

@@ -11,8 +11,8 @@
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/base/host.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/machine/host.h"
 
 namespace tessera::comm {
 namespace {

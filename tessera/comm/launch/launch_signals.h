@@ -16,7 +16,7 @@
 #include <chrono>
 #include <optional>
 
-#include "tessera/base/unique_fd.h"
+#include "tessera/base/files/unique_fd.h"
 
 namespace tessera::comm {
 

@@ -8,11 +8,11 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "tessera/base/endpoint.h"
+#include "tessera/base/machine/endpoint.h"
 #include "tessera/base/error.h"
-#include "tessera/base/host.h"
-#include "tessera/base/json.h"
-#include "tessera/base/listen.h"
+#include "tessera/base/machine/host.h"
+#include "tessera/base/text/json.h"
+#include "tessera/base/machine/listen.h"
 #include "tessera/comm/rendezvous/hub_store.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 

@@ -8,7 +8,7 @@
 #include <cstdlib>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 
 namespace tessera::comm {
 

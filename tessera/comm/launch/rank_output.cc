@@ -12,9 +12,9 @@
 #include <cstring>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/base/random_word.h"
-#include "tessera/base/staged.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/text/random_word.h"
+#include "tessera/base/files/staged.h"
 
 namespace tessera::comm {
 namespace {

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/base/unique_fd.h"
+#include "tessera/base/files/unique_fd.h"
 
 namespace tessera::comm {
 

@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/host.h"
-#include "tessera/base/json.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/machine/host.h"
+#include "tessera/base/text/json.h"
+#include "tessera/base/text/quote.h"
 
 namespace tessera::comm {
 namespace {

@@ -18,7 +18,7 @@ struct Arrival {
   int rank = 0, size = 1;
   int local_rank = 0, local_size = 0;  // as whoever started it says; size 0: nobody does
   int64_t pid = 0;
-  std::string host_name, host, cores;  // tessera/base/host.h
+  std::string host_name, host, cores;  // tessera/base/machine/host.h
   std::string address;                 // of its host on the way to rank 0's, as that is called there; "": only loopback
 
   std::string text() const;

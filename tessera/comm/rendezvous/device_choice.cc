@@ -8,7 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/comm/backends/device_backends.h"
 #include "tessera/comm/backends/nccl_backend.h"
 #include "tessera/comm/collectives/collectives.h"

@@ -20,7 +20,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/comm/rendezvous/hub_protocol.h"
 
 namespace tessera::comm {

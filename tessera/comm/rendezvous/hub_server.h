@@ -13,7 +13,7 @@
 #include <memory>
 #include <string>
 
-#include "tessera/base/unique_fd.h"
+#include "tessera/base/files/unique_fd.h"
 
 namespace tessera::comm {
 

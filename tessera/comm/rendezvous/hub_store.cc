@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
+#include "tessera/base/text/json.h"
 #include "tessera/comm/watch/peer_socket.h"
 
 namespace tessera::comm {

@@ -14,7 +14,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
-#include "tessera/base/unique_fd.h"
+#include "tessera/base/files/unique_fd.h"
 #include "tessera/comm/rendezvous/hub_protocol.h"
 #include "tessera/comm/rendezvous/hub_server.h"
 

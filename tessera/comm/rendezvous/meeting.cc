@@ -10,9 +10,9 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/host.h"
-#include "tessera/base/json.h"
-#include "tessera/base/listen.h"
+#include "tessera/base/machine/host.h"
+#include "tessera/base/text/json.h"
+#include "tessera/base/machine/listen.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/backends/interface_choice.h"
 #include "tessera/comm/rendezvous/arrivals.h"

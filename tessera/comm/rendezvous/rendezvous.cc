@@ -4,9 +4,9 @@
 #include <cstdlib>
 #include <numeric>
 
-#include "tessera/base/endpoint.h"
+#include "tessera/base/machine/endpoint.h"
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 
 namespace tessera::comm {
 namespace {

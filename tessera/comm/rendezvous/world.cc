@@ -15,7 +15,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/host.h"
+#include "tessera/base/machine/host.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/backends/backend_choice.h"
 #include "tessera/comm/backends/device_backends.h"

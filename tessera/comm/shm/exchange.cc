@@ -1,7 +1,7 @@
 // The operations that move bytes.
 #include <algorithm>
 
-#include "tessera/base/copy_bytes.h"
+#include "tessera/base/files/copy_bytes.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/shm/operation.h"
 

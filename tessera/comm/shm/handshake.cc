@@ -12,7 +12,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/host.h"
+#include "tessera/base/machine/host.h"
 #include "tessera/comm/shm/backend.h"
 #include "tessera/comm/shm/shared_buffer.h"
 

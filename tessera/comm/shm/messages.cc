@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "tessera/base/copy_bytes.h"
+#include "tessera/base/files/copy_bytes.h"
 #include "tessera/base/error.h"
 
 namespace tessera::comm::shm {

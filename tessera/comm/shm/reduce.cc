@@ -7,7 +7,7 @@
 #include <bit>
 #include <type_traits>
 
-#include "tessera/base/copy_bytes.h"
+#include "tessera/base/files/copy_bytes.h"
 #include "tessera/base/error.h"
 
 // These loops are worth vectors, which -O2 of GCC does not make of loops of unknown length, nor of comparisons that

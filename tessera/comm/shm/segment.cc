@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/base/random_word.h"
+#include "tessera/base/text/random_word.h"
 
 namespace tessera::comm::shm {
 namespace {

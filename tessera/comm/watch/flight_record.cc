@@ -10,8 +10,8 @@
 #include <random>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/base/json.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/text/json.h"
 
 namespace tessera::comm {
 namespace {

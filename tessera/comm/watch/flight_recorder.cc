@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "tessera/base/host.h"
+#include "tessera/base/machine/host.h"
 
 namespace tessera::comm {
 namespace {

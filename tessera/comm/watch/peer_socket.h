@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/base/unique_fd.h"
+#include "tessera/base/files/unique_fd.h"
 
 namespace tessera::comm {
 

@@ -6,7 +6,7 @@
 #include <thread>
 #include <utility>
 
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tessera/base/log.h"
 
 namespace tessera::comm {

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <map>
 
-#include "tessera/base/file.h"
-#include "tessera/base/quote.h"
-#include "tessera/base/staged.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/base/files/staged.h"
 #include "tessera/formats/torch/pickler.h"
 
 namespace tessera::comm {

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/base/unique_fd.h"
+#include "tessera/base/files/unique_fd.h"
 #include "tessera/comm/watch/peer_socket.h"
 #include "tessera/comm/watch/peers.h"
 

@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tessera/base/json.h"
+#include "tessera/base/text/json.h"
 
 namespace tessera::comm {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/base/random_word.h"
+#include "tessera/base/text/random_word.h"
 #include "tessera/comm/watch/watch_roles.h"
 
 namespace tessera::comm {

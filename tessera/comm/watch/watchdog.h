@@ -12,7 +12,7 @@
 #include <memory>
 #include <string>
 
-#include "tessera/base/listen.h"
+#include "tessera/base/machine/listen.h"
 #include "tessera/comm/watch/peers.h"
 
 namespace c10d {

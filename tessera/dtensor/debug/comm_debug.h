@@ -2,7 +2,7 @@
 // module.
 //
 //   CommDebugMode count;
-//   ModuleTrace trace(*model);               // parallel/module_trace.h: names the modules
+//   ModuleTrace trace(*model);               // parallel/modules/module_trace.h: names the modules
 //   (*model)(batch).sum().backward();
 //   EXPECT_EQ(count.all_gathers(), 1);
 //   fmt::print("{}", count.table());

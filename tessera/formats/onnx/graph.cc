@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
-#include "tessera/base/utf8.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/base/text/utf8.h"
 
 namespace tessera::onnx {
 namespace {

@@ -9,9 +9,9 @@
 #include <system_error>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
-#include "tessera/base/staged.h"
-#include "tessera/base/utf8.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/base/files/staged.h"
+#include "tessera/base/text/utf8.h"
 #include "tessera/base/version.h"
 #include "tessera/formats/onnx/wire.h"
 

@@ -9,7 +9,7 @@
 #include <numeric>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 
 namespace tessera::onnx {
 namespace {

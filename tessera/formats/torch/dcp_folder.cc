@@ -7,9 +7,9 @@
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/base/mapped_file.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/files/mapped_file.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/formats/detail/boxes.h"
 
 namespace tessera {

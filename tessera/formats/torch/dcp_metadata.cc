@@ -8,7 +8,7 @@
 #include <unordered_set>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/formats/torch/detail/box_cover.h"
 #include "tessera/formats/torch/torch_dtypes.h"
 

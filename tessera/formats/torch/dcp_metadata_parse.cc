@@ -1,7 +1,7 @@
 #include <array>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/formats/torch/dcp_metadata.h"
 #include "tessera/formats/torch/torch_dtypes.h"
 #include "tessera/formats/torch/unpickler.h"

@@ -3,8 +3,8 @@
 #include <cstring>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
-#include "tessera/base/utf8.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/base/text/utf8.h"
 #include "tessera/formats/torch/detail/pickle_node.h"
 
 namespace tessera {

@@ -8,8 +8,8 @@
 #include <unordered_map>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
-#include "tessera/base/utf8.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/base/text/utf8.h"
 #include "tessera/formats/torch/detail/pickle_opcodes.h"
 #include "tessera/formats/torch/pickle_names.h"
 

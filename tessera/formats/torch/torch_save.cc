@@ -8,8 +8,8 @@
 #include <unordered_set>
 
 #include "tessera/base/error.h"
-#include "tessera/base/mapped_file.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/files/mapped_file.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/formats/torch/torch_dtypes.h"
 #include "tessera/formats/torch/unpickler.h"
 #include "tessera/formats/torch/zip_archive.h"

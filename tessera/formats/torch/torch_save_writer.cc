@@ -4,7 +4,7 @@
 #include <fmt/ranges.h>
 
 #include "tessera/base/error.h"
-#include "tessera/base/staged.h"
+#include "tessera/base/files/staged.h"
 #include "tessera/formats/torch/pickler.h"
 #include "tessera/formats/torch/torch_dtypes.h"
 

@@ -1,7 +1,7 @@
 // Classes and functions that a pickle names and calls: known names only, and what they give stands as data.
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
-#include "tessera/base/utf8.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/base/text/utf8.h"
 #include "tessera/formats/torch/detail/unpickle_machine.h"
 #include "tessera/formats/torch/pickle_names.h"
 

@@ -5,8 +5,8 @@
 #include <string_view>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
-#include "tessera/base/utf8.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/base/text/utf8.h"
 #include "tessera/formats/torch/detail/unpickle_machine.h"
 
 namespace tessera {

@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
-#include "tessera/base/utf8.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/base/text/utf8.h"
 #include "tessera/formats/torch/crc32.h"
 #include "tessera/formats/torch/detail/zip_layout.h"
 

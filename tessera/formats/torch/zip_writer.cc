@@ -1,7 +1,7 @@
 #include "tessera/formats/torch/zip_writer.h"
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/formats/torch/crc32.h"
 #include "tessera/formats/torch/detail/zip_layout.h"
 

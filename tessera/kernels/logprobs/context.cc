@@ -4,7 +4,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/kernels/context_layout.h"
+#include "tessera/kernels/attention/context_layout.h"
 #include "tessera/kernels/logprobs/detail/context_tokens.h"
 
 namespace tessera {

@@ -5,7 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/kernels/detail/operations.h"
+#include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/logprobs/detail/vocab_sums.h"
 #include "tessera/kernels/logprobs/logprobs.h"
 

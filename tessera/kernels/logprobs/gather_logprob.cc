@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "tessera/kernels/detail/operations.h"
+#include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/logprobs/detail/id_places.h"
 #include "tessera/kernels/logprobs/detail/vocab_sums.h"
 #include "tessera/kernels/logprobs/logprobs.h"

@@ -8,13 +8,13 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/kernels/detail/head_chunks.h"
-#include "tessera/kernels/detail/operations.h"
-#include "tessera/kernels/ignored_label.h"
-#include "tessera/kernels/linear.h"
+#include "tessera/kernels/loss/head_chunks.h"
+#include "tessera/kernels/dispatch/operations.h"
+#include "tessera/base/ignored_label.h"
+#include "tessera/kernels/linear/linear.h"
 #include "tessera/kernels/logprobs/detail/id_places.h"
 #include "tessera/kernels/logprobs/detail/vocab_sums.h"
-#include "tessera/kernels/wrong_label.h"
+#include "tessera/kernels/loss/wrong_label.h"
 
 namespace tessera {
 namespace {

@@ -21,7 +21,7 @@
 
 #include <cstdint>
 
-#include "tessera/kernels/ignored_label.h"
+#include "tessera/base/ignored_label.h"
 #include "tessera/kernels/logprobs/vocab_part.h"
 
 namespace tessera {

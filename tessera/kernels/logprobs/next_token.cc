@@ -4,12 +4,12 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/kernels/context_layout.h"
-#include "tessera/kernels/ignored_label.h"
+#include "tessera/kernels/attention/context_layout.h"
+#include "tessera/base/ignored_label.h"
 #include "tessera/kernels/logprobs/detail/context_tokens.h"
 #include "tessera/kernels/logprobs/detail/id_places.h"
 #include "tessera/kernels/logprobs/logprobs.h"
-#include "tessera/kernels/wrong_label.h"
+#include "tessera/kernels/loss/wrong_label.h"
 
 namespace tessera {
 namespace {

@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "tessera/base/error.h"
-#include "tessera/kernels/detail/operations.h"
+#include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/logprobs/detail/id_places.h"
 #include "tessera/kernels/logprobs/detail/vocab_sums.h"
 

@@ -6,8 +6,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/base/memory_room.h"
-#include "tessera/kernels/paged_attention.h"
+#include "tessera/base/machine/memory_room.h"
+#include "tessera/kernels/attention/paged_attention.h"
 #include "tessera/models/generation/engine.h"
 
 namespace tessera {

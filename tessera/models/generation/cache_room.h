@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "tessera/models/causal_lm.h"
+#include "tessera/models/decoder/causal_lm.h"
 
 namespace tessera {
 

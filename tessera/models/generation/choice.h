@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/models/generate.h"
+#include "tessera/models/generation/generate.h"
 
 namespace tessera {
 

@@ -26,10 +26,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/group/group.h"
-#include "tessera/models/generate.h"
+#include "tessera/models/generation/generate.h"
 #include "tessera/models/generation/choice.h"
 #include "tessera/models/generation/pages.h"
-#include "tessera/nn/paged_cache.h"
+#include "tessera/nn/attention/paged_cache.h"
 
 namespace tessera {
 

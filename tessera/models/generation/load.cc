@@ -3,9 +3,9 @@
 #include <map>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/models/generation/row_model.h"
-#include "tessera/models/weights.h"
+#include "tessera/models/files/weights.h"
 
 namespace tessera {
 

@@ -10,8 +10,8 @@
 #include <string>
 #include <string_view>
 
-#include "tessera/kernels/row_product.h"
-#include "tessera/models/causal_lm.h"
+#include "tessera/kernels/linear/row_product.h"
+#include "tessera/models/decoder/causal_lm.h"
 
 namespace tessera {
 

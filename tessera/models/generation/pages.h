@@ -1,4 +1,4 @@
-// Which pages of a key-value cache (nn/paged_cache.h) belong to whom.
+// Which pages of a key-value cache (nn/attention/paged_cache.h) belong to whom.
 //
 //   Pages pages(1024);
 //   auto page = pages.find(Pages::kStart, first_16_tokens);     // computed before by another sequence: shared
@@ -18,7 +18,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "tessera/kernels/paged_attention.h"
+#include "tessera/kernels/attention/paged_attention.h"
 
 namespace tessera {
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "tessera/models/decoder.h"
+#include "tessera/models/decoder/decoder.h"
 
 namespace tessera {
 namespace {

@@ -3,9 +3,9 @@
 
 #include <memory>
 
-#include "tessera/kernels/row_product.h"
-#include "tessera/models/config.h"
-#include "tessera/nn/moe.h"
+#include "tessera/kernels/linear/row_product.h"
+#include "tessera/models/config/config.h"
+#include "tessera/nn/experts/moe.h"
 
 namespace tessera {
 

@@ -6,7 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/models/decoder.h"
+#include "tessera/models/decoder/decoder.h"
 #include "tessera/models/generation/row_experts.h"
 
 namespace tessera {

@@ -3,14 +3,14 @@
 //   auto model = from_pretrained(dir, at::kBFloat16);
 //   make_row_model(*model, RowDtype::kInt8);           // for good: forward only, no derivative, no state dict
 //
-// Projections, MLPs, experts and head are exchanged for twins that compute with kernels/row_product.h, norms and hidden
+// Projections, MLPs, experts and head are exchanged for twins that compute with kernels/linear/row_product.h, norms and hidden
 // states are fp32, angles come from a table, so that greedy tokens are the same for a sequence alone, among others, or
 // in blocks of any size. Weights lie in memory as `dtype` says, but of kInt4 the head is kInt8 as in most GGUF files;
 // what they are exchanged for is freed.
 #pragma once
 
-#include "tessera/kernels/row_product.h"
-#include "tessera/models/causal_lm.h"
+#include "tessera/kernels/linear/row_product.h"
+#include "tessera/models/decoder/causal_lm.h"
 
 namespace tessera {
 

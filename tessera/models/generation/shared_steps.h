@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "tessera/comm/group/group.h"
-#include "tessera/models/causal_lm.h"
-#include "tessera/nn/paged_cache.h"
+#include "tessera/models/decoder/causal_lm.h"
+#include "tessera/nn/attention/paged_cache.h"
 
 namespace tessera {
 

@@ -11,7 +11,7 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
-#include "tessera/kernels/dynamic_map.h"
+#include "tessera/kernels/linear/dynamic_map.h"
 
 namespace tessera::optim::detail {
 namespace {

@@ -1,7 +1,7 @@
 #include "tessera/parallel/context_parallel/apply_context_parallel.h"
 
 #include "tessera/base/error.h"
-#include "tessera/models/decoder.h"
+#include "tessera/models/decoder/decoder.h"
 #include "tessera/parallel/context_parallel/detail/mesh_group.h"
 
 namespace tessera {

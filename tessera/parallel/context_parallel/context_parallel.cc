@@ -5,8 +5,8 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/kernels/context_layout.h"
-#include "tessera/nn/context_scope.h"
+#include "tessera/kernels/attention/context_layout.h"
+#include "tessera/nn/attention/context_scope.h"
 #include "tessera/parallel/context_parallel/detail/mesh_group.h"
 
 namespace tessera {

@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/nn/moe.h"
-#include "tessera/parallel/fully_shard.h"
+#include "tessera/nn/experts/moe.h"
+#include "tessera/parallel/fsdp/fully_shard.h"
 
 namespace tessera {
 

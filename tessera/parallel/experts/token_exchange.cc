@@ -6,7 +6,7 @@
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/functional.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/kernels/permute_rows.h"
+#include "tessera/kernels/linear/permute_rows.h"
 #include "tessera/mesh/host_memory.h"
 
 namespace tessera::parallel {

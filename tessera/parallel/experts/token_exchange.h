@@ -2,7 +2,7 @@
 #pragma once
 
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/nn/moe.h"
+#include "tessera/nn/experts/moe.h"
 
 namespace tessera::parallel {
 

@@ -5,7 +5,7 @@
 #include <charconv>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 
 namespace tessera::pipeline {
 namespace {

@@ -23,8 +23,8 @@
 #include <vector>
 
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/models/causal_lm.h"
-#include "tessera/models/generate.h"
+#include "tessera/models/decoder/causal_lm.h"
+#include "tessera/models/generation/generate.h"
 #include "tessera/parallel/pipeline/stages.h"
 
 namespace tessera::pipeline {

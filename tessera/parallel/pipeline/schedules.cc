@@ -5,7 +5,7 @@
 #include <cctype>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/parallel/pipeline/check_schedule.h"
 #include "tessera/parallel/pipeline/detail/makers.h"
 

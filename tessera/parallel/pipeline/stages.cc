@@ -6,8 +6,8 @@
 #include <numeric>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
-#include "tessera/models/decoder.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/models/decoder/decoder.h"
 
 namespace tessera::pipeline {
 

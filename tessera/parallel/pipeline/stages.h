@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/models/causal_lm.h"
+#include "tessera/models/decoder/causal_lm.h"
 #include "tessera/parallel/pipeline/schedules.h"
 
 namespace tessera::pipeline {

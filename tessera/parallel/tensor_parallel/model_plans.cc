@@ -6,8 +6,8 @@
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/base/json.h"
-#include "tessera/models/family.h"
+#include "tessera/base/text/json.h"
+#include "tessera/models/config/family.h"
 
 namespace tessera {
 namespace {

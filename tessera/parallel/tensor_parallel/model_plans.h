@@ -16,7 +16,7 @@
 #include <string_view>
 #include <variant>
 
-#include "tessera/models/causal_lm.h"
+#include "tessera/models/decoder/causal_lm.h"
 #include "tessera/parallel/tensor_parallel/styles.h"
 
 namespace tessera {

@@ -4,8 +4,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/nn/layers.h"
-#include "tessera/nn/lora.h"
-#include "tessera/nn/quantized_linear.h"
+#include "tessera/nn/linear/lora.h"
+#include "tessera/nn/linear/quantized_linear.h"
 #include "tessera/parallel/tensor_parallel/detail/layouts.h"
 #include "tessera/parallel/tensor_parallel/overlapped_products.h"
 #include "tessera/parallel/tensor_parallel/styles.h"

@@ -9,7 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/kernels/linear.h"
+#include "tessera/kernels/linear/linear.h"
 
 namespace tessera {
 namespace {

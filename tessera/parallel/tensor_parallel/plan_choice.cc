@@ -1,10 +1,10 @@
 #include <yaml-cpp/yaml.h>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tessera/base/log.h"
-#include "tessera/base/number.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/number.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/parallel/tensor_parallel/model_plans.h"
 
 namespace tessera {

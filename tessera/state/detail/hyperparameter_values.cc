@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "tessera/base/log.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/state/state_dict_structure.h"
 

@@ -7,7 +7,7 @@
 #include <unordered_set>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/state/gather_state_dict.h"

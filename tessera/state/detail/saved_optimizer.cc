@@ -4,7 +4,7 @@
 #include <unordered_map>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/state/detail/hyperparameter_values.h"
 #include "tessera/state/optimizer_forms.h"
 

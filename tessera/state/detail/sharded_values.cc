@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "tessera/state/fsdp1/broadcast_state.h"
+#include "tessera/state/broadcast_state.h"
 #include "tessera/state/state_dict_structure.h"
 
 namespace tessera::detail {

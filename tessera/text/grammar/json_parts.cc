@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "tessera/base/json_numbers.h"
+#include "tessera/base/text/json_numbers.h"
 
 namespace tessera::text {
 namespace {

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/base/json.h"
+#include "tessera/base/text/json.h"
 #include "tessera/text/grammar/grammar.h"
 
 namespace tessera::text {

@@ -9,9 +9,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "tessera/base/json_numbers.h"
-#include "tessera/base/number.h"
-#include "tessera/base/quote.h"
+#include "tessera/base/text/json_numbers.h"
+#include "tessera/base/text/number.h"
+#include "tessera/base/text/quote.h"
 
 namespace tessera::text {
 namespace {

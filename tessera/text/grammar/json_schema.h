@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/base/json.h"
+#include "tessera/base/text/json.h"
 #include "tessera/text/grammar/grammar.h"
 #include "tessera/text/grammar/json_parts.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "tessera/base/utf8.h"
+#include "tessera/base/text/utf8.h"
 
 namespace tessera::text::jinja {
 

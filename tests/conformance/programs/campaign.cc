@@ -9,7 +9,7 @@
 #include <iostream>
 #include <random>
 
-#include "tessera/base/file.h"
+#include "tessera/base/files/file.h"
 #include "tests/conformance/programs/catalog.h"
 #include "tests/conformance/programs/shrink.h"
 #include "tests/support/process.h"

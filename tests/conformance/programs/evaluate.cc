@@ -14,7 +14,7 @@
 
 #include "tessera/dtensor/redistribute/redistribute.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/kernels/detail/operations.h"
+#include "tessera/kernels/dispatch/operations.h"
 #include "tests/conformance/programs/inputs.h"
 #include "tests/support/sanitized.h"
 

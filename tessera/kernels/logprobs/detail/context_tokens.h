@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "tessera/kernels/context_layout.h"
+#include "tessera/kernels/attention/context_layout.h"
 
 namespace tessera::detail {
 

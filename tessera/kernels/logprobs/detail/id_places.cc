@@ -1,7 +1,7 @@
 #include "tessera/kernels/logprobs/detail/id_places.h"
 
 #include "tessera/base/error.h"
-#include "tessera/kernels/ignored_label.h"
+#include "tessera/base/ignored_label.h"
 
 namespace tessera::detail {
 

@@ -6,7 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/nn/context_attention.h"
+#include "tessera/nn/attention/context_attention.h"
 
 namespace tessera::detail {
 

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/kernels/deferred_gradients.h"
-#include "tessera/models/adapters.h"
-#include "tessera/models/causal_lm.h"
+#include "tessera/kernels/autograd/deferred_gradients.h"
+#include "tessera/models/adapters/adapters.h"
+#include "tessera/models/decoder/causal_lm.h"
 
 namespace tessera::pipeline::detail {
 

@@ -1,7 +1,7 @@
 #include "tessera/parallel/tensor_parallel/detail/beside_weight.h"
 
-#include "tessera/nn/lora.h"
-#include "tessera/nn/quantized_linear.h"
+#include "tessera/nn/linear/lora.h"
+#include "tessera/nn/linear/quantized_linear.h"
 
 namespace tessera::detail {
 

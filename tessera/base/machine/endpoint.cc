@@ -1,0 +1,31 @@
+#include "tessera/base/machine/endpoint.h"
+
+#include <charconv>
+
+#include "tessera/base/error.h"
+
+namespace tessera {
+
+int parse_port(std::string_view text, std::string_view what) {
+  int port = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), port);
+  TESSERA_CHECK(error == std::errc() && end == text.data() + text.size() && port > 0 && port < 65536,
+                ErrorKind::kConfig, "[endpoint] {}: '{}' is no port; wanted 1 to 65535", what, text);
+  return port;
+}
+
+std::pair<std::string, int> parse_endpoint(std::string_view endpoint, std::string_view what) {
+  const size_t colon = endpoint.rfind(':');
+  TESSERA_CHECK(colon != endpoint.npos && colon > 0, ErrorKind::kConfig, "[endpoint] {} '{}': wanted HOST:PORT", what,
+                endpoint);
+  std::string_view host = endpoint.substr(0, colon);
+  if (host.starts_with('[') && host.ends_with(']') && host.size() > 2) {
+    host = host.substr(1, host.size() - 2);
+  } else {
+    TESSERA_CHECK(host.find(':') == host.npos, ErrorKind::kConfig,
+                  "[endpoint] {} '{}': write an IPv6 address as [ADDRESS]:PORT", what, endpoint);
+  }
+  return {std::string(host), parse_port(endpoint.substr(colon + 1), what)};
+}
+
+}  // namespace tessera

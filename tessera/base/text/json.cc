@@ -1,0 +1,397 @@
+#include "tessera/base/text/json.h"
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "tessera/base/text/json_fault.h"
+#include "tessera/base/text/json_numbers.h"
+#include "tessera/base/text/quote.h"
+
+namespace tessera {
+namespace {
+
+constexpr size_t kShownBytes = 60;
+
+constexpr int kOverflow = 406;  // nlohmann's number of the error
+
+// nlohmann's events, handed on to a builder. Numbers are counted, so that those in `replaced` get their digits back.
+class Events {
+ public:
+  using Replaced = std::map<size_t, std::string>;
+  explicit Events(JsonBuilder& builder, bool exact = false, const Replaced* replaced = nullptr)
+      : builder_(builder), exact_(exact), replaced_(replaced) {}
+  bool null() { return take(nullptr); }
+  bool boolean(bool value) { return take(value); }
+  bool number_integer(int64_t value) { return number(value); }
+  bool number_unsigned(uint64_t value) { return number(value); }
+  bool number_float(double value, const std::string& digits) {
+    return exact_ && is_integer_text(digits) ? number(exact_number(digits)) : number(value);
+  }
+  bool string(std::string& value) { return take(std::move(value)); }
+  bool binary(Json::binary_t&) { return false; }
+  bool key(std::string& value) {
+    builder_.key(value);
+    return true;
+  }
+  bool start_object(size_t) {
+    builder_.open_object();
+    return true;
+  }
+  bool start_array(size_t) {
+    builder_.open_array();
+    return true;
+  }
+  bool end_object() { return closed(); }
+  bool end_array() { return closed(); }
+  // Stops at the first number that overflows where those are kept: the text is then read anew without them.
+  bool parse_error(size_t byte, const std::string&, const nlohmann::detail::exception& error) {
+    overflowed_ = exact_ && !replaced_ && error.id == kOverflow;
+    if (!overflowed_) builder_.syntax_error(byte, error.what());
+    return false;
+  }
+  bool overflowed() const { return overflowed_; }
+
+ private:
+  template <class T>
+  bool number(T&& value) {
+    const size_t place = numbers_++;
+    const auto found = replaced_ ? replaced_->find(place) : Replaced::const_iterator{};
+    if (replaced_ && found != replaced_->end()) return take(exact_number(found->second));
+    return take(std::forward<T>(value));
+  }
+  template <class T>
+  bool take(T&& value) {
+    builder_.value(Json(std::forward<T>(value)));
+    return true;
+  }
+  bool closed() {
+    builder_.close();
+    return true;
+  }
+  JsonBuilder& builder_;
+  const bool exact_;
+  const Replaced* replaced_;
+  size_t numbers_ = 0;
+  bool overflowed_ = false;
+};
+
+// Keeps the last value of each key, in the place of its first.
+void drop_repeated_keys(Json::object_t& object) {
+  std::vector<size_t> order(object.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const auto before = [&](size_t a, size_t b) {
+    const int compared = object.data()[a].first.compare(object.data()[b].first);
+    return compared != 0 ? compared < 0 : a < b;
+  };
+  std::sort(order.begin(), order.end(), before);
+  const auto same = [&](size_t a, size_t b) { return object.data()[a].first == object.data()[b].first; };
+  if (std::adjacent_find(order.begin(), order.end(), same) == order.end()) return;
+  std::vector<size_t> last(object.size());  // of the first of each key; of the others their own place
+  std::vector<bool> repeated(object.size());
+  for (size_t i = 0; i < order.size();) {
+    size_t end = i + 1;
+    for (; end < order.size() && same(order[i], order[end]); ++end) repeated[order[end]] = true;
+    last[order[i]] = order[end - 1];
+    i = end;
+  }
+  Json::object_t kept;
+  for (size_t i = 0; i < object.size(); ++i) {
+    if (!repeated[i])
+      kept.Json::object_t::Container::emplace_back(object.data()[i].first, std::move(object.data()[last[i]].second));
+  }
+  object = std::move(kept);
+}
+
+}  // namespace
+
+JsonBuilder::JsonBuilder(Json& root, std::string where, const JsonLimits& limits)
+    : root_(root), where_(std::move(where)), limits_(limits) {}
+JsonBuilder::~JsonBuilder() = default;
+
+void JsonBuilder::enter() {
+  TESSERA_CHECK(++depth_ <= limits_.max_depth, ErrorKind::kFormat, "{}: the JSON is nested deeper than {} levels",
+                where_, limits_.max_depth);
+}
+
+void JsonBuilder::count_key() {
+  TESSERA_CHECK(++keys_ <= limits_.max_keys, ErrorKind::kFormat, "{}: the JSON holds more than {} keys", where_,
+                limits_.max_keys);
+}
+
+Json& JsonBuilder::place(Json value) {
+  if (open_.empty()) return root_ = std::move(value);
+  Json& parent = *open_.back();
+  if (auto* array = parent.get_ptr<Json::array_t*>()) return array->emplace_back(std::move(value));
+  // As a vector: the map's own insertion looks at every key.
+  auto& object = static_cast<Json::object_t::Container&>(parent.get_ref<Json::object_t&>());
+  return object.emplace_back(std::move(key_), std::move(value)).second;
+}
+
+void JsonBuilder::value(Json value) { place(std::move(value)); }
+
+void JsonBuilder::key(std::string& key) {
+  count_key();
+  key_ = std::move(key);
+}
+
+void JsonBuilder::open_object() {
+  enter();
+  open_.push_back(&place(Json::object()));
+}
+
+void JsonBuilder::open_array() {
+  enter();
+  open_.push_back(&place(Json::array()));
+}
+
+void JsonBuilder::close() {
+  leave();
+  auto* object = open_.back()->get_ptr<Json::object_t*>();
+  if (object && object->size() > 1) drop_repeated_keys(*object);
+  open_.pop_back();
+}
+
+namespace {
+
+// Without the parser's own name and number of the error.
+std::string_view syntax_reason(std::string_view reason) {
+  const auto cut = reason.find("syntax error");
+  return cut == std::string_view::npos ? reason : reason.substr(cut);
+}
+
+}  // namespace
+
+void JsonBuilder::syntax_error(size_t byte, std::string_view reason) const {
+  raise(ErrorKind::kFormat, "{}: byte {}: no valid JSON: {}", where_, byte, escape(syntax_reason(reason), 200));
+}
+
+namespace {
+
+// The parser's events, all ignored but the error.
+struct FaultEvents {
+  std::optional<JsonFault> fault;
+
+  bool null() { return true; }
+  bool boolean(bool) { return true; }
+  bool number_integer(int64_t) { return true; }
+  bool number_unsigned(uint64_t) { return true; }
+  bool number_float(double, const std::string&) { return true; }
+  bool string(std::string&) { return true; }
+  bool binary(Json::binary_t&) { return true; }
+  bool start_object(size_t) { return true; }
+  bool key(std::string&) { return true; }
+  bool end_object() { return true; }
+  bool start_array(size_t) { return true; }
+  bool end_array() { return true; }
+  bool parse_error(size_t byte, const std::string&, const nlohmann::detail::exception& error) {
+    fault = JsonFault{byte, std::string(syntax_reason(error.what()))};
+    return false;
+  }
+};
+
+}  // namespace
+
+std::optional<JsonFault> find_json_fault(std::string_view text) {
+  FaultEvents events;
+  Json::sax_parse(text.begin(), text.end(), &events);
+  return events.fault;
+}
+
+Json parse_json(std::string_view text, const std::string& where, const JsonLimits& limits) {
+  TESSERA_CHECK(text.size() <= limits.max_bytes, ErrorKind::kFormat, "{}: {} bytes of JSON, at most {} are allowed",
+                where, text.size(), limits.max_bytes);
+  Json root;
+  {
+    JsonBuilder builder(root, where, limits);
+    Events events(builder, limits.exact_numbers);
+    Json::sax_parse(text.begin(), text.end(), &events);
+    if (!events.overflowed()) return root;
+  }
+  const auto finite = without_overflowing_numbers(text);
+  JsonBuilder builder(root, where, limits);
+  Events events(builder, true, &finite.digits);
+  Json::sax_parse(finite.text.begin(), finite.text.end(), &events);
+  return root;
+}
+
+Json parse_json_object(std::string_view text, const std::string& where, const JsonLimits& limits) {
+  Json root = parse_json(text, where, limits);
+  TESSERA_CHECK(root.is_object(), ErrorKind::kFormat, "{}: is no JSON object, but {}", where, describe(root));
+  return root;
+}
+
+std::string describe(const Json& value) {
+  switch (value.type()) {
+    case Json::value_t::null:
+      return "null";
+    case Json::value_t::object:
+      return fmt::format("an object of {} keys", value.size());
+    case Json::value_t::array:
+      return fmt::format("an array of {} values", value.size());
+    case Json::value_t::boolean:
+      return value.get<bool>() ? "true" : "false";
+    case Json::value_t::string:
+      return "\"" + escape(value.get_ref<const std::string&>(), kShownBytes) + "\"";
+    case Json::value_t::binary:
+      return escape(*exact_digits(value), kShownBytes);
+    default:
+      return value.dump();
+  }
+}
+
+JsonReader::JsonReader(const Json& value, std::string where, ErrorKind kind)
+    : value_(&value), origin_(std::make_shared<const Origin>(std::move(where), kind)) {}
+
+JsonReader::JsonReader(const Json& value, const JsonReader& around, Place place)
+    : value_(&value), origin_(around.origin_), place_(std::make_shared<const Place>(std::move(place))) {}
+
+JsonReader JsonReader::of_key(std::string_view key, const Json& value) const {
+  return {value, *this, Place{.around = place_, .key = key, .index = 0, .is_index = false}};
+}
+
+std::string JsonReader::path() const {
+  std::vector<const Place*> places;
+  for (const auto* place = place_.get(); place; place = place->around.get()) places.push_back(place);
+  std::string path;
+  for (auto place = places.rbegin(); place != places.rend(); ++place) {
+    if ((*place)->is_index) {
+      path += "[" + std::to_string((*place)->index) + "]";
+    } else {
+      path += (path.empty() ? "" : ".") + escape((*place)->key, kShownBytes);
+    }
+  }
+  return path;
+}
+
+std::string JsonReader::path_of(std::string_view key) const {
+  const auto around = path();
+  return around.empty() ? escape(key, kShownBytes) : around + "." + escape(key, kShownBytes);
+}
+
+std::string JsonReader::name() const { return place_ ? origin_->where + ": " + path() : origin_->where; }
+bool JsonReader::is_null() const { return value_->is_null(); }
+bool JsonReader::is_object() const { return value_->is_object(); }
+bool JsonReader::is_array() const { return value_->is_array(); }
+
+void JsonReader::fail(std::string_view found, std::string_view wanted) const {
+  raise(origin_->kind, "{}: found {}, wanted {}", name(), found, wanted);
+}
+void JsonReader::fail(std::string_view wanted) const { fail(describe(*value_), wanted); }
+
+std::string JsonReader::as_string() const {
+  if (!value_->is_string()) fail("a string");
+  return value_->get<std::string>();
+}
+
+bool JsonReader::as_boolean() const {
+  if (!value_->is_boolean()) fail("true or false");
+  return value_->get<bool>();
+}
+
+int64_t JsonReader::as_integer(int64_t least, int64_t most) const {
+  const bool whole = value_->is_number_integer() &&
+                     (!value_->is_number_unsigned() || value_->get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX));
+  const int64_t found = whole ? value_->get<int64_t>() : 0;
+  if (!whole || found < least || found > most) fail(fmt::format("an integer from {} to {}", least, most));
+  return found;
+}
+
+uint64_t JsonReader::as_unsigned() const {
+  if (!value_->is_number_unsigned()) fail("an unsigned integer");
+  return value_->get<uint64_t>();
+}
+
+double JsonReader::as_number(double least, double most) const {
+  const auto digits = exact_digits(*value_);
+  const bool is_number = digits || value_->is_number();
+  const double found = digits ? nearest_double(*digits) : is_number ? value_->get<double>() : 0;
+  if (!is_number || !(found >= least && found <= most)) fail(fmt::format("a number from {} to {}", least, most));
+  return found;
+}
+
+std::vector<JsonReader> JsonReader::items() const {
+  if (!value_->is_array()) fail("an array");
+  std::vector<JsonReader> result;
+  result.reserve(value_->size());
+  for (size_t i = 0; i < value_->size(); ++i) {
+    result.push_back({(*value_)[i], *this, Place{.around = place_, .key = {}, .index = i, .is_index = true}});
+  }
+  return result;
+}
+
+std::vector<std::pair<std::string, JsonReader>> JsonReader::members() const {
+  if (!value_->is_object()) fail("an object");
+  std::vector<std::pair<std::string, JsonReader>> result;
+  result.reserve(value_->size());
+  for (const auto& [key, value] : value_->get_ref<const Json::object_t&>())
+    result.emplace_back(key, of_key(key, value));
+  return result;
+}
+
+const Json* JsonReader::value_of(std::string_view key, std::string_view* stored_key) const {
+  if (!value_->is_object()) fail("an object");
+  const auto& object = value_->get_ref<const Json::object_t&>();
+  const auto found = std::find_if(object.begin(), object.end(), [&](const auto& each) { return each.first == key; });
+  if (found == object.end()) return nullptr;
+  if (stored_key) *stored_key = found->first;
+  return &found->second;
+}
+
+bool JsonReader::has(std::string_view key) const {
+  const Json* found = value_of(key);
+  return found && !found->is_null();
+}
+
+std::optional<JsonReader> JsonReader::member(std::string_view key) const {
+  std::string_view stored_key;
+  const Json* found = value_of(key, &stored_key);
+  if (!found) return std::nullopt;
+  return of_key(stored_key, *found);
+}
+
+JsonReader JsonReader::at(std::string_view key) const {
+  const auto found = member(key);
+  TESSERA_CHECK(found, origin_->kind, "{}: {} is missing", origin_->where, path_of(key));
+  return *found;
+}
+
+std::optional<JsonReader> JsonReader::find(std::string_view key) const {
+  auto found = member(key);
+  if (found && found->is_null()) found.reset();
+  return found;
+}
+
+JsonReader JsonReader::present(std::string_view key) const {
+  const auto found = find(key);
+  TESSERA_CHECK(found, origin_->kind, "{}: {} is missing", origin_->where, path_of(key));
+  return *found;
+}
+
+std::string JsonReader::string(std::string_view key, std::optional<std::string_view> missing) const {
+  return missing && !has(key) ? std::string(*missing) : present(key).as_string();
+}
+
+bool JsonReader::boolean(std::string_view key, std::optional<bool> missing) const {
+  return missing && !has(key) ? *missing : present(key).as_boolean();
+}
+
+int64_t JsonReader::integer(std::string_view key, std::optional<int64_t> missing, int64_t least, int64_t most) const {
+  return missing && !has(key) ? *missing : present(key).as_integer(least, most);
+}
+
+double JsonReader::number(std::string_view key, std::optional<double> missing, double least, double most) const {
+  return missing && !has(key) ? *missing : present(key).as_number(least, most);
+}
+
+std::vector<int64_t> JsonReader::integers(std::string_view key, int64_t least, int64_t most) const {
+  const auto found = find(key);
+  if (!found) return {};
+  if (!found->is_array()) return {found->as_integer(least, most)};
+  std::vector<int64_t> result;
+  for (const auto& item : found->items()) result.push_back(item.as_integer(least, most));
+  return result;
+}
+
+}  // namespace tessera

@@ -1,0 +1,196 @@
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/checkpoint/folder.h"
+#include "tessera/checkpoint/write_dcp.h"
+#include "tessera/cli/ckpt/ckpt_convert.h"
+#include "tessera/cli/ckpt/ckpt_files.h"
+#include "tessera/cli/flags.h"
+#include "tessera/cli/verbs.h"
+#include "tessera/formats/tensor_files/tensor_files.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr size_t kShownName = 500;  // bytes of a name in a listing
+
+void print(const std::string& text) {
+  TESSERA_CHECK(std::fwrite(text.data(), 1, text.size(), stdout) == text.size(), ErrorKind::kIo,
+                "[ckpt] the result could not be written to the standard output");
+}
+
+// What was compared, and what could not be.
+std::string shown_result(const VerifiedFiles& verified) {
+  size_t count = 0;
+  std::vector<std::string> types;
+  for (const auto& [type, tensors] : verified.unread) {
+    count += tensors;
+    types.push_back(fmt::format("{} of {}", tensors, type));
+  }
+  if (count > 0) {
+    return fmt::format(
+        "structure is good; the values of {} tensors were not checked, as this version cannot decode "
+        "their type ({})",
+        count, fmt::join(types, ", "));
+  }
+  using Compared = VerifiedFiles::Compared;
+  if (verified.compared == Compared::kHashes) return "all good, every file has the hash that the run noted";
+  if (verified.compared == Compared::kNothing) {
+    return "all good; the format has no checksums, so that a changed number is not found";
+  }
+  if (verified.without_checksum == 0) {
+    return "all good; there are no hashes of it: compared were the checksums that its records have";
+  }
+  return fmt::format(
+      "structure is good; there are no hashes of it, and the values of {} records were not checked, as "
+      "they have no checksum either",
+      verified.without_checksum);
+}
+
+void print_verified(const std::string& path, const VerifiedFiles& verified) {
+  const bool has_step = verified.compared == VerifiedFiles::Compared::kHashes;
+  const auto model =
+      verified.without_model.empty() ? std::string("; names and shapes are those that its config.json wants")
+      : has_step                     ? ""  // the hashes are of the files that the run wrote
+                 : fmt::format("; names and shapes were not compared with a model's, as {}", verified.without_model);
+  print(fmt::format("{}: {} tensors, {} bytes, {}{}{}\n", path, verified.tensors, verified.size_bytes,
+                    has_step ? fmt::format("step {}, ", verified.step) : "", shown_result(verified), model));
+}
+
+void list_as_json(const std::vector<ListedTensor>& tensors, uint64_t total_bytes) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const auto& tensor : tensors) {
+    list.push_back({{"name", tensor.name},
+                    {"dtype", tensor.dtype},
+                    {"shape", tensor.shape},
+                    {"bytes", tensor.size_bytes},
+                    {"file", tensor.file}});
+  }
+  const nlohmann::ordered_json json = {{"tensors", list}, {"total_bytes", total_bytes}};
+  // GGUF names may be any bytes; what is no UTF-8 is shown as U+FFFD.
+  print(json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+}
+
+void print_table(const std::vector<ListedTensor>& tensors, uint64_t total_bytes) {
+  constexpr size_t kMaxWidth = 80;  // longer names stick out
+  size_t name_width = 4;
+  for (const auto& tensor : tensors) {
+    name_width = std::max(name_width, std::min(kMaxWidth, escape(tensor.name, kShownName).size()));
+  }
+  for (const auto& tensor : tensors) {
+    print(fmt::format("{:<{}}  {:<7}  {:<16}  {:>12}  {}\n", escape(tensor.name, kShownName), name_width, tensor.dtype,
+                      fmt::format("[{}]", fmt::join(tensor.shape, ", ")), tensor.size_bytes,
+                      escape(tensor.file, kShownName)));
+  }
+  print(fmt::format("{} tensors, {} bytes\n", tensors.size(), total_bytes));
+}
+
+// 0 when they are bitwise equal, else 1.
+int print_comparison(const ComparedFiles& compared) {
+  for (const auto& each : compared.different) {
+    const auto name = escape(each.name, kShownName);
+    if (!each.what.empty()) {
+      print(fmt::format("{}: {}\n", name, each.what));
+    } else {
+      print(fmt::format("{}: {} elements differ, at most by {:.3g}, {:.3g} of the largest\n", name, each.differing,
+                        each.largest, each.relative));
+    }
+  }
+  print(fmt::format("{} tensors are equal, {} differ{}\n", compared.equal, compared.different.size(),
+                    compared.weights_only ? " (weights alone)" : ""));
+  return compared.different.empty() ? 0 : 1;
+}
+
+// What is meant by a run's folder is its newest checkpoint.
+std::string found(const std::string& path) {
+  const auto checkpoint = CheckpointFolder::find(path).string();
+  if (checkpoint != path) log_info("[ckpt] {}: its newest checkpoint is {}", path, checkpoint);
+  return checkpoint;
+}
+
+// The same, and of a folder with adapters alone the file of their tensors.
+std::string found_or_adapters(const std::string& path) {
+  const auto adapters = std::filesystem::path(path) / "adapter_model.safetensors";
+  const bool alone = std::filesystem::is_regular_file(adapters) && !TensorFiles::is_there(path);
+  return alone ? adapters.string() : found(path);
+}
+
+void list(const std::string& path, bool as_json) {
+  const auto tensors = list_tensors(path);
+  uint64_t total_bytes = 0;
+  for (const auto& tensor : tensors) total_bytes += tensor.size_bytes;
+  as_json ? list_as_json(tensors, total_bytes) : print_table(tensors, total_bytes);
+}
+
+}  // namespace
+
+int run_ckpt(VerbArguments args) {
+  auto app = make_app("ckpt");
+  app->require_subcommand(1);
+  app->fallthrough();
+  std::string path, source, destination;
+  bool json = false;
+  ConvertOptions convert;
+  const std::string any =
+      "A checkpoint, a run's folder (its newest), PyTorch's distributed checkpoint, a Hugging Face folder, or a "
+      "safetensors, torch.save or GGUF file";
+  const std::string listed = any + "; a folder of LoRA adapters";
+  auto* ls = app->add_subcommand("ls", "List the tensors of a checkpoint or model");
+  ls->add_option("PATH", path, listed)->required();
+  ls->add_flag("--json", json, "One JSON object: name, dtype, shape, bytes and file of each tensor");
+  auto* verify =
+      app->add_subcommand("verify",
+                          "Read everything and check structure, hashes, that values are finite, and, where config.json "
+                          "is there, that the model of it finds its tensors; says what could not be checked");
+  verify->add_option("PATH", path, listed)->required();
+  auto* diff = app->add_subcommand("diff", "Compare two checkpoints tensor by tensor; exits with 1 where they differ");
+  diff->add_option("A", source, any + "; no GGUF file")->required();
+  diff->add_option("B", destination, "Likewise")->required();
+  auto* change = app->add_subcommand(
+      "convert", "Between Hugging Face folders, GGUF, distributed checkpoints, torch.save; computes on the CPU");
+  change->add_option("SRC", source, "A Hugging Face folder, GGUF file, distributed checkpoint or torch.save file")
+      ->required();
+  change->add_option("DST", destination, "Must not exist yet")->required();
+  change->add_option("--to", convert.to, "hf, gguf, dcp or torch; by default hf, and gguf from a Hugging Face folder")
+      ->type_name("FORMAT");
+  change
+      ->add_option("--dtype", convert.dtype,
+                   "float32, bfloat16, float16, and q8_0 for GGUF; by default that of SRC, float32 where "
+                   "its matrices have several dtypes or are quantised")
+      ->type_name("DTYPE");
+  change->add_option("--config", convert.config, "Folder whose config.json and tokenizer go with the weights")
+      ->type_name("DIR");
+  change
+      ->add_option("--adapter", convert.adapter,
+                   "LoRA adapters of PEFT's, added to the weights of a Hugging Face folder")
+      ->type_name("DIR");
+  int ranks = 1;
+  auto* cut = app->add_subcommand("reshard", "A distributed checkpoint in the files of another number of ranks");
+  cut->add_option("SRC", source, "A run's or PyTorch's distributed checkpoint")->required();
+  cut->add_option("DST", destination, "Must not exist yet")->required();
+  cut->add_option("--ranks", ranks, "How many files, one a rank")->required()->type_name("N");
+  if (const auto code = parse_flags(*app, args)) return *code;
+  if (ls->parsed()) {
+    list(found_or_adapters(path), json);
+  } else if (verify->parsed()) {
+    const auto checkpoint = found_or_adapters(path);
+    print_verified(checkpoint, verify_checkpoint(checkpoint));
+  } else if (diff->parsed()) {
+    return print_comparison(compare_checkpoints(found(source), found(destination)));
+  } else if (cut->parsed()) {
+    reshard(found(source), destination, ranks);
+  } else if (const auto remark = convert_checkpoint(found(source), destination, convert); !remark.empty()) {
+    log_warning("[ckpt.convert] {}", remark);
+  }
+  return 0;
+}
+
+}  // namespace tessera::cli

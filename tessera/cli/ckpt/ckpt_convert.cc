@@ -1,0 +1,242 @@
+#include "tessera/cli/ckpt/ckpt_convert.h"
+
+#include <ATen/ATen.h>
+
+#include <optional>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/base/files/staged.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/write_dcp.h"
+#include "tessera/cli/ckpt/ckpt_files.h"
+#include "tessera/formats/companions.h"
+#include "tessera/formats/tensor_files/finite.h"
+#include "tessera/formats/safetensors/safetensors_writer.h"
+#include "tessera/formats/tensor_files/tensor_files.h"
+#include "tessera/formats/torch/dcp_folder.h"
+#include "tessera/formats/torch/torch_save_writer.h"
+#include "tessera/models/adapters/adapters.h"
+#include "tessera/models/config/end_tokens.h"
+#include "tessera/models/gguf/gguf_convert.h"
+#include "tessera/models/files/weights.h"
+#include "tessera/train/run/model_source.h"
+
+namespace tessera::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::optional<c10::ScalarType> parse_weights_dtype(const ConvertOptions& options) {
+  const auto& name = options.dtype;
+  if (name.empty()) return std::nullopt;
+  if (name == "float32" || name == "f32") return at::kFloat;
+  if (name == "bfloat16" || name == "bf16") return at::kBFloat16;
+  if (name == "float16" || name == "f16") return at::kHalf;
+  raise(ErrorKind::kConfig, "[ckpt.convert] --dtype {}: a Hugging Face folder takes float32, bfloat16 or float16",
+        name);
+}
+
+std::optional<GgmlType> parse_gguf_dtype(const std::string& name) {
+  if (name.empty()) return std::nullopt;
+  if (name == "float32" || name == "f32") return GgmlType::kF32;
+  if (name == "bfloat16" || name == "bf16") return GgmlType::kBF16;
+  if (name == "float16" || name == "f16") return GgmlType::kF16;
+  if (name == "q8_0") return GgmlType::kQ8_0;
+  raise(ErrorKind::kConfig, "[ckpt.convert] --dtype {}: a GGUF file takes float32, bfloat16, float16 or q8_0", name);
+}
+
+fs::path companions_of(const fs::path& source, const ConvertOptions& options) {
+  if (!options.config.empty()) {
+    TESSERA_CHECK(fs::is_regular_file(options.config / "config.json"), ErrorKind::kConfig,
+                  "[ckpt.convert] --config {}: holds no config.json", options.config.string());
+    return options.config;
+  }
+  for (const auto& folder : {fs::is_directory(source) ? source : source.parent_path(), train::base_of(source)}) {
+    if (fs::is_regular_file(folder / "config.json")) return folder;
+  }
+  return {};
+}
+
+std::string converting(const fs::path& source) { return "[ckpt.convert] " + source.string(); }
+
+std::string without_config(const fs::path& companions, const fs::path& destination) {
+  if (!companions.empty()) return "";
+  return fmt::format(
+      "{}: weights alone, as the source holds no config.json. Give the model's folder with --config DIR.",
+      destination.string());
+}
+
+std::string weights_to_folder(const fs::path& source, const fs::path& destination, const ConvertOptions& options) {
+  const auto dtype = parse_weights_dtype(options);
+  const auto files = TensorFiles::open(source, {.weights_only = true});
+  const auto companions = companions_of(source, options);
+  std::vector<TensorSpec> specs;
+  for (const auto& [name, stored] : files->tensors()) {
+    const bool converts = dtype && c10::isFloatingType(stored.dtype);
+    specs.push_back({name, converts ? *dtype : stored.dtype, stored.shape});
+  }
+  StagedFolder folder(destination);
+  if (!companions.empty()) copy_config_and_companions(companions, folder.path());
+  SafetensorsFolderWriter writer(folder.path(), specs);
+  for (const auto& spec : specs) {
+    const auto stored = files->tensor(spec.name), converted = stored.to(spec.dtype);
+    check_converted(stored, converted, spec.name, converting(source));
+    writer.write(spec.name, converted);
+  }
+  writer.finish();
+  folder.publish();
+  return without_config(companions, destination);
+}
+
+std::string weights_to_dcp(const fs::path& source, const fs::path& destination, const ConvertOptions& options) {
+  TESSERA_CHECK(options.dtype.empty(), ErrorKind::kConfig,
+                "[ckpt.convert] --dtype {}: a distributed checkpoint keeps the dtypes of its source", options.dtype);
+  const auto files = TensorFiles::open(source, {.weights_only = true});
+  TESSERA_CHECK(files->format() != TensorFiles::Format::kDcp, ErrorKind::kConfig,
+                "[ckpt.convert] {}: is a distributed checkpoint already; 'tessera ckpt reshard' changes its files",
+                source.string());
+  const auto companions = companions_of(source, options);
+  const auto check = [&](const std::string& name, const at::Tensor& values) {
+    check_finite(values, name, converting(source));
+  };
+  write_dcp(*files, destination, {.ranks = 1, .prefix = "model.", .companions = companions, .check = check});
+  return without_config(companions, destination);
+}
+
+// Of a run's checkpoint: what is damaged is not given hashes, or a format, that hide it.
+void check_hashes(const fs::path& source) {
+  if (fs::is_directory(source) && DcpFolder::is_one(source)) Checkpoint::open(source).verify();
+}
+
+// The nested dict as its paths say.
+class NestedDict {
+ public:
+  void put(const DcpPath& path, PickleValue value) { put(root_, path, 0, std::move(value)); }
+  PickleValue pickle() const { return pickle(root_); }
+
+ private:
+  struct Node {
+    std::optional<PickleValue> leaf;
+    bool is_list = false;
+    std::vector<std::pair<DcpPath::value_type, std::unique_ptr<Node>>> children;
+    std::map<DcpPath::value_type, size_t> position;
+  };
+  static constexpr int64_t kLongestList = 1 << 20;
+  static std::string shown(const DcpPath& path) {
+    std::string out;
+    for (const auto& part : path) {
+      const auto* number = std::get_if<int64_t>(&part);
+      out += (out.empty() ? "" : ".") + (number ? std::to_string(*number) : std::get<std::string>(part));
+    }
+    return out;
+  }
+  static void put(Node& node, const DcpPath& path, size_t depth, PickleValue value) {
+    const auto check = [&](bool fits) {
+      TESSERA_CHECK(fits, ErrorKind::kFormat,
+                    "[ckpt.convert] paths of the state dict that contradict each other, at {}", quote(shown(path)));
+    };
+    check(!node.leaf);
+    if (depth == path.size()) {
+      check(node.children.empty());
+      node.leaf = std::move(value);
+      return;
+    }
+    const bool in_list = std::holds_alternative<int64_t>(path[depth]);
+    check(node.children.empty() || node.is_list == in_list);
+    check(!in_list || (std::get<int64_t>(path[depth]) >= 0 && std::get<int64_t>(path[depth]) < kLongestList));
+    node.is_list = in_list;
+    const auto [found, is_new] = node.position.try_emplace(path[depth], node.children.size());
+    if (is_new) node.children.emplace_back(path[depth], std::make_unique<Node>());
+    put(*node.children[found->second].second, path, depth + 1, std::move(value));
+  }
+  static PickleValue pickle(const Node& node) {
+    if (node.leaf) return *node.leaf;
+    if (node.is_list) {
+      PickleValue::Items items;
+      for (const auto& [key, place] : node.position) {
+        items.resize(static_cast<size_t>(std::get<int64_t>(key)));  // empty dicts of a list are not saved
+        items.push_back(pickle(*node.children[place].second));
+      }
+      return PickleValue::list(std::move(items));
+    }
+    std::vector<PickleValue::Pair> pairs;
+    for (const auto& [key, child] : node.children) pairs.emplace_back(std::get<std::string>(key), pickle(*child));
+    return PickleValue::dict(std::move(pairs));
+  }
+  Node root_;
+};
+
+// As torch's dcp_to_torch_save: the whole nested state dict in one file.
+void dcp_to_torch(const fs::path& source, const fs::path& destination) {
+  TESSERA_CHECK(!fs::exists(destination), ErrorKind::kIo, "[ckpt.convert] {}: exists already", destination.string());
+  const auto folder = DcpFolder::open(source);
+  const DcpLookup lookup(folder->metadata());
+  TorchSaveWriter writer;
+  NestedDict dict;
+  for (const auto& entry : folder->metadata().entries) {
+    const auto* path = lookup.find_path(entry.name);
+    const auto value = [&] {
+      if (!entry.tensor) return folder->object(entry.name);
+      const auto tensor = folder->tensor(entry.name);
+      check_finite(tensor, entry.name, converting(source));
+      return writer.add(tensor);
+    };
+    dict.put(path ? *path : DcpPath{entry.name}, value());
+  }
+  write_torch_save(destination, writer, dict.pickle());
+}
+
+// In float32, rounded once.
+void merge_adapter(const fs::path& source, const fs::path& destination, const ConvertOptions& options) {
+  const auto adapters = read_adapter_config(options.adapter);
+  const auto model = from_pretrained(source, std::nullopt, at::kCPU, FolderAdapter::kIgnore);
+  add_adapters(*model, adapters);
+  load_adapters(*model, options.adapter);
+  save_pretrained(*model, destination, source, {.dtype = parse_weights_dtype(options), .merge_adapters = true});
+  write_end_tokens(destination, end_tokens(source, model->config()), model->config());
+}
+
+}  // namespace
+
+std::string convert_checkpoint(const fs::path& source, const fs::path& destination, const ConvertOptions& options) {
+  const bool gguf = is_gguf(source);
+  const bool plain_folder =
+      !gguf && fs::is_directory(source) && TensorFiles::open(source)->format() == TensorFiles::Format::kSafetensors;
+  const auto to = !options.to.empty() ? options.to : plain_folder && options.adapter.empty() ? "gguf" : "hf";
+  TESSERA_CHECK(to == "hf" || to == "gguf" || to == "dcp" || to == "torch", ErrorKind::kConfig,
+                "[ckpt.convert] --to {}: wanted hf, gguf, dcp or torch", to);
+  TESSERA_CHECK(options.config.empty() || to == "hf" || to == "dcp", ErrorKind::kConfig,
+                "[ckpt.convert] --config {}: goes with --to hf and --to dcp", options.config.string());
+  TESSERA_CHECK(options.dtype.empty() || to != "torch", ErrorKind::kConfig,
+                "[ckpt.convert] --dtype {}: a torch.save file keeps the dtypes of its source", options.dtype);
+  TESSERA_CHECK(options.adapter.empty() || (plain_folder && to == "hf"), ErrorKind::kConfig,
+                "[ckpt.convert] --adapter {}: goes with --to hf and a Hugging Face folder", options.adapter.string());
+  TESSERA_CHECK(options.adapter.empty() || options.config.empty(), ErrorKind::kConfig,
+                "[ckpt.convert] --config {}: found beside --adapter, whose base has its own", options.config.string());
+  check_hashes(source);
+  if (!options.adapter.empty()) {
+    merge_adapter(source, destination, options);
+    return "";
+  }
+  refuse_folder_adapter(source);
+  if (gguf && to == "hf") {
+    gguf_to_folder(source, destination, {.dtype = parse_weights_dtype(options)});
+    return "";
+  }
+  if (to == "gguf" && plain_folder) {
+    folder_to_gguf(source, destination, {.type = parse_gguf_dtype(options.dtype)});
+    return "";
+  }
+  TESSERA_CHECK(!gguf && to != "gguf", ErrorKind::kConfig,
+                "[ckpt.convert] {}: GGUF goes from and to a Hugging Face folder; convert {} first", source.string(),
+                gguf ? "it with --to hf" : "this with --to hf");
+  if (to == "hf") return weights_to_folder(source, destination, options);
+  if (to == "dcp") return weights_to_dcp(source, destination, options);
+  TESSERA_CHECK(DcpFolder::is_one(source), ErrorKind::kConfig,
+                "[ckpt.convert] {}: --to torch takes a distributed checkpoint", source.string());
+  dcp_to_torch(source, destination);
+  return "";
+}
+
+}  // namespace tessera::cli

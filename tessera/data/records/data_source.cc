@@ -1,0 +1,256 @@
+#include "tessera/data/records/data_source.h"
+
+#include <fmt/ranges.h>
+#include <glob.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <optional>
+#include <set>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text/quote.h"
+
+namespace tessera::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kMostFiles = 100'000;
+constexpr int kDeepest = 6;  // folders inside one another
+
+// What the Hub's data sets call their splits.
+struct SplitWords {
+  const char* split;
+  std::array<const char*, 5> words;
+};
+constexpr SplitWords kSplits[] = {{"train", {"train", "training"}},
+                                  {"validation", {"validation", "valid", "dev", "val"}},
+                                  {"test", {"test", "testing", "eval", "evaluation"}}};
+
+bool is_table(fs::path file) {
+  if (file.extension() == ".gz") file = file.stem();
+  return file.extension() == ".csv" || file.extension() == ".tsv";
+}
+
+// Of a name as the Hub has them.
+std::string hint_of_the_hub(const std::string& name) {
+  const auto slash = name.find('/');
+  const bool like_one = slash != name.npos && slash > 0 && slash + 1 < name.size() &&
+                        name.find('/', slash + 1) == name.npos && name.find_first_of(". ") != 0;
+  if (!like_one || fs::path(name).has_extension()) return "";
+  return fmt::format(
+      " If it is a data set of the Hub's: fetch it with 'hf download --repo-type dataset {}', and name the "
+      "folder that this prints.",
+      name);
+}
+
+// The name without its extensions: train-00000-of-00002.parquet, part.jsonl.gz.
+std::string stem_of(const fs::path& path) {
+  fs::path name = path.filename();
+  if (name.extension() == ".gz") name = name.stem();
+  return name.stem().string();
+}
+
+bool is_data_name(const fs::path& path) {
+  static const std::set<std::string> kNotData = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json",
+                                                 "state.json"};
+  if (kNotData.contains(path.filename().string()) || path.filename().string().starts_with('.')) return false;
+  auto extension = path.extension().string();
+  if (extension == ".gz") extension = path.stem().extension().string();
+  static const std::set<std::string> kData = {".jsonl", ".ndjson", ".json", ".txt", ".parquet", ".idx"};
+  return kData.contains(extension);
+}
+
+// NAME-00003-of-00010 is shard 3 of 10.
+struct Shard {
+  std::string stem;
+  size_t index = 0, count = 0;
+};
+
+std::optional<Shard> shard_of(const std::string& stem) {
+  const size_t of = stem.rfind("-of-");
+  if (of == stem.npos) return std::nullopt;
+  const size_t dash = stem.rfind('-', of - 1);
+  const auto number = [](const std::string& text) -> std::optional<size_t> {
+    if (text.empty() || text.size() > 9 ||
+        !std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c); })) {
+      return std::nullopt;
+    }
+    return std::stoul(text);
+  };
+  if (of == 0 || dash == stem.npos) return std::nullopt;
+  const auto index = number(stem.substr(dash + 1, of - dash - 1));
+  const auto count = number(stem.substr(of + 4, stem.find('-', of + 4) - of - 4));
+  if (!index || !count) return std::nullopt;
+  return Shard{stem.substr(0, dash), *index, *count};
+}
+
+void check_shards(const std::vector<DataFile>& files) {
+  std::map<std::pair<std::string, size_t>, std::set<size_t>> found;  // by folder and name, and how many there are
+  for (const auto& file : files) {
+    const auto shard = shard_of(stem_of(file.path));
+    if (shard) found[{(file.path.parent_path() / shard->stem).string(), shard->count}].insert(shard->index);
+  }
+  for (const auto& [name, indices] : found) {
+    for (size_t i = 0; i < name.second && i <= indices.size(); ++i) {
+      TESSERA_CHECK(indices.contains(i), ErrorKind::kFormat,
+                    "[data.files] {}-{:05}-of-{:05}: this shard is missing, {} of {} are there. Fetch it.", name.first,
+                    i, name.second, indices.size(), name.second);
+    }
+  }
+}
+
+bool is_word_of(const std::string& text, std::string_view word) {
+  const auto letter = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; };
+  for (size_t at = text.find(word); at != text.npos; at = text.find(word, at + 1)) {
+    const size_t end = at + word.size();
+    if ((at == 0 || !letter(text[at - 1])) && (end == text.size() || !letter(text[end]))) return true;
+  }
+  return false;
+}
+
+// The split a file is of: "train" and so on, the stem of its shards where that is another word; "" for none. Its own
+// name counts before those of its folders.
+std::string split_of(const fs::path& path, const fs::path& root) {
+  const auto shard = shard_of(stem_of(path));
+  std::vector<std::string> names = {shard ? shard->stem : stem_of(path)};
+  for (auto folder = path.parent_path(); folder != root && folder.has_filename(); folder = folder.parent_path()) {
+    names.push_back(folder.filename().string());
+  }
+  for (const auto& name : names) {
+    for (const auto& [split, words] : kSplits) {
+      for (const char* word : words) {
+        if (word && name == word) return split;
+      }
+    }
+    if (&name == &names.front() && shard) return name;  // train_sft-00000-of-00003
+    for (const auto& [split, words] : kSplits) {
+      for (const char* word : words) {
+        if (word && is_word_of(name, word)) return split;
+      }
+    }
+  }
+  return "";
+}
+
+void list(const fs::path& folder, int depth, std::vector<fs::path>& files) {
+  TESSERA_CHECK(depth <= kDeepest, ErrorKind::kConfig, "[data.files] {}: folders inside one another, more than {}.",
+                folder.string(), kDeepest);
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    if (entry.path().filename().string().starts_with('.')) continue;
+    if (entry.is_directory()) {
+      list(entry.path(), depth + 1, files);
+    } else if (entry.is_regular_file() && is_data_name(entry.path())) {
+      files.push_back(entry.path());
+    }
+    TESSERA_CHECK(files.size() <= kMostFiles, ErrorKind::kConfig,
+                  "[data.files] {}: more than {} files. Name them by patterns.", folder.string(), kMostFiles);
+  }
+  TESSERA_CHECK(!error, ErrorKind::kIo, "[data.files] {}: cannot be listed: {}", folder.string(), error.message());
+}
+
+std::vector<fs::path> of_folder(const DataSource& source, const std::string& purpose) {
+  const fs::path root = source.path;
+  std::vector<fs::path> all;
+  list(root, 0, all);
+  TESSERA_CHECK(!all.empty(), ErrorKind::kIo,
+                "[data.files] {}: the folder holds no data: no .jsonl, .json, .txt, .parquet or .idx, with .gz or not.",
+                root.string());
+  std::set<std::string> splits;
+  for (const auto& file : all) splits.insert(split_of(file, root));
+  const bool named = splits.size() > 1 || !splits.contains("");
+  const std::string wanted = source.split.empty() ? purpose : source.split;
+  std::vector<fs::path> files;
+  for (const auto& file : all) {
+    if ((!named && source.split.empty()) || split_of(file, root) == wanted) files.push_back(file);
+  }
+  splits.erase("");
+  TESSERA_CHECK(!files.empty(), ErrorKind::kConfig, "[data.files] {}: it has no split {}, but {}. Set split: to one.",
+                root.string(), quote(wanted),
+                splits.empty() ? "none at all" : fmt::format("{}", fmt::join(splits, ", ")));
+  std::set<fs::path> folders;
+  for (const auto& file : files) folders.insert(file.parent_path());
+  std::set<fs::path> outer;  // data/train/... and data/validation/... are of one
+  for (const auto& folder : folders) {
+    const auto name = split_of(folder / "x", folder.parent_path());
+    outer.insert(name == wanted && folder != root ? folder.parent_path() : folder);
+  }
+  TESSERA_CHECK(outer.size() == 1, ErrorKind::kConfig,
+                "[data.files] {}: it holds several data sets, in {}. Name one of these folders.", root.string(),
+                fmt::join(
+                    [&] {
+                      std::vector<std::string> names;
+                      for (const auto& folder : outer) names.push_back(folder.string());
+                      return names;
+                    }(),
+                    " and "));
+  return files;
+}
+
+std::vector<fs::path> of_pattern(const std::string& pattern) {
+  glob_t found{};
+  const int result = ::glob(pattern.c_str(), GLOB_BRACE, nullptr, &found);
+  std::vector<fs::path> files;
+  for (size_t i = 0; result == 0 && i < found.gl_pathc; ++i) {
+    if (!fs::is_directory(found.gl_pathv[i])) files.emplace_back(found.gl_pathv[i]);
+  }
+  ::globfree(&found);
+  TESSERA_CHECK(!files.empty(), ErrorKind::kIo, "[data.files] {}: no file has a name of this pattern.", pattern);
+  return files;
+}
+
+}  // namespace
+
+std::vector<DataFile> files_of(const DataSource& source, const std::string& purpose) {
+  std::error_code ignored;
+  const fs::path path = source.path;
+  std::vector<fs::path> paths;
+  if (fs::is_directory(path, ignored)) {
+    paths = of_folder(source, purpose);
+  } else if (fs::exists(path, ignored)) {
+    paths = {path};
+  } else if (source.path.find_first_of("*?[{") != std::string::npos) {
+    paths = of_pattern(source.path);
+  } else if (fs::exists(source.path + ".idx",
+                        ignored)) {  // as Megatron names a pair of files
+    paths = {source.path + ".idx"};
+  } else {
+    raise(ErrorKind::kIo, "[data.files] {}: no such file or folder.{}", source.path, hint_of_the_hub(source.path));
+  }
+  std::sort(paths.begin(), paths.end());
+  std::vector<DataFile> files;
+  for (const auto& file : paths) {
+    const bool ids = source.format == "megatron" || file.extension() == ".bin" || file.extension() == ".idx";
+    auto container = ids ? Container::kMegatron : container_of(file);
+    TESSERA_CHECK(
+        source.format != "auto" || !is_table(file), ErrorKind::kConfig,
+        "[data.files] {}: tables of this kind are not read. Write it as .jsonl or .parquet, or set data.format=text "
+        "to learn it as the text that it is.",
+        file.string());
+    if (source.format == "text" && container != Container::kParquet) container = Container::kText;
+    if (source.format != "text" && source.format != "auto" && container == Container::kText) {
+      container = Container::kJsonLines;  // records, whatever the file is called
+    }
+    files.push_back({file, container});
+  }
+  const std::set<fs::path> named(paths.begin(), paths.end());
+  std::erase_if(files,
+                [&](const DataFile& file) {  // both files of a pair may have been named
+                  if (file.container != Container::kMegatron || file.path.extension() != ".bin") return false;
+                  auto index = file.path;
+                  return named.contains(index.replace_extension(".idx"));
+                });
+  for (const auto& file : files) {
+    TESSERA_CHECK(file.container == files.front().container, ErrorKind::kConfig,
+                  "[data.files] {}: {} is {}, {} is {}. Name those of one kind by a pattern, as in {}.", source.path,
+                  files.front().path.string(), to_string(files.front().container), file.path.string(),
+                  to_string(file.container), (file.path.parent_path() / "*.jsonl").string());
+  }
+  if (fs::is_directory(path, ignored)) check_shards(files);
+  return files;
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,78 @@
+#include "tessera/data/records/encoding.h"
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text/utf8.h"
+
+namespace tessera::data {
+namespace {
+
+constexpr size_t kLooked = size_t{1} << 20;  // bytes at the front that tell an encoding
+
+// What has a zero byte in every second character is no text of letters.
+bool is_full_of_zeros(std::string_view content) {
+  const auto front = content.substr(0, kLooked);
+  return static_cast<size_t>(std::count(front.begin(), front.end(), '\0')) * 10 >= front.size();
+}
+
+[[noreturn]] void refuse(const std::filesystem::path& path, const char* encoding, const char* name, size_t byte,
+                         std::string_view content, uint64_t offset = 0) {
+  raise(ErrorKind::kFormat,
+        "[data.read] {}: byte {} is {:#04x}, which is no text in UTF-8: the "
+        "file seems to be {}. Convert it with "
+        "'iconv -f {} -t UTF-8'.",
+        path.string(), offset + byte, static_cast<unsigned char>(content[byte]), encoding, name);
+}
+
+// Of files that are no text at all, and what makes one of them.
+void refuse_other_kinds(std::string_view content, const std::filesystem::path& path) {
+  struct Kind {
+    std::string_view mark;
+    const char* name;
+    const char* advice;
+  };
+  static const Kind kKinds[] = {{{"\x28\xb5\x2f\xfd", 4}, "compressed with zstd", "Unpack it with 'zstd -d'"},
+                                {"BZh", "compressed with bzip2", "Unpack it with 'bunzip2'"},
+                                {{"\xfd"
+                                  "7zXZ\0",
+                                  6},
+                                 "compressed with xz",
+                                 "Unpack it with 'unxz'"},
+                                {{"PK\x03\x04", 4}, "a zip archive", "Unpack it with 'unzip'"},
+                                {"ARROW1", "an Arrow file", "Write it as Parquet or JSON lines"},
+                                {"PAR1", "a Parquet file", "Name it .parquet"},
+                                {{"\x1f\x8b", 2}, "compressed with gzip a second time", "Unpack it with 'gunzip'"}};
+  constexpr size_t kCharacter = 4;  // one may be cut
+  const auto front = content.substr(0, kLooked);
+  for (const auto& kind : kKinds) {
+    if (!content.starts_with(kind.mark) || valid_utf8_prefix(front) + kCharacter > front.size()) continue;
+    raise(ErrorKind::kFormat, "[data.read] {}: is no text: it seems to be {}. {}.", path.string(), kind.name,
+          kind.advice);
+  }
+}
+
+}  // namespace
+
+void check_encoding(std::string_view content, const std::filesystem::path& path, uint64_t offset) {
+  if (content.empty()) return;
+  const size_t good = valid_utf8_prefix(content);
+  if (offset == 0) {
+    refuse_other_kinds(content, path);
+    const size_t zero = content.find('\0');
+    const size_t byte = std::min(good, zero);
+    const auto starts = [&](std::string_view mark) { return content.starts_with(mark); };
+    if (starts({"\xff\xfe\0\0", 4}) || starts({"\0\0\xfe\xff", 4})) refuse(path, "UTF-32", "UTF-32", byte, content);
+    if (starts("\xff\xfe") || starts("\xfe\xff")) refuse(path, "UTF-16", "UTF-16", byte, content);
+    if (zero != content.npos && is_full_of_zeros(content)) {
+      refuse(path, "UTF-16 or UTF-32 without a byte order mark", zero % 2 == 0 ? "UTF-16BE" : "UTF-16LE", zero,
+             content);
+    }
+  }
+  if (good == content.size()) return;
+  const bool at_end = good + invalid_utf8_length(content.substr(good)) == content.size();
+  refuse(path, at_end ? "cut off inside a character, or Latin-1" : "Latin-1 or Windows-1252", "WINDOWS-1252", good,
+         content, offset);
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,59 @@
+#include "tessera/data/records/row_source.h"
+
+#include "tessera/base/error.h"
+#include "tessera/data/records/byte_stream.h"
+
+namespace tessera::data {
+
+const char* to_string(Container container) {
+  switch (container) {
+    case Container::kText:
+      return "text";
+    case Container::kJsonLines:
+      return "JSON lines";
+    case Container::kJsonArray:
+      return "a JSON array";
+    case Container::kParquet:
+      return "Parquet";
+    case Container::kMegatron:
+      return "Megatron's token ids";
+  }
+  return "";
+}
+
+Container container_of(const std::filesystem::path& path) {
+  auto extension = path.extension();
+  if (extension == ".gz") extension = path.stem().extension();
+  if (extension == ".jsonl" || extension == ".ndjson") return Container::kJsonLines;
+  if (extension == ".txt") return Container::kText;
+  if (extension == ".parquet") return Container::kParquet;
+  if (extension == ".bin" || extension == ".idx") return Container::kMegatron;
+  std::string front(4096, '\0');
+  front.resize(ByteStream::open(path)->read(front));
+  if (front.starts_with("PAR1")) return Container::kParquet;
+  const size_t mark = front.starts_with("\xef\xbb\xbf") ? 3 : 0;
+  const size_t first = front.find_first_not_of(" \t\r\n", mark);
+  if (extension == ".json") {
+    const auto line = std::string_view(front).substr(std::min(first, front.size()));
+    TESSERA_CHECK(!line.starts_with("{\n") && !line.starts_with("{\r\n"), ErrorKind::kFormat,
+                  "[data.read] {}: is one object over several lines, wanted an array of records, or a record a line.",
+                  path.string());
+    return first != front.npos && front[first] == '[' ? Container::kJsonArray : Container::kJsonLines;
+  }
+  return first != front.npos && front[first] == '{' ? Container::kJsonLines : Container::kText;
+}
+
+std::unique_ptr<RowSource> open_rows(const std::filesystem::path& path, Container container) {
+  switch (container) {
+    case Container::kJsonLines:
+      return open_json_lines(path);
+    case Container::kJsonArray:
+      return open_json_array(path);
+    case Container::kParquet:
+      return open_parquet(path);
+    default:
+      raise(ErrorKind::kInternal, "[data.read] {}: {} holds no rows.", path.string(), to_string(container));
+  }
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,75 @@
+#include "tessera/data/records/sources.h"
+
+#include "tessera/base/error.h"
+#include "tessera/data/records/megatron.h"
+#include "tessera/data/records/text_stream.h"
+
+namespace tessera::data {
+namespace {
+
+constexpr size_t kPartBytes = size_t{16} << 20;
+
+bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\r\n") == std::string_view::npos; }
+
+// Where a part ends: behind a line that the next does not continue with white space, which tokenizers join to it.
+size_t end_of_part(std::string_view text) {
+  for (size_t at = kPartBytes; at > kPartBytes / 2; --at) {
+    if (text[at - 1] == '\n' && !is_blank(text.substr(at, 1))) return at;
+  }
+  size_t at = kPartBytes;
+  while ((static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) --at;
+  return at;
+}
+
+std::optional<RecordKind> read_stream(const DataFile& file, const std::function<void(Record)>& visit) {
+  TextStream stream(file.path);
+  Record part{.kind = RecordKind::kStream, .last = false, .where = file.path.string()};
+  std::string text;
+  while (!part.last) {
+    bool more = true;
+    while (more && text.size() <= kPartBytes) more = stream.more(text);
+    part.last = !more && text.size() <= kPartBytes;
+    if (part.first && part.last && is_blank(text)) return std::nullopt;
+    const size_t end = part.last ? text.size() : end_of_part(text);
+    part.text = text.substr(0, end);
+    text.erase(0, end);
+    visit(part);
+    part.first = false;
+  }
+  return RecordKind::kStream;
+}
+
+std::optional<RecordKind> read_ids(const DataFile& file, const std::function<void(Record)>& visit) {
+  const auto index = MegatronIndex::open(file.path);
+  for (int64_t i = 0; i < index.documents(); ++i) {
+    visit({.kind = RecordKind::kTokens,
+           .tokens = index.document(i),
+           .where = fmt::format("{} document {}", index.bin_path().string(), i)});
+  }
+  return index.documents() > 0 ? std::optional(RecordKind::kTokens) : std::nullopt;
+}
+
+}  // namespace
+
+std::optional<RecordKind> read_records(const DataFile& file, const SourceOptions& options,
+                                       const std::function<void(Record)>& visit) {
+  if (file.container == Container::kMegatron) {
+    TESSERA_CHECK(options.format == "auto" || options.format == "megatron", ErrorKind::kConfig,
+                  "[data.read] {}: holds token ids, which data.format {} cannot read. Set it to auto or megatron.",
+                  file.path.string(), options.format);
+    return read_ids(file, visit);
+  }
+  if (file.container == Container::kText) {
+    TESSERA_CHECK(options.format == "auto" || options.format == "text", ErrorKind::kConfig,
+                  "[data.read] {}: is plain text, which data.format {} cannot read. Set it to auto or text, or give "
+                  "the file an extension that says what it is.",
+                  file.path.string(), options.format);
+    return read_stream(file, visit);
+  }
+  const auto rows = open_rows(file.path, file.container);
+  RecordReader reader(options.format, options.columns);
+  for (Row row; rows->next(row);) visit(reader.read(row));
+  return reader.kind();
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,32 @@
+#include "tessera/data/records/text_stream.h"
+
+#include "tessera/base/text/utf8.h"
+#include "tessera/data/records/encoding.h"
+
+namespace tessera::data {
+
+bool TextStream::more(std::string& text) {
+  constexpr size_t kAtOnce = size_t{1} << 20;
+  std::string chunk = std::move(begun_);
+  const size_t kept = chunk.size();
+  chunk.resize(kept + kAtOnce);
+  chunk.resize(kept + bytes_->read({chunk.data() + kept, kAtOnce}));
+  const bool at_end = chunk.size() < kept + kAtOnce;
+  begun_.clear();
+  if (!at_end) {
+    const size_t good = valid_utf8_prefix(chunk);
+    if (good < chunk.size() && good + invalid_utf8_length(std::string_view(chunk).substr(good)) == chunk.size()) {
+      begun_ = chunk.substr(good);
+      chunk.resize(good);
+    }
+  }
+  check_encoding(chunk, path_, offset_);
+  const bool first = offset_ == 0;
+  offset_ += chunk.size();
+  std::string_view found = chunk;
+  if (first && found.starts_with("\xef\xbb\xbf")) found.remove_prefix(3);
+  text += found;
+  return !chunk.empty();
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,325 @@
+#include "tessera/data/records/turns.h"
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text/json.h"
+#include "tessera/base/text/utf8.h"
+
+namespace tessera::data {
+namespace {
+
+constexpr uint32_t kMarkBegin = 0xFDD2, kFirstDigit = 0xFDE0;  // noncharacters; 16 digits
+
+// Distinct for each message, and no part of another's.
+std::string mark_of(size_t message) {
+  std::string mark;
+  append_utf8(kMarkBegin, mark);
+  for (int shift = 28; shift >= 0; shift -= 4) {
+    append_utf8(kFirstDigit + static_cast<uint32_t>(message >> shift & 15), mark);
+  }
+  return mark;
+}
+
+// The text without the marks that mark_of() makes; noncharacters of its own stay.
+std::string without_marks(std::string_view text) {
+  static const std::string begin = mark_of(0).substr(0, 3);
+  const size_t bytes = mark_of(0).size();
+  std::string plain;
+  size_t done = 0;
+  for (size_t at = text.find(begin); at != text.npos; at = text.find(begin, at + 1)) {
+    bool digits = at + bytes <= text.size();
+    for (size_t i = begin.size(); digits && i < bytes; i += begin.size()) {
+      digits = text.substr(at + i, 2) == "\xEF\xB7" && static_cast<unsigned char>(text[at + i + 2]) >= 0xA0;
+    }
+    if (!digits) continue;
+    plain.append(text, done, at - done);
+    done = at + bytes;
+  }
+  return plain.append(text, done);
+}
+
+bool has_calls(const Json& message) {
+  return message.contains("tool_calls") && message["tool_calls"].is_array() && !message["tool_calls"].empty();
+}
+
+// Behind the last character that is no whitespace, since templates trim. False for a text without one.
+bool mark_text(Json& value, const std::string& mark) {
+  if (!value.is_string()) return false;
+  auto& text = value.get_ref<std::string&>();
+  const size_t last = text.find_last_not_of(" \t\n\r\f\v");
+  if (last == text.npos) return false;
+  text.insert(last + 1, mark);
+  return true;
+}
+
+bool mark_content(Json& message, const std::string& mark) {
+  if (!message.contains("content")) return false;
+  Json& content = message["content"];
+  if (content.is_string()) return mark_text(content, mark);
+  if (!content.is_array()) return false;
+  for (size_t i = content.size(); i-- > 0;) {
+    Json& part = content[i];
+    if (part.is_object() && part.contains("text") && mark_text(part["text"], mark)) return true;
+  }
+  return false;
+}
+
+// Before the first character that is no whitespace.
+bool mark_content_begin(Json& message, const std::string& mark) {
+  Json* text = message.contains("content") ? &message["content"] : nullptr;
+  if (text && text->is_array())
+    text = text->empty() || !text->front().contains("text") ? nullptr : &text->front()["text"];
+  if (!text || !text->is_string()) return false;
+  auto& characters = text->get_ref<std::string&>();
+  const size_t first = characters.find_first_not_of(" \t\n\r\f\v");
+  if (first == characters.npos) return false;
+  characters.insert(first, mark);
+  return true;
+}
+
+bool mark_call(Json& message, const char* key, const std::string& mark) {
+  if (!has_calls(message)) return false;
+  Json& call = message["tool_calls"].front();  // some templates print no more than one
+  if (!call.is_object()) return false;
+  Json& function = call.contains("function") && call["function"].is_object() ? call["function"] : call;
+  Json& holder = std::string_view(key) == "id" ? call : function;
+  return holder.contains(key) && mark_text(holder[key], mark);
+}
+
+bool is_blank(Json message) { return !mark_content(message, "-"); }
+
+// The places for a message's mark, the later ones for templates that do not print those before: the name of the first
+// call, its id, the content, and the reasoning.
+enum class Place { kName, kId, kContent, kReasoning, kNone };
+
+bool mark_reasoning(Json& message, const std::string& mark) {
+  for (const char* key : {"reasoning_content", "thinking", "reasoning"}) {
+    if (message.contains(key) && !message[key].is_null()) return mark_text(message[key], mark);
+  }
+  return false;
+}
+
+bool mark_at(Place place, Json& message, const std::string& mark) {
+  switch (place) {
+    case Place::kName:
+      return mark_call(message, "name", mark);
+    case Place::kId:
+      return mark_call(message, "id", mark);
+    case Place::kContent:
+      return mark_content(message, mark);
+    case Place::kReasoning:
+      return mark_reasoning(message, mark);
+    case Place::kNone:
+      break;
+  }
+  return false;
+}
+
+Place behind(Place place) { return place == Place::kNone ? place : static_cast<Place>(static_cast<int>(place) + 1); }
+
+size_t common_prefix(std::string_view a, std::string_view b) {
+  return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+}
+
+std::optional<std::string> rendered(const text::ChatTemplate& chat, const Json& messages, bool prompt,
+                                    const Json& extra) {
+  try {
+    return chat.render(messages, prompt, extra).text;
+  } catch (const Error&) {
+    return std::nullopt;  // a template that refuses half a conversation
+  }
+}
+
+}  // namespace
+
+TurnFinder::TurnFinder(const text::ChatTemplate& chat, const Json& messages, const Json& extra, const std::string& text)
+    : chat_(chat),
+      messages_(messages),
+      extra_(extra),
+      text_(text),
+      drops_calls_(messages.size()),
+      marks_content_(messages.size()) {
+  choose_marks();
+}
+
+void TurnFinder::choose_marks() {
+  marked_ = messages_;
+  marks_.assign(messages_.size(), "");
+  std::vector<Place> places(messages_.size(), Place::kName);
+  const auto place_mark = [&](size_t i) {
+    marked_[i] = messages_[i];
+    marks_[i].clear();
+    for (; places[i] != Place::kNone; places[i] = behind(places[i])) {
+      const auto mark = mark_of(i);
+      if (!mark_at(places[i], marked_[i], mark)) continue;
+      marks_[i] = mark;
+      return;
+    }
+  };
+  for (size_t i = 0; i < messages_.size(); ++i) place_mark(i);
+  for (bool moved = true; moved;) {  // at most once for each place
+    moved = false;
+    whole_ = rendered(chat_, marked_, false, extra_);
+    if (!whole_) break;
+    for (size_t i = 0; i < messages_.size(); ++i) {
+      if (marks_[i].empty() || whole_->find(marks_[i]) != std::string::npos) continue;
+      places[i] = behind(places[i]);
+      place_mark(i);
+      moved = true;
+    }
+  }
+  for (size_t i = 0; i < messages_.size(); ++i) {
+    drops_calls_[i] = has_calls(messages_[i]) && places[i] != Place::kName && places[i] != Place::kId;
+    marks_content_[i] = places[i] == Place::kContent;
+  }
+  if (whole_ && without_marks(*whole_) != text_) whole_.reset();
+}
+
+std::optional<std::string> TurnFinder::behind_mark(const std::string& rendered, size_t message) const {
+  const size_t at = marks_[message].empty() ? std::string::npos : rendered.find(marks_[message]);
+  if (at == std::string::npos) return std::nullopt;
+  return without_marks(std::string_view(rendered).substr(at));
+}
+
+// The first `count` messages; with all marks, or with that of one message alone.
+std::optional<std::string> TurnFinder::render_marked(size_t count, bool prompt, std::optional<size_t> one) const {
+  Json messages = Json::array();
+  for (size_t i = 0; i < count; ++i) messages.push_back(!one || *one == i ? marked_[i] : messages_[i]);
+  return rendered(chat_, messages, prompt, extra_);
+}
+
+std::optional<std::string> TurnFinder::behind_in_whole(size_t message) const {
+  const auto whole = whole_ ? whole_ : render_marked(messages_.size(), false, message);
+  const auto tail = whole ? behind_mark(*whole, message) : std::nullopt;
+  if (!tail || !text_.ends_with(*tail)) return std::nullopt;
+  return tail;
+}
+
+std::optional<TurnFinder::Common> TurnFinder::common_end(size_t count, bool prompt) const {
+  auto part = whole_ ? render_marked(count, prompt, std::nullopt) : std::nullopt;
+  if (whole_ && !part) return std::nullopt;
+  for (size_t message = count; message-- > 0;) {
+    if (marks_[message].empty()) continue;
+    if (!whole_) part = render_marked(count, prompt, message);
+    if (!part) return std::nullopt;
+    const auto tail = behind_mark(*part, message), whole_tail = behind_in_whole(message);
+    if (!tail || !whole_tail) continue;
+    const size_t same = common_prefix(*tail, *whole_tail);
+    return Common{text_.size() - whole_tail->size() + same, same == tail->size()};
+  }
+  if (!part) part = render_marked(count, prompt, messages_.size());
+  if (!part) return std::nullopt;
+  const auto plain = without_marks(*part);
+  const size_t same = common_prefix(plain, text_);
+  return Common{same, same == plain.size()};
+}
+
+// The places around the text of a message, found by another text in its place and nothing beside it: where the header
+// ends, and where the end of the turn begins. npos where what is printed there is not what the whole has.
+std::optional<std::pair<size_t, size_t>> TurnFinder::around_bare_text(size_t index) const {
+  const std::string mark = mark_of(messages_.size());
+  Json bare = messages_;
+  const bool parts = messages_[index].contains("content") && messages_[index]["content"].is_array();
+  bare[index] = {{"role", messages_[index].at("role")}, {"content", mark}};
+  if (parts) bare[index]["content"] = Json::array({{{"type", "text"}, {"text", mark}}});
+  const auto other = rendered(chat_, bare, false, extra_);
+  const size_t at = other ? other->find(mark) : std::string::npos;
+  if (at == std::string::npos || other->find(mark, at + 1) != std::string::npos) return std::nullopt;
+  const std::string_view before = std::string_view(*other).substr(0, at),
+                         after = std::string_view(*other).substr(at + mark.size());
+  // Before the first message nothing depends on what follows: as much as is common is in front of the text.
+  const size_t same = common_prefix(before, text_);
+  return std::pair{same == before.size() || index == 0 ? same : std::string::npos,
+                   text_.ends_with(after) ? text_.size() - after.size() : std::string::npos};
+}
+
+std::optional<size_t> TurnFinder::first_of(size_t index) const {
+  const auto prompt = common_end(index, true);
+  // A template may print nothing at all for no messages, and a system prompt in front of the first.
+  if (prompt && prompt->all && (index > 0 || prompt->place > 0)) return prompt->place;
+  // The prompt ends with more than the whole prints (an open <think>), or there is none.
+  const auto bare = around_bare_text(index);
+  if (!bare || bare->first == std::string::npos) return prompt ? std::optional(prompt->place) : std::nullopt;
+  const auto asked = rendered(chat_, messages_, true, extra_);
+  if (!asked || asked->size() <= text_.size() || !asked->starts_with(text_)) return bare->first;
+  const std::string header = asked->substr(text_.size());
+  const size_t least = index > 0 ? common_end(index, false).value_or(Common{0, false}).place : 0;
+  const size_t found = text_.rfind(header, bare->first);
+  const bool fits = found != std::string::npos && found >= least && found + header.size() <= bare->first;
+  return fits ? found + header.size() : bare->first;
+}
+
+// Where nothing tells where a turn ends, only space may stand before its end.
+size_t TurnFinder::behind_next_character(size_t place) const {
+  const size_t next = text_.find_first_not_of(" \n", place);
+  return next == std::string::npos ? text_.size() : next + 1;
+}
+
+std::vector<Turn> TurnFinder::find(size_t index) const {
+  const auto first = first_of(index);
+  if (!first) return {};
+  const auto end =
+      index + 1 == messages_.size() ? std::optional(Common{text_.size(), true}) : common_end(index + 1, false);
+  const auto limit_behind = [&](size_t text_end) {
+    return end ? std::max(end->place, text_end) : behind_next_character(text_end);
+  };
+  const bool calls = has_calls(messages_[index]) && !drops_calls_[index];
+  const auto tail = marks_content_[index] ? behind_in_whole(index) : std::nullopt;
+  if (tail) {
+    const size_t text_end = text_.size() - tail->size();
+    if (text_end < *first) return {};
+    return {{.first = *first, .text_end = text_end, .limit = limit_behind(text_end)}};
+  }
+  if (!calls && !is_blank(messages_[index])) return {};  // a text that is not printed
+  // A conversation that may not end with these calls, or is printed otherwise then: with a text instead of them the
+  // same end stands behind it.
+  const auto bare = calls && end && end->all ? std::nullopt : around_bare_text(index);
+  size_t most = text_.size();  // of the next message that shows where it is
+  for (size_t next = index + 1; next < messages_.size() && most == text_.size(); ++next) {
+    if (const auto next_tail = behind_in_whole(next)) most -= next_tail->size();
+  }
+  if (bare && bare->second != std::string::npos && *first <= bare->second && bare->second <= most) {
+    return {{.first = *first, .text_end = bare->second, .limit = limit_behind(bare->second)}};
+  }
+  if (!end || end->place < *first) return {};
+  std::vector<Turn> turns = {{.first = *first, .text_end = *first, .limit = end->place, .ends_in_special = true}};
+  if (const auto text = text_elsewhere(index, turns[0])) turns.push_back(*text);
+  return turns;
+}
+
+// The text of a message with calls where the template prints it apart from them (Gemma 4 does, behind the results).
+std::optional<Turn> TurnFinder::text_elsewhere(size_t index, const Turn& calls) const {
+  const std::string mark = mark_of(messages_.size());
+  const auto place = [&](bool (*set_mark)(Json&, const std::string&)) {
+    Json messages = messages_;
+    if (!set_mark(messages[index], mark)) return std::string::npos;
+    const auto whole = rendered(chat_, messages, false, extra_);
+    const size_t at = whole ? whole->find(mark) : std::string::npos;
+    if (at == std::string::npos) return std::string::npos;
+    const size_t behind = whole->size() - at - mark.size();
+    return text_.size() < behind ? std::string::npos : text_.size() - behind;
+  };
+  const size_t text_end = place(mark_content);
+  if (text_end == std::string::npos || (calls.first <= text_end && text_end <= calls.limit)) return std::nullopt;
+  const size_t first = place(mark_content_begin);
+  if (first == std::string::npos || first > text_end) return std::nullopt;
+  return Turn{.first = first, .text_end = text_end, .limit = behind_next_character(text_end)};
+}
+
+std::string TurnFinder::text_behind_last() const {
+  const size_t last = messages_.size() - 1;
+  Json messages = messages_;
+  messages[last] = marked_[last];
+  Json next = {{"role", has_calls(messages_[last]) ? "tool" : "user"}, {"content", "x"}};
+  const auto reads_text = chat_.content_form(next["role"].get_ref<const std::string&>()).reads_text;
+  if (!reads_text) next["content"] = Json::array({{{"type", "text"}, {"text", "x"}}});
+  messages.push_back(next);
+  const auto longer = rendered(chat_, messages, false, extra_);
+  const auto tail = behind_in_whole(last);
+  const auto longer_tail = longer ? behind_mark(*longer, last) : std::nullopt;
+  if (!tail || !longer_tail || !longer_tail->starts_with(*tail)) return "";
+  return longer_tail->substr(tail->size());
+}
+
+}  // namespace tessera::data

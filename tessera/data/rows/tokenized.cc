@@ -1,0 +1,266 @@
+#include "tessera/data/rows/tokenized.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <chrono>
+#include <ctime>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text/json.h"
+#include "tessera/base/log.h"
+#include "tessera/base/version.h"
+#include "tessera/data/rows/cache.h"
+#include "tessera/data/records/sample_batches.h"
+#include "tessera/data/records/sources.h"
+
+namespace tessera::data {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+struct SourceFiles {
+  SourceOptions options;
+  std::vector<DataFile> files;
+};
+
+// Samples cut to rows, counted, and written.
+class RowBuilder {
+ public:
+  RowBuilder(const DataOptions& options, PackedRowsWriter& writer) : options_(options), writer_(writer) {}
+
+  void add(const Record& record, const Sample& sample) {
+    if (record.kind == RecordKind::kStream || record.kind == RecordKind::kTokens) {
+      stream_.tokens.insert(stream_.tokens.end(), sample.tokens.begin(), sample.tokens.end());
+      stream_.learnt.insert(stream_.learnt.end(), sample.learnt.begin(), sample.learnt.end());
+      return cut_stream(record.last);
+    }
+    const auto limit = static_cast<size_t>(options_.sequence_length);
+    size_t size = sample.tokens.size();
+    if (size > limit) {
+      TESSERA_CHECK(options_.overlong != "error", ErrorKind::kFormat,
+                    "[data.load] {}: {} tokens, but a row has {}. Raise data.sequence_length, or set data.overlong to "
+                    "truncate or drop.",
+                    record.where, size, limit);
+      if (options_.overlong == "drop") {
+        ++stats_.dropped;
+        return;
+      }
+      ++stats_.truncated;
+      size = limit;
+    }
+    const bool kept = add_piece({sample.tokens.data(), size}, {sample.learnt.data(), size});
+    if (!kept && count_labels(sample.learnt) > 0) ++stats_.cut_away;
+  }
+
+  const DataStats& stats() const { return stats_; }
+
+ private:
+  // Whole rows as they fill, and at its end what is left. A last piece of one token has nothing to predict and is no
+  // loss.
+  void cut_stream(bool ends) {
+    const auto limit = static_cast<size_t>(options_.sequence_length);
+    const std::span<const int32_t> tokens = stream_.tokens;
+    const std::span<const uint8_t> learnt = stream_.learnt;
+    size_t at = 0;
+    for (; at + limit <= tokens.size(); at += limit, begun_ = true) {
+      add_piece(tokens.subspan(at, limit), learnt.subspan(at, limit));
+    }
+    const size_t left = tokens.size() - at;
+    if (!ends) {
+      stream_.tokens.erase(stream_.tokens.begin(), stream_.tokens.begin() + static_cast<std::ptrdiff_t>(at));
+      stream_.learnt.erase(stream_.learnt.begin(), stream_.learnt.begin() + static_cast<std::ptrdiff_t>(at));
+      return;
+    }
+    if (left > 1 || (left == 1 && !begun_)) add_piece(tokens.subspan(at), learnt.subspan(at));
+    stream_ = {};
+    begun_ = false;
+  }
+
+  // The first token of a sample is predicted by none.
+  static int64_t count_labels(std::span<const uint8_t> learnt) {
+    return learnt.size() < 2 ? 0 : std::count(learnt.begin() + 1, learnt.end(), uint8_t{1});
+  }
+
+  // False for a piece that is left out because nothing of it is learnt.
+  bool add_piece(std::span<const int32_t> tokens, std::span<const uint8_t> learnt) {
+    const int64_t labels = count_labels(learnt);
+    if (labels == 0) {
+      ++stats_.unlabelled;
+      return false;
+    }
+    writer_.add(tokens, learnt);
+    ++stats_.documents;
+    stats_.tokens += static_cast<int64_t>(tokens.size());
+    stats_.label_tokens += labels;
+    return true;
+  }
+
+  const DataOptions& options_;
+  PackedRowsWriter& writer_;
+  Sample stream_;       // the end of it, which fills no row yet
+  bool begun_ = false;  // of the stream there are rows
+  DataStats stats_;
+};
+
+// Nothing reads padding but the embedding: a padding token that the model does not know gives way to one that it knows.
+int64_t padding_token(const text::Tokenizer& tokenizer, int64_t vocab_size) {
+  int64_t padding = 0;
+  for (const auto token : {tokenizer.eos_id(), tokenizer.pad_id()}) {
+    if (token && (vocab_size == 0 || *token < vocab_size)) padding = *token;
+  }
+  return padding;
+}
+
+// A pair of Megatron's is both of its files.
+std::vector<std::filesystem::path> paths_of(const DataFile& file) {
+  if (file.container != Container::kMegatron) return {file.path};
+  auto index = file.path, ids = file.path;
+  return {index.replace_extension(".idx"), ids.replace_extension(".bin")};
+}
+
+std::vector<std::filesystem::path> paths_of(const std::vector<SourceFiles>& sources) {
+  std::vector<std::filesystem::path> paths;
+  for (const auto& source : sources) {
+    for (const auto& file : source.files) {
+      for (auto& path : paths_of(file)) paths.push_back(std::move(path));
+    }
+  }
+  return paths;
+}
+
+// What the same data, tokenizer and settings are made into. To be raised with every change of code that makes other
+// rows of them: reading of records, templates, tokenizing, what is learnt, packing.
+constexpr int kRowSemantics = 4;
+
+// The time that templates print as the current one: 2024-07-26 12:00 UTC, the day that Llama's templates print where
+// there is no clock. With the machine's, the rows of a run that is resumed on another day would be other rows.
+constexpr std::time_t kTimeOfTemplates = 1'721'995'200;
+
+// Everything that the rows depend on.
+std::string key_of(const DataOptions& options, const std::vector<SourceFiles>& sources, const DataCache& cache,
+                   int64_t padding) {
+  Json key = {{"program", version()},
+              {"semantics", kRowSemantics},
+              {"tokenizer", options.tokenizer_identity},
+              {"sequence_length", options.sequence_length},
+              {"packing", options.packing},
+              {"overlong", options.overlong},
+              {"train_on_inputs", options.train_on_inputs},
+              {"seed", options.seed},
+              {"shuffle", options.shuffle},
+              {"vocab_size", options.vocab_size},
+              {"end_tokens", options.end_tokens},
+              {"padding", padding}};
+  for (const auto& source : sources) {
+    Json files = Json::array();
+    for (const auto& file : source.files) {
+      files.push_back(to_string(file.container));
+      for (const auto& path : paths_of(file)) files.push_back(cache.content_hash(path));
+    }
+    key["sources"].push_back(
+        {{"format", source.options.format}, {"columns", source.options.columns}, {"files", files}});
+  }
+  const std::string text = key.dump(-1, ' ', false, Json::error_handler_t::replace);
+  const auto hash = XXH3_128bits(text.data(), text.size());
+  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+}
+
+std::string first_names(const std::vector<SourceFiles>& sources) {
+  const auto paths = paths_of(sources);
+  return paths.front().string() + (paths.size() > 1 ? ", ..." : "");
+}
+
+// Reads and packs; the lines say what was recognised.
+void write_rows(const DataOptions& options, const std::vector<SourceFiles>& sources, const std::string& key,
+                int64_t padding, const SampleMaker& maker, const std::filesystem::path& folder) {
+  PackedRowsWriter writer(folder, {.sequence_length = options.sequence_length,
+                                   .packing = options.packing,
+                                   .shuffle = options.shuffle,
+                                   .seed = options.seed});
+  RowBuilder builder(options, writer);
+  std::vector<std::string> lines;
+  const auto start = Clock::now();
+  double told = 0;
+  for (const auto& source : sources) {
+    for (const auto& file : source.files) {
+      SampleBatches batches(maker, [&](const Record& record, const Sample& sample) {
+        builder.add(record, sample);
+        constexpr double kEvery = 15;
+        if (options.quiet || seconds_since(start) - told < kEvery) return;
+        told = seconds_since(start);
+        log_info("[data.load] {}: {} samples, {:.1f} M tokens so far", record.where, builder.stats().documents,
+                 static_cast<double>(builder.stats().tokens) / 1e6);
+      });
+      const auto kind = read_records(file, source.options, [&](Record record) {
+        TESSERA_CHECK(!options.stop || !*options.stop, ErrorKind::kInternal, "[data.load] {}: asked to stop.",
+                      record.where);
+        batches.add(std::move(record));
+      });
+      batches.finish();
+      lines.push_back(fmt::format("{}: {}, {}", file.path.string(), to_string(file.container),
+                                  kind ? to_string(*kind) : "nothing in it"));
+    }
+  }
+  const auto& stats = builder.stats();
+  const auto losses = stats.losses(options.sequence_length);
+  TESSERA_CHECK(stats.documents > 0, ErrorKind::kFormat, "[data.load] {}: no sample is left to train on{}. {}.",
+                first_names(sources), losses.empty() ? "" : ": " + losses,
+                stats.cut_away + stats.dropped > 0 ? "Raise data.sequence_length, or give it other files"
+                                                   : "Give it other files");
+  writer.finish(key, stats, padding, lines);
+  if (options.quiet) return;
+  for (const auto& warning : maker.warnings()) log_warning("[data.load] {}: {}.", first_names(sources), warning);
+}
+
+}  // namespace
+
+Tokenized tokenized(const DataOptions& options, std::span<const DataSource> given, const text::Tokenizer& tokenizer,
+                    const std::optional<text::ChatTemplate>& chat_template) {
+  std::vector<SourceFiles> sources;
+  for (const auto& source : given) {
+    SourceOptions merged = source;
+    if (merged.format == "auto") merged.format = options.format;
+    if (merged.columns.empty()) merged.columns = options.columns;
+    DataSource asked(source.path, merged);
+    sources.push_back({merged, files_of(asked, options.purpose)});
+  }
+  const auto start = Clock::now();
+  const DataCache cache(options.cache_folder);
+  UnchangedFiles files(paths_of(sources));
+  const int64_t padding = padding_token(tokenizer, options.vocab_size);
+  const std::string key = options.cache_folder.empty() ? "none" : key_of(options, sources, cache, padding);
+  auto dated_template = chat_template;
+  if (chat_template) dated_template = chat_template->at_time(kTimeOfTemplates);
+  const SampleMaker maker(
+      tokenizer, dated_template,
+      {.vocab_size = options.vocab_size, .train_on_inputs = options.train_on_inputs, .end_tokens = options.end_tokens});
+  bool made = false;
+  const auto make = [&](const std::filesystem::path& folder) {
+    made = true;
+    write_rows(options, sources, key, padding, maker, folder);
+    files.check();
+  };
+  auto rows = cache.find_or_make(key, make, options.stop);
+  TESSERA_CHECK(rows->sequence_length() == options.sequence_length, ErrorKind::kFormat,
+                "[data.cache] {}: found rows of {} tokens, wanted {}. Remove the folder.",
+                (options.cache_folder / key).string(), rows->sequence_length(), options.sequence_length);
+  // Whoever makes an entry that others read says so.
+  if (options.quiet && (!made || options.cache_folder.empty())) return {rows, std::move(files)};
+  if (!options.quiet && chat_template && chat_template->reads_clock()) {
+    log_info("[data.load] {} prints the date: in training data it is always 26 July 2024", chat_template->name());
+  }
+  constexpr size_t kShown = 4;
+  const size_t shown = options.quiet ? 0 : rows->description().size();
+  for (size_t i = 0; i < std::min(kShown, shown); ++i) log_info("[data.load] {}", rows->description()[i]);
+  if (shown > kShown) log_info("[data.load] and {} more files", shown - kShown);
+  log_info("[data.load] {} rows of {} tokens, {} in {:.1f} s{}", rows->rows(), rows->sequence_length(),
+           made ? "tokenized" : "found tokenized", seconds_since(start),
+           options.cache_folder.empty() ? "" : ", kept as " + (options.cache_folder / key).string());
+  return {rows, std::move(files)};
+}
+
+}  // namespace tessera::data

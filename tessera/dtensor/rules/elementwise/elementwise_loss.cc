@@ -1,0 +1,86 @@
+// Losses that are a sum or mean over elements, each computed from the same place of input and target.
+#include <ATen/ATen.h>
+#include <ATen/core/Reduction.h>
+
+#include "tessera/dtensor/rules/elementwise/pointwise.h"
+
+namespace tessera::detail {
+
+namespace {
+
+int reduction_arg(const OpCall& call) { return call.arg_named("reduction"); }
+
+double elements(const OpCall& call) { return static_cast<double>(c10::multiply_integers(broadcast_sizes(call))); }
+
+// mse_loss(self, target, reduction): parts of the mean are sums over the elements of the whole, right for uneven parts
+// too.
+void propose_loss(const OpCall& call, Proposal& proposal) {
+  propose_pointwise(call, proposal, Commutes::kNone);
+  const int64_t reduction = call.int_at(reduction_arg(call));
+  if (reduction == at::Reduction::None) {
+    return;
+  }
+  for (auto& strategy : proposal.strategies) {
+    strategy.outputs = {Partial()};
+  }
+  proposal.outputs = {OutputShape{}};
+  if (reduction == at::Reduction::Mean) {
+    proposal.local = [](const OpCall& of, const Choice& choice) -> LocalFunction {
+      if (!choice.outputs[0].empty() && std::none_of(choice.outputs[0].begin(), choice.outputs[0].end(),
+                                                     [](const Placement& p) { return p.is_partial(); })) {
+        return nullptr;
+      }
+      return [arg = reduction_arg(of), total = elements(of)](const LocalCall& local) {
+        local.arg(arg) = static_cast<int64_t>(at::Reduction::Sum);
+        local.call();
+        local.stack.back() = local.stack.back().toTensor() / total;
+      };
+    };
+  }
+}
+
+// mse_loss_backward(grad, self, target, ..., reduction, ...): the gradient of a mean is shared among the elements of
+// the whole.
+void propose_loss_backward(const OpCall& call, Proposal& proposal) {
+  const int64_t reduction = call.int_at(reduction_arg(call));
+  std::vector<TensorInput> operands(call.inputs.begin() + 1, call.inputs.end());
+  const OpCall of_operands(call.op, call.args, call.mesh, std::move(operands), call.outs);
+  const Sizes sizes = broadcast_sizes(of_operands);
+  const auto ndim = static_cast<int64_t>(sizes.size());
+  for (int64_t dim = 0; dim < ndim; ++dim) {
+    Strategy strategy{{Shard(dim)}, {}};
+    for (const auto& input : call.inputs) {
+      const int64_t own = input.dim() == 0 ? -1 : own_dim(input, sizes, dim);
+      strategy.inputs.push_back(own < 0 ? Replicate() : Shard(own));
+    }
+    proposal.strategies.push_back(std::move(strategy));
+  }
+  proposal.output(sizes);
+  if (reduction == at::Reduction::Mean) {
+    const auto total = static_cast<double>(c10::multiply_integers(sizes));
+    proposal.local = [total](const OpCall& of, const Choice& choice) -> LocalFunction {
+      if (std::none_of(choice.outputs[0].begin(), choice.outputs[0].end(),
+                       [](const Placement& p) { return p.is_any_shard(); })) {
+        return nullptr;
+      }
+      return [arg = reduction_arg(of), total](const LocalCall& local) {
+        local.arg(arg) = static_cast<int64_t>(at::Reduction::Sum);
+        local.arg(0) = local.arg(0).toTensor() / total;
+        local.call();
+      };
+    };
+  }
+}
+
+}  // namespace
+
+void add_elementwise_loss_rules(RuleTable& table) {
+  table.add({"aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss", "aten::binary_cross_entropy",
+             "aten::soft_margin_loss"},
+            propose_loss);
+  table.add({"aten::mse_loss_backward", "aten::smooth_l1_loss_backward", "aten::huber_loss_backward",
+             "aten::binary_cross_entropy_backward", "aten::soft_margin_loss_backward"},
+            propose_loss_backward);
+}
+
+}  // namespace tessera::detail

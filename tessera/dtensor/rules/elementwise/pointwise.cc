@@ -1,0 +1,205 @@
+// How pointwise operations work on parts; which operations are pointwise stands in pointwise_table.cc.
+#include "tessera/dtensor/rules/elementwise/pointwise.h"
+
+#include <ATen/native/TypeProperties.h>
+
+#include <algorithm>
+
+namespace tessera::detail {
+
+namespace {
+
+bool is_fraction(at::ScalarType type) { return at::isFloatingType(type) || at::isComplexType(type); }
+
+// Bits of the whole numbers that a type holds without a gap.
+int exact_bits(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble:
+      return 53;
+    case at::kFloat:
+      return 24;
+    case at::kHalf:
+      return 11;
+    case at::kBFloat16:
+      return 8;
+    case at::kBool:
+      return 1;
+    default:
+      return at::isIntegralType(type, /*includeBool=*/false)
+                 ? 8 * static_cast<int>(c10::elementSize(type)) - (at::isSignedType(type) ? 1 : 0)
+                 : 1;  // 8-bit floating point
+  }
+}
+
+Placement swapped(const Placement& p) {
+  return p.reduce_op == ReduceOp::kMax ? Partial(ReduceOp::kMin) : Partial(ReduceOp::kMax);
+}
+
+// One input partial, the others whole.
+void add_one_partial(size_t count, const Placement& p, size_t input, std::vector<Strategy>& strategies) {
+  Strategy strategy{{p}, c10::SmallVector<Placement, 4>(count, Replicate())};
+  strategy.inputs[input] = p;
+  strategies.push_back(std::move(strategy));
+}
+
+void add_of_one(const Placement& p, Commutes commutes, std::vector<Strategy>& strategies) {
+  const Strategy same{{p}, {p}};
+  switch (commutes) {
+    case Commutes::kNegation:
+    case Commutes::kScaling:
+    case Commutes::kMultiplicative:
+    case Commutes::kDivision:
+      if (is_additive(p)) {
+        strategies.push_back(same);
+      } else if (is_extreme(p) && commutes == Commutes::kNegation) {
+        strategies.push_back({{swapped(p)}, {p}});
+      } else if (is_extreme(p) && commutes == Commutes::kScaling) {
+        strategies.push_back(same);
+      }
+      break;
+    case Commutes::kCopy:
+      strategies.push_back(same);
+      break;
+    case Commutes::kIncreasing:
+      if (is_extreme(p)) {
+        strategies.push_back(same);
+      }
+      break;
+    case Commutes::kDecreasing:
+    case Commutes::kDecreasingAbove:
+      if (p.is_partial(ReduceOp::kMin) || (is_extreme(p) && commutes == Commutes::kDecreasing)) {
+        strategies.push_back({{swapped(p)}, {p}});
+      }
+      break;
+    default:
+      break;
+  }
+}
+
+void add_of_two(const Placement& p, Commutes commutes, std::vector<Strategy>& strategies) {
+  const Strategy same{{p}, {p, p}};
+  switch (commutes) {
+    case Commutes::kAdditive:
+      if (is_additive(p)) {
+        strategies.push_back(same);
+      } else if (is_extreme(p)) {
+        add_one_partial(2, p, 0, strategies);
+      }
+      break;
+    case Commutes::kMultiplicative:
+    case Commutes::kDivision:
+      if (is_additive(p)) {
+        add_one_partial(2, p, 0, strategies);
+        if (commutes == Commutes::kMultiplicative) {
+          add_one_partial(2, p, 1, strategies);
+        }
+      }
+      break;
+    case Commutes::kCopy:
+      strategies.push_back(same);
+      break;
+    case Commutes::kMonotone:
+    case Commutes::kMaximum:
+    case Commutes::kMinimum:
+      if (is_extreme(p)) {
+        add_one_partial(2, p, 0, strategies);
+        add_one_partial(2, p, 1, strategies);
+      }
+      if (p.is_partial(ReduceOp::kMax) ? commutes == Commutes::kMaximum
+                                       : p.is_partial(ReduceOp::kMin) && commutes == Commutes::kMinimum) {
+        strategies.push_back(same);
+      }
+      break;
+    default:
+      break;
+  }
+}
+
+bool gives_complex(const OpCall& call) {
+  const auto is_complex = [](const auto& input) { return input.tensor->is_complex(); };
+  const auto is_complex_number = [](const c10::IValue& arg) { return arg.isComplexDouble(); };
+  return std::any_of(call.inputs.begin(), call.inputs.end(), is_complex) ||
+         std::any_of(call.args.begin(), call.args.end(), is_complex_number);
+}
+
+// Whether extremes of the inputs may be others than those of the result.
+bool loses_order(const OpCall& call, Commutes commutes) {
+  const auto wraps = [](const auto& input) { return wraps_around(input.tensor->scalar_type()); };
+  return (commutes == Commutes::kAdditive || commutes == Commutes::kNegation) &&
+         std::any_of(call.inputs.begin(), call.inputs.end(), wraps);
+}
+
+// Of the result, as plain tensors would have it.
+at::ScalarType result_type(const OpCall& call) {
+  if (!call.outs.empty()) return call.outs[0].tensor->scalar_type();
+  at::native::ResultTypeState state = {};
+  for (const auto& input : call.inputs) {
+    if (input.mutated) return input.tensor->scalar_type();
+    state = at::native::update_result_type_state(*input.tensor, state);
+  }
+  return at::native::result_type(state);
+}
+
+// Whether the operation rounds shares of a sum, of which plain tensors round the whole.
+bool rounds_shares(const OpCall& call, const Strategy& strategy) {
+  for (size_t i = 0; i < call.inputs.size(); ++i) {
+    const auto& input = call.inputs[i];
+    if (is_additive(strategy.inputs[i]) && std::ranges::any_of(input.placements, is_additive) &&
+        rounds(input.tensor->scalar_type(), result_type(call))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+bool rounds(at::ScalarType from, at::ScalarType to) {
+  if (!is_fraction(to)) {
+    return is_fraction(from);
+  }
+  const auto part = c10::toRealValueType(from), wanted = c10::toRealValueType(to);
+  const bool holds = exact_bits(wanted) >= exact_bits(part) &&
+                     (!is_fraction(part) || c10::elementSize(wanted) > c10::elementSize(part));
+  return part != wanted && !holds;
+}
+
+void propose_pointwise(const OpCall& call, Proposal& proposal, Commutes commutes) {
+  const Sizes sizes = broadcast_sizes(call);
+  proposal.lies_as_pointwise = true;
+  const auto ndim = static_cast<int64_t>(sizes.size());
+  for (int64_t dim = 0; dim < ndim; ++dim) {
+    Strategy strategy{{Shard(dim)}, {}};
+    bool wanted = false;
+    for (const auto& input : call.inputs) {
+      const int64_t own = own_dim(input, sizes, dim);
+      strategy.inputs.push_back(own < 0 ? Replicate() : Shard(own));
+      wanted = wanted || (own >= 0 && is_sharded_on(input, own));
+    }
+    for (const auto& out : call.outs) {
+      wanted = wanted || (out.dim() == ndim && is_sharded_on(out, dim));
+    }
+    if (wanted) {
+      proposal.strategies.push_back(std::move(strategy));
+    }
+  }
+  const size_t count = call.inputs.size();
+  for (const Placement& p : partials_among(call)) {
+    if (!is_additive(p) && gives_complex(call)) {
+      continue;  // complex numbers have no order, and no collective multiplies them
+    }
+    if (is_extreme(p) && loses_order(call, commutes)) {
+      continue;
+    }
+    if (count == 1) {
+      add_of_one(p, commutes, proposal.strategies);
+    } else if (count == 2) {
+      add_of_two(p, commutes, proposal.strategies);
+    }
+  }
+  std::erase_if(proposal.strategies, [&](const Strategy& strategy) { return rounds_shares(call, strategy); });
+  const size_t results = std::max<size_t>(call.op.handle.schema().returns().size(), 1);
+  proposal.outputs.assign(results, OutputShape{std::vector<int64_t>(sizes.begin(), sizes.end()), {}});
+}
+
+}  // namespace tessera::detail

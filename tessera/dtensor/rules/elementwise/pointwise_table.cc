@@ -1,0 +1,250 @@
+// Which operations are pointwise, and what partial operands give.
+#include "tessera/dtensor/rules/elementwise/pointwise.h"
+
+namespace tessera::detail {
+
+namespace {
+
+// Whether a conversion keeps the order of all numbers, also of the parts of an extreme, which may be infinite.
+bool keeps_order(at::ScalarType from, at::ScalarType to) {
+  if (at::isFloatingType(to)) {
+    return true;
+  }
+  const bool integers = at::isIntegralType(from, /*includeBool=*/true) && at::isIntegralType(to, /*includeBool=*/false);
+  return from == to || (integers && (from == at::kBool || c10::elementSize(to) > c10::elementSize(from)));
+}
+
+// A conversion keeps extremes where it keeps the order, sums unless they would be rounded part by part.
+void propose_conversion(const OpCall& call, Proposal& proposal) {
+  const int arg = call.arg_named("dtype");
+  const auto from = call.inputs[0].tensor->scalar_type();
+  const auto to = call.has(arg) ? static_cast<at::ScalarType>(call.int_at(arg)) : from;
+  propose_pointwise(call, proposal, Commutes::kNone);
+  for (const Placement& p : partials_among(call)) {
+    // Complex numbers have no order, and no collective multiplies them.
+    const bool ordered = !at::isComplexType(to);
+    const bool passes = is_extreme(p) ? keeps_order(from, to) : !rounds(from, to) && (ordered || is_additive(p));
+    if (from == to || (to != at::kBool && passes)) {
+      proposal.strategies.push_back(alike(call, p));
+    }
+  }
+}
+
+// complex(real, imag): of two sums a sum.
+void propose_complex(const OpCall& call, Proposal& proposal) {
+  propose_pointwise(call, proposal, Commutes::kNone);
+  for (const Placement& p : partials_among(call)) {
+    if (is_additive(p)) {
+      proposal.strategies.push_back(alike(call, p));
+    }
+  }
+}
+
+// threshold(x, t, v) is increasing while v does not exceed t.
+void propose_threshold(const OpCall& call, Proposal& proposal) {
+  const bool increasing = call.args[2].toScalar().toDouble() <= call.args[1].toScalar().toDouble();
+  propose_pointwise(call, proposal, increasing ? Commutes::kIncreasing : Commutes::kNone);
+}
+
+// log_sigmoid_forward keeps a buffer for backward, which is empty on other devices than the CPU.
+void propose_log_sigmoid(const OpCall& call, Proposal& proposal) {
+  propose_pointwise(call, proposal, Commutes::kNone);
+  if (!call.inputs[0].tensor->is_cpu()) {
+    proposal.outputs[1] = {{0}, {}};
+    for (auto& strategy : proposal.strategies) {
+      strategy.outputs = {strategy.outputs[0], Replicate()};
+    }
+  }
+}
+
+void add_linear_names(RuleTable& table) {
+  table.add({"aten::neg", "aten::negative", "aten::_neg_view", "aten::_neg_view_copy"}, pointwise(Commutes::kNegation));
+  table.add({"aten::rad2deg", "aten::deg2rad"}, pointwise(Commutes::kScaling));
+  table.add({"aten::add", "aten::sub"}, pointwise(Commutes::kAdditive));
+  table.add({"aten::mul"}, pointwise(Commutes::kMultiplicative));
+  table.add({"aten::div"}, pointwise(Commutes::kDivision));
+  table.add({"aten::div.Tensor_mode", "aten::div_.Tensor_mode", "aten::div.Scalar_mode", "aten::div_.Scalar_mode",
+             "aten::div.out_mode", "aten::div.Scalar_mode_out"},
+            pointwise(Commutes::kNone));
+  table.add({"aten::detach", "aten::alias", "aten::lift", "aten::lift_fresh", "aten::copy", "aten::zero",
+             "aten::lift_fresh_copy", "aten::alias_copy", "aten::detach_copy", "aten::positive"},
+            pointwise(Commutes::kCopy));
+  table.add("aten::complex", propose_complex);
+  table.add("aten::polar", pointwise(Commutes::kNone));
+  table.add({"aten::_to_copy", "aten::_conj", "aten::_conj_physical", "aten::conj_physical"}, propose_conversion);
+}
+
+void add_monotone_names(RuleTable& table) {
+  // Only what is defined everywhere: the parts of a maximum may lie outside of the domain of sqrt or log.
+  table.add({"aten::asinh", "aten::atan", "aten::ceil", "aten::erf", "aten::exp", "aten::exp2", "aten::expm1",
+             "aten::floor", "aten::relu", "aten::round", "aten::sgn", "aten::sigmoid", "aten::sign", "aten::sinh",
+             "aten::tanh", "aten::trunc", "aten::hardshrink", "aten::clamp_max", "aten::clamp_min"},
+            pointwise(Commutes::kIncreasing));
+  table.add("aten::threshold", propose_threshold);
+  table.add("aten::erfc", pointwise(Commutes::kDecreasing));
+  table.add({"aten::logaddexp", "aten::logaddexp2"}, pointwise(Commutes::kMonotone));
+  table.add({"aten::maximum", "aten::max.other", "aten::max.out", "aten::fmax", "aten::clamp_min.Tensor",
+             "aten::clamp_min_.Tensor", "aten::clamp_min.Tensor_out"},
+            pointwise(Commutes::kMaximum));
+  table.add({"aten::minimum", "aten::min.other", "aten::min.out", "aten::fmin", "aten::clamp_max.Tensor",
+             "aten::clamp_max_.Tensor", "aten::clamp_max.Tensor_out"},
+            pointwise(Commutes::kMinimum));
+}
+
+void add_other_names(RuleTable& table) {
+  table.add("aten::log_sigmoid_forward", propose_log_sigmoid);
+  table.add({"aten::abs",
+             "aten::acos",
+             "aten::acosh",
+             "aten::angle",
+             "aten::asin",
+             "aten::atan2",
+             "aten::atanh",
+             "aten::bitwise_and",
+             "aten::bitwise_not",
+             "aten::bitwise_or",
+             "aten::bitwise_xor",
+             "aten::ceil_divide",
+             "aten::clamp",
+             "aten::clone",
+             "aten::contiguous",
+             "aten::copysign",
+             "aten::cos",
+             "aten::cosh",
+             "aten::digamma",
+             "aten::elu",
+             "aten::eq",
+             "aten::erfinv",
+             "aten::floor_divide",
+             "aten::fmod",
+             "aten::frac",
+             "aten::frexp",
+             "aten::gcd",
+             "aten::ge",
+             "aten::gelu",
+             "aten::glu_jvp",
+             "aten::gt",
+             "aten::hardsigmoid",
+             "aten::hardswish",
+             "aten::hardtanh",
+             "aten::heaviside",
+             "aten::hypot",
+             "aten::igamma",
+             "aten::igammac",
+             "aten::isin.Tensor_Scalar",
+             "aten::isinf",
+             "aten::isnan",
+             "aten::isneginf",
+             "aten::isposinf",
+             "aten::lcm",
+             "aten::ldexp",
+             "aten::le",
+             "aten::leaky_relu",
+             "aten::lerp",
+             "aten::lgamma",
+             "aten::log",
+             "aten::log10",
+             "aten::log1p",
+             "aten::log2",
+             "aten::logical_and",
+             "aten::logical_not",
+             "aten::logical_or",
+             "aten::logical_xor",
+             "aten::logit",
+             "aten::lt",
+             "aten::mish",
+             "aten::mvlgamma",
+             "aten::nan_to_num",  // an infinity may become less than what is finite
+             "aten::ne",
+             "aten::nextafter",
+             "aten::polygamma",
+             "aten::pow",
+             "aten::reciprocal",
+             "aten::relu6",
+             "aten::remainder",
+             "aten::rsqrt",
+             "aten::rsub",
+             "aten::silu",
+             "aten::sin",
+             "aten::sinc",
+             "aten::softplus",
+             "aten::softshrink",
+             "aten::sqrt",
+             "aten::square",
+             "aten::tan",
+             "aten::where",
+             "aten::xlogy",
+             "aten::addcdiv",
+             "aten::addcmul",
+             "aten::__and__",
+             "aten::__or__",
+             "aten::__xor__",
+             "aten::__lshift__",
+             "aten::__rshift__",
+             "aten::__ilshift__",
+             "aten::__irshift__",
+             "aten::__iand__",
+             "aten::__ior__",
+             "aten::__ixor__",
+             "aten::bitwise_left_shift",
+             "aten::bitwise_right_shift",
+             "aten::signbit",
+             "aten::celu",
+             "aten::selu",
+             "aten::float_power",
+             "aten::prelu_kernel",
+             "aten::_prelu_kernel",
+             "aten::i0"},
+            pointwise(Commutes::kNone));
+  // What all ranks fill in must reduce to itself.
+  table.add("aten::fill", [](const OpCall& call, Proposal& proposal) {
+    propose_pointwise(call, proposal, Commutes::kNone);
+    for (const Placement& p : partials_among(call)) {
+      if (p.is_partial(ReduceOp::kAvg) || is_extreme(p)) {
+        Strategy strategy{{p}, c10::SmallVector<Placement, 4>(call.inputs.size(), Replicate())};
+        strategy.inputs[0] = p;
+        proposal.strategies.push_back(std::move(strategy));
+      }
+    }
+  });
+  // Zero where masked: linear in self.
+  table.add("aten::masked_fill", [](const OpCall& call, Proposal& proposal) {
+    propose_pointwise(call, proposal, Commutes::kNone);
+    const auto& value = call.args[2];
+    if (value.isScalar() && value.toScalar().toComplexDouble() == 0.0) {
+      for (const Placement& p : partials_among(call)) {
+        if (p.is_partial(ReduceOp::kSum) || p.is_partial(ReduceOp::kAvg)) {
+          proposal.strategies.push_back({{p}, {p, Replicate()}});
+        }
+      }
+    }
+  });
+  // Backward formulas that are themselves pointwise in the gradient and what was saved.
+  table.add({"aten::threshold_backward", "aten::silu_backward", "aten::sigmoid_backward", "aten::tanh_backward",
+             "aten::gelu_backward", "aten::leaky_relu_backward", "aten::elu_backward", "aten::hardtanh_backward",
+             "aten::hardswish_backward", "aten::hardsigmoid_backward", "aten::softplus_backward", "aten::mish_backward",
+             "aten::logit_backward", "aten::softshrink_backward", "aten::hardshrink_backward",
+             "aten::_prelu_kernel_backward", "aten::rrelu_with_noise_backward"},
+            pointwise(Commutes::kNone));
+  table.add("aten::log_sigmoid_backward", [](const OpCall& call, Proposal& proposal) {
+    if (call.inputs[2].sizes == call.inputs[1].sizes) {
+      propose_pointwise(call, proposal, Commutes::kNone);
+      return;
+    }
+    for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) {  // the buffer is empty
+      proposal.strategies.push_back({{Shard(dim)}, {Shard(dim), Shard(dim), Replicate()}});
+    }
+    proposal.output(call.inputs[1].sizes);
+  });
+}
+
+}  // namespace
+
+void add_pointwise_rules(RuleTable& table) {
+  add_linear_names(table);
+  add_monotone_names(table);
+  add_other_names(table);
+  add_special_function_rules(table);
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,123 @@
+// Scaled dot product attention: batch and heads are independent, and queries of one another.
+#include "tessera/dtensor/rules/products/attention.h"
+
+namespace tessera::detail {
+
+std::vector<bool> head_cuts(const OpCall& call) {
+  const TensorInput& query = call.inputs[call.input_at(call.arg_named("query"))];
+  const TensorInput& key = call.inputs[call.input_at(call.arg_named("key"))];
+  int64_t ranks = 1;
+  std::vector<bool> cuts;
+  for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
+    const bool cut_now = std::any_of(call.inputs.begin(), call.inputs.end(), [&](const TensorInput& input) {
+      return input.dim() > 2 && input.placements[m].is_any_shard() && input.placements[m].dim == 1;
+    });
+    const int64_t with_this = ranks * call.mesh->shape()[m];
+    const bool divides = query.sizes[1] % with_this == 0 && key.sizes[1] % with_this == 0;
+    cuts.push_back(query.sizes[1] == key.sizes[1] || (cut_now && divides));
+    ranks = cuts.back() ? with_this : ranks;
+  }
+  return cuts;
+}
+
+bool uses_dropout(const OpCall& call) {
+  const int arg = call.arg_named("dropout_p");
+  return arg >= 0 && call.args[arg].toScalar().toDouble() > 0;
+}
+
+namespace {
+
+// A mask broadcasts over what it has with size 1.
+Placement of_mask(const TensorInput& mask, int64_t dim) {
+  const int64_t own = dim - (4 - mask.dim());
+  return own < 0 || mask.sizes[own] == 1 ? Replicate() : Shard(own);
+}
+
+struct Roles {
+  int query;
+  int key;
+  int mask;
+  bool causal;
+};
+
+Roles roles(const OpCall& call) {
+  int mask = call.arg_named("attn_mask");
+  mask = mask < 0 ? call.arg_named("attn_bias") : mask;
+  const int causal = call.arg_named("is_causal");
+  return {call.input_at(call.arg_named("query")), call.input_at(call.arg_named("key")),
+          mask < 0 ? -1 : call.input_at(mask), causal >= 0 && call.args[causal].isBool() && call.bool_at(causal)};
+}
+
+// Samples and heads with their keys and values; queries with all of these, unless their place in the whole matters.
+template <class Add>
+void propose_cuts_of(const OpCall& call, Proposal& proposal, const Roles& role, const Add& add) {
+  if (uses_dropout(call)) {
+    return;
+  }
+  proposal.strided = call.inputs[role.query].sizes[1] == call.inputs[role.key].sizes[1];
+  const int64_t dims[] = {0, 1, 2};
+  propose_cuts(call, proposal, {dims, role.causal ? 2U : 3U}, [&](int64_t dim) { add(dim, /*keys_too=*/dim != 2); });
+}
+
+// Of [B, H, S, ...], in memory [B, S, H, ...] as the kernel leaves it.
+OutputShape heads_inside(std::vector<int64_t> sizes) {
+  std::vector<int64_t> lie = sizes;
+  std::swap(lie[1], lie[2]);
+  const Sizes dense = dense_strides(lie);
+  std::vector<int64_t> strides(dense.begin(), dense.end());
+  std::swap(strides[1], strides[2]);
+  return {std::move(sizes), std::move(strides)};
+}
+
+// (query, key, value, ...) -> (output [B, H, S, E], logsumexp [B, H, S])
+void propose_forward(const OpCall& call, Proposal& proposal) {
+  const Roles role = roles(call);
+  const TensorInput& query = call.inputs[role.query];
+  const TensorInput& value = call.inputs[call.input_at(call.arg_named("value"))];
+  const auto add = [&](int64_t dim, bool keys_too) {
+    Strategy strategy{{Shard(dim)}, {}};
+    for (size_t i = 0; i < call.inputs.size(); ++i) {
+      if (static_cast<int>(i) == role.mask) {
+        strategy.inputs.push_back(of_mask(call.inputs[i], dim));
+      } else {
+        strategy.inputs.push_back(keys_too || static_cast<int>(i) == role.query ? Shard(dim) : Replicate());
+      }
+    }
+    proposal.strategies.push_back(std::move(strategy));
+  };
+  propose_cuts_of(call, proposal, role, add);
+  const auto& q = query.sizes;
+  proposal.outputs.push_back(heads_inside({q[0], q[1], q[2], value.sizes[3]}));
+  proposal.outputs.push_back(heads_inside({q[0], q[1], q[2]}));
+}
+
+// (grad_out, query, key, value, out, logsumexp, ...) -> gradients of query, key, value
+void propose_flash_backward(const OpCall& call, Proposal& proposal) {
+  const Roles role = roles(call);
+  const int value = call.input_at(call.arg_named("value"));
+  const auto add = [&](int64_t dim, bool keys_too) {
+    Strategy strategy{{Shard(dim), keys_too ? Shard(dim) : Partial(), keys_too ? Shard(dim) : Partial()}, {}};
+    for (size_t i = 0; i < call.inputs.size(); ++i) {
+      const auto at = static_cast<int>(i);
+      if (at == role.mask) {
+        strategy.inputs.push_back(of_mask(call.inputs[i], dim));
+      } else {
+        strategy.inputs.push_back(keys_too || (at != role.key && at != value) ? Shard(dim) : Replicate());
+      }
+    }
+    proposal.strategies.push_back(std::move(strategy));
+  };
+  propose_cuts_of(call, proposal, role, add);
+  for (const int input : {role.query, role.key, value}) {
+    proposal.outputs.push_back(heads_inside(call.inputs[input].sizes.vec()));
+  }
+}
+
+}  // namespace
+
+void add_attention_rules(RuleTable& table) {
+  table.add("aten::_scaled_dot_product_flash_attention_for_cpu", propose_forward);
+  table.add("aten::_scaled_dot_product_flash_attention_for_cpu_backward", propose_flash_backward);
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,115 @@
+// The attention kernels of accelerators: samples and heads are independent.
+#include "tessera/dtensor/rules/products/attention.h"
+
+namespace tessera::detail {
+
+namespace {
+
+int64_t rounded_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+bool is_one_of(const std::string& name, std::initializer_list<const char*> names) {
+  return std::any_of(names.begin(), names.end(), [&](const char* each) { return name == each; });
+}
+
+// Operands of [B, H, ...] are cut; seeds, offsets and lengths of sequences are whole; a bias broadcasts.
+Placement of_operand(const OpCall& call, const TensorInput& input, int64_t dim) {
+  const std::string& name = call.op.args[input.arg].name;
+  if (is_one_of(name,
+                {"philox_seed", "philox_offset", "cum_seq_q", "cum_seq_k", "q_descale", "k_descale", "v_descale"})) {
+    return Replicate();
+  }
+  if (name == "attn_bias") {
+    const int64_t own = dim - (4 - input.dim());
+    return own < 0 || input.sizes[own] == 1 ? Replicate() : Shard(own);
+  }
+  return Shard(dim);
+}
+
+void add_cuts(const OpCall& call, Proposal& proposal, size_t cut_outputs, size_t outputs) {
+  proposal.strided = false;
+  proposal.empty_parts = false;
+  if (uses_dropout(call)) {
+    return;
+  }
+  propose_cuts(call, proposal, {1, 0}, [&](int64_t dim) {
+    Strategy strategy;
+    strategy.outputs.assign(cut_outputs, Shard(dim));
+    strategy.outputs.resize(outputs, Replicate());
+    for (const auto& input : call.inputs) {
+      strategy.inputs.push_back(of_operand(call, input, dim));
+    }
+    proposal.strategies.push_back(std::move(strategy));
+  });
+  proposal.scatters = true;
+}
+
+std::vector<int64_t> output_sizes(const OpCall& call) {
+  const auto& query = call.inputs[0].sizes;
+  return {query[0], query[1], query[2], call.inputs[2].sizes[3]};
+}
+
+// -> (output, logsumexp [B, H, L], cum_seq_q, cum_seq_k, max_q, max_k, rng_state, unused, debug_attn_mask), tensors
+// only
+void propose_flash(const OpCall& call, Proposal& proposal) {
+  add_cuts(call, proposal, 2, 7);
+  const auto& query = call.inputs[0].sizes;
+  proposal.output(output_sizes(call));
+  proposal.output({query[0], query[1], query[2]});
+  proposal.outputs.resize(4, OutputShape{});  // lengths, undefined for dense operands
+  proposal.outputs.push_back({{2}, {}});      // rng_state
+  proposal.outputs.resize(7, OutputShape{{}, {}});
+}
+
+// -> (output, logsumexp, philox_seed, philox_offset)
+void propose_efficient(const OpCall& call, Proposal& proposal) {
+  const bool keeps = call.bool_at(call.arg_named("compute_log_sumexp"));
+  add_cuts(call, proposal, 2, 4);
+  const auto& query = call.inputs[0].sizes;
+  proposal.output(output_sizes(call));
+  proposal.output({query[0], query[1], keeps ? rounded_up(query[2], 32) : 0});
+  proposal.outputs.resize(4, OutputShape{});
+}
+
+// -> (output, logsumexp [B, H, L, 1], cum_seq_q, cum_seq_k, max_q, max_k, philox_seed, philox_offset, debug_attn_mask)
+void propose_cudnn(const OpCall& call, Proposal& proposal) {
+  add_cuts(call, proposal, 2, 7);
+  const auto& query = call.inputs[0].sizes;
+  proposal.output(output_sizes(call));
+  proposal.output({query[0], query[1], query[2], 1});
+  proposal.outputs.resize(7, OutputShape{});
+}
+
+// -> gradients of query, key, value, and of the bias where the kernel has one
+Rule backward(bool of_bias) {
+  return [of_bias](const OpCall& call, Proposal& proposal) {
+    add_cuts(call, proposal, 3, 3);
+    for (const char* name : {"query", "key", "value"}) {
+      proposal.output(call.inputs[call.input_at(call.arg_named(name))].sizes);
+    }
+    if (!of_bias) {
+      return;
+    }
+    const int bias = call.input_at(call.arg_named("attn_bias"));
+    proposal.outputs.push_back({bias < 0 ? std::vector<int64_t>() : call.inputs[bias].sizes.vec(), {}});
+    for (auto& strategies : proposal.by_mesh_dim) {
+      for (auto& strategy : strategies) {  // what was repeated is summed
+        const bool repeated = bias >= 0 && strategy.inputs[bias].is_replicate();
+        strategy.outputs.push_back(bias < 0 ? Replicate() : repeated ? Partial() : strategy.inputs[bias]);
+      }
+    }
+  };
+}
+
+}  // namespace
+
+void add_fused_attention_rules(RuleTable& table) {
+  table.add("aten::_scaled_dot_product_flash_attention", propose_flash);
+  table.add("aten::_scaled_dot_product_efficient_attention", propose_efficient);
+  table.add("aten::_scaled_dot_product_cudnn_attention", propose_cudnn);
+  table.add(
+      {"aten::_scaled_dot_product_flash_attention_backward", "aten::_scaled_dot_product_cudnn_attention_backward"},
+      backward(false));
+  table.add("aten::_scaled_dot_product_efficient_attention_backward", backward(true));
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,339 @@
+// Random operations. What an element gets depends on its place in the global tensor (detail/random.h), so every
+// placement will do, and the operation itself never runs: its local function draws the numbers.
+#include <ATen/ATen.h>
+
+#include <limits>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/rules/random/random_draw.h"
+
+namespace tessera::detail {
+
+namespace {
+
+void check_odds(const Draw& draw, const char* name, double p, bool legal) {
+  TESSERA_CHECK(legal, ErrorKind::kShape, "[dtensor.dispatch] {}: found {} = {}, out of range.", draw.call().op.name,
+                name, p);
+}
+
+template <Law law>
+void fill_with(Draw& draw, const char* first, double a, const char* second, double b) {
+  const at::Tensor to = draw.target(draw.tensor("self"));
+  draw.fill(to, {law, draw.number(first, a), second != nullptr ? draw.number(second, b) : 0});
+  draw.finish(to);
+}
+
+void uniform(Draw& draw) {
+  const double from = draw.number("from", 0);
+  const double to = draw.number("to", 1);
+  check_odds(draw, "to", to, from <= to);
+  fill_with<Law::kUniform>(draw, "from", 0, "to", 1);
+}
+
+void cauchy(Draw& draw) { fill_with<Law::kCauchy>(draw, "median", 0, "sigma", 1); }
+
+void log_normal(Draw& draw) { fill_with<Law::kLogNormal>(draw, "mean", 1, "std", 2); }
+
+void exponential(Draw& draw) {
+  const double rate = draw.number("lambd", 1);
+  check_odds(draw, "lambd", rate, rate > 0);
+  fill_with<Law::kExponential>(draw, "lambd", 1, nullptr, 0);
+}
+
+void geometric(Draw& draw) {
+  const double p = draw.number("p");
+  check_odds(draw, "p", p, p > 0 && p < 1);
+  fill_with<Law::kGeometric>(draw, "p", 0.5, nullptr, 0);
+}
+
+// normal_(mean, std), normal(mean, std) with tensors for one or both of them.
+void normal(Draw& draw) {
+  if (!draw.is_tensor("mean") && !draw.is_tensor("std")) {
+    const double deviation = draw.number("std", 1);
+    check_odds(draw, "std", deviation, deviation >= 0);
+    fill_with<Law::kNormal>(draw, "mean", 0, "std", 1);
+    return;
+  }
+  const at::Tensor like = draw.tensor(draw.is_tensor("mean") ? "mean" : "std");
+  at::Tensor z = at::empty(draw.region().sizes, like.options());
+  draw.fill(z, {Law::kNormal, 0, 1});
+  // A product and a sum of their own: fused ones round differently at the ends of vectors.
+  z = draw.is_tensor("std") ? z * draw.tensor("std") : z * draw.number("std", 1);
+  z = draw.is_tensor("mean") ? z + draw.tensor("mean") : z + draw.number("mean", 0);
+  const at::Tensor to = draw.has("out") ? draw.tensor("out").copy_(z) : z;
+  draw.finish(to);
+}
+
+void rand_like(Draw& draw) {
+  const at::Tensor to = draw.target(draw.tensor("self"));
+  draw.fill(to, {Law::kUniform, 0, 1});
+  draw.finish(to);
+}
+
+void randn_like(Draw& draw) {
+  const at::Tensor to = draw.target(draw.tensor("self"));
+  draw.fill(to, {Law::kNormal, 0, 1});
+  draw.finish(to);
+}
+
+Distribution integers(const Draw& draw, int64_t low, int64_t high) {
+  TESSERA_CHECK(low < high, ErrorKind::kShape, "[dtensor.dispatch] {}: found integers from {} to {}, wanted a range.",
+                draw.call().op.name, low, high);
+  return {.law = Law::kInteger, .low = low, .range = static_cast<uint64_t>(high) - static_cast<uint64_t>(low)};
+}
+
+int64_t integer(const Draw& draw, const char* name) {
+  const c10::IValue& value = draw.value(name);
+  return value.isTensor() ? value.toTensor().item<int64_t>() : value.toScalar().toLong();
+}
+
+void randint_like(Draw& draw) {
+  const at::Tensor to = draw.target(draw.tensor("self"));
+  draw.fill(to, integers(draw, draw.has("low") ? integer(draw, "low") : 0, integer(draw, "high")));
+  draw.finish(to);
+}
+
+// All integers that the type holds exactly, from 0.
+Distribution all_integers(c10::ScalarType type) {
+  uint64_t range = 2;
+  if (at::isFloatingType(type)) {
+    range = (uint64_t{1} << digits_of(type)) + 1;
+  } else if (type != at::kBool) {
+    const int bits = static_cast<int>(c10::elementSize(type)) * 8;
+    range = uint64_t{1} << (at::isSignedType(type) ? bits - 1 : std::min(bits, 63));
+  }
+  return {.law = Law::kInteger, .low = 0, .range = range};
+}
+
+void random(Draw& draw) {
+  const at::Tensor to = draw.target(draw.tensor("self"));
+  if (draw.has("to")) {
+    draw.fill(to, integers(draw, draw.has("from") ? integer(draw, "from") : 0, integer(draw, "to")));
+  } else if (draw.has("from")) {  // to the largest value of the type
+    Distribution rest = all_integers(to.scalar_type());
+    rest.low = integer(draw, "from");
+    rest.range -= static_cast<uint64_t>(rest.low);
+    draw.fill(to, rest);
+  } else {
+    draw.fill(to, all_integers(to.scalar_type()));
+  }
+  draw.finish(to);
+}
+
+// bernoulli(self) takes its odds from self; the others from p.
+void bernoulli(Draw& draw) {
+  const at::Tensor self = draw.tensor("self");
+  const bool from_self = !draw.has("p");
+  if (!from_self && !draw.is_tensor("p")) {
+    const double p = draw.number("p");
+    check_odds(draw, "p", p, p >= 0 && p <= 1);
+  }
+  const at::Tensor to = draw.target(self);
+  const at::Tensor coins = draw.coins(self, from_self ? c10::IValue(self) : draw.value("p"));
+  if (!to.is_meta()) {
+    to.copy_(coins);
+  }
+  draw.finish(to);
+}
+
+void native_dropout(Draw& draw) {
+  const at::Tensor input = draw.tensor("input");
+  const double p = draw.number("p");
+  check_odds(draw, "p", p, p >= 0 && p <= 1);
+  const bool train = !draw.has("train") || draw.value("train").toBool();
+  at::Tensor mask;
+  at::Tensor output;
+  if (!train) {
+    mask = at::ones_like(input, input.options().dtype(at::kBool));
+    output = input.clone();
+  } else if (p == 1) {
+    mask = at::zeros_like(input, input.options().dtype(at::kBool));
+    output = at::zeros_like(input);
+  } else {
+    mask = draw.coins(input, 1 - p);
+    output = input.mul(mask).mul_(1 / (1 - p));
+  }
+  if (draw.has("out0")) {
+    output = draw.tensor("out0").copy_(output);
+    mask = draw.tensor("out1").copy_(mask);
+  }
+  draw.call().finish({output, mask});
+}
+
+// Leaky where negative, with a slope that is drawn in training, when `noise` receives the slopes.
+void rrelu_with_noise(Draw& draw) {
+  const at::Tensor self = draw.tensor("self");
+  const double lower = draw.number("lower", 0.125);
+  const double upper = draw.number("upper", 1.0 / 3);
+  at::Tensor noise = draw.tensor("noise");
+  at::Tensor slopes;
+  const bool training = draw.has("training") && draw.value("training").toBool();
+  if (training) {
+    const at::Tensor drawn = at::empty(draw.region().sizes, self.options());
+    draw.fill(drawn, {Law::kUniform, lower, upper});
+    slopes = at::where(self.le(0), drawn, at::ones({}, self.options()));
+  } else {
+    slopes = at::where(self.le(0), at::full({}, (lower + upper) / 2, self.options()), at::ones({}, self.options()));
+  }
+  const at::Tensor values = self * slopes;
+  if (draw.call().op.name == "aten::rrelu_with_noise_functional") {
+    draw.call().finish({values, training ? slopes : noise});
+    return;
+  }
+  if (training) {
+    noise.copy_(slopes);
+  }
+  const bool writes = draw.has("out") || draw.call().op.return_alias[0] >= 0;
+  draw.finish(writes ? draw.target(self).copy_(values) : values);
+}
+
+// Races of exponential clocks: the k first to ring are k draws without replacement. With replacement: where the running
+// sum of the odds passes k fractions.
+void multinomial(Draw& draw) {
+  const at::Tensor odds = draw.tensor("self");
+  const int64_t count = draw.value("num_samples").toInt();
+  const bool replacement = draw.has("replacement") && draw.value("replacement").toBool();
+  at::Tensor picked;
+  if (odds.is_meta()) {
+    Sizes sizes(odds.sizes().begin(), odds.sizes().end());
+    sizes.back() = count;
+    picked = at::empty(sizes, odds.options().dtype(at::kLong));
+  } else if (replacement && count > 1) {
+    const at::Tensor wide = odds.to(at::kDouble);
+    const at::Tensor sums = wide.cumsum(-1);
+    Region region = draw.region();
+    region.global.back() = region.sizes.back() = count;
+    region.runs.back() = {{0, count}};
+    const at::Tensor u = at::empty(region.sizes, wide.options());
+    Draw(draw.call(), region).fill(u, {Law::kUniform, 0, 1});
+    picked = at::searchsorted(sums, u * sums.narrow(-1, odds.size(-1) - 1, 1), /*out_int32=*/false, /*right=*/true)
+                 .clamp_max(odds.size(-1) - 1);
+  } else {
+    const at::Tensor clocks = at::empty(odds.sizes(), odds.options());
+    draw.fill(clocks, {Law::kExponential, 1, 0});
+    // Both divided in one way on every rank; a clock that never rings stands for odds of nothing.
+    const at::Tensor speed = odds / clocks.clamp_min(std::numeric_limits<float>::min());
+    picked = std::get<1>(speed.topk(count, -1));
+  }
+  draw.finish(draw.has("out") ? draw.tensor("out").copy_(picked) : picked);
+}
+
+Rule elementwise(Body body) {
+  return [body](const OpCall& call, Proposal& proposal) { propose_elementwise(call, proposal, body); };
+}
+
+// The shape of the operand and none of its values: a Partial one costs nothing.
+Rule like(Body body) {
+  return [body](const OpCall& call, Proposal& proposal) {
+    propose_elementwise(call, proposal, body);
+    for (const Placement& p : partials_among(call)) {
+      Strategy strategy{{Replicate()}, {}};
+      for (size_t i = 0; i < call.inputs.size(); ++i) {
+        strategy.inputs.push_back(i == 0 ? p : Replicate());
+      }
+      proposal.strategies.push_back(std::move(strategy));
+    }
+  };
+}
+
+// Whether the call draws at all, so that ranks outside the mesh count what those inside count. A generator that is
+// given has a count of its own.
+bool takes_stream(const OpCall& call) {
+  if (call.has(call.arg_named("generator"))) {
+    return false;
+  }
+  if (const int training = call.arg_named("training"); training >= 0) {  // rrelu_with_noise
+    return call.has(training) && call.bool_at(training);
+  }
+  const int train = call.arg_named("train");  // native_dropout
+  return train < 0 || ((!call.has(train) || call.bool_at(train)) && call.args[call.arg_named("p")].toDouble() != 1);
+}
+
+// Rows of a matrix of odds are independent; a row is drawn from whole.
+void propose_multinomial(const OpCall& call, Proposal& proposal) {
+  const auto& odds = call.inputs[0];
+  std::vector<int64_t> drawn = odds.sizes.vec();
+  drawn.back() = call.int_at(call.arg_named("num_samples"));
+  const bool replacement = call.bool_at(call.arg_named("replacement"));
+  TESSERA_CHECK(drawn.back() > 0 && (replacement || drawn.back() <= odds.sizes.back()), ErrorKind::kShape,
+                "[dtensor.dispatch] {}: found {} samples of {} categories, wanted 1 to as many without replacement.",
+                call.describe(), drawn.back(), odds.sizes.back());
+  if (odds.dim() == 2) {
+    proposal.strategies.push_back({{Shard(0)}, {Shard(0)}});
+  }
+  proposal.output(drawn);
+  proposal.random = takes_stream(call);
+  proposal.local = [whole = Sizes(odds.sizes.begin(), odds.sizes.end())](const OpCall& of,
+                                                                         const Choice& choice) -> LocalFunction {
+    if (!of.mesh->coordinate()) {
+      return {};
+    }
+    return [region = Region(whole, *of.mesh, choice.inputs[0])](const LocalCall& local) {
+      Draw draw(local, region);
+      multinomial(draw);
+    };
+  };
+}
+
+}  // namespace
+
+void propose_elementwise(const OpCall& call, Proposal& proposal, Body body) {
+  const Sizes whole = broadcast_sizes(call);
+  const size_t outputs = std::max<size_t>(call.op.return_alias.size(), 1);
+  const auto ndim = static_cast<int64_t>(whole.size());
+  for (int64_t dim = 0; dim < ndim; ++dim) {
+    Strategy strategy;
+    strategy.outputs.assign(outputs, Shard(dim));
+    for (const auto& input : call.inputs) {
+      const int64_t own = dim - (ndim - input.dim());
+      strategy.inputs.push_back(own >= 0 && input.sizes[own] == whole[dim] ? Shard(own) : Replicate());
+    }
+    proposal.strategies.push_back(std::move(strategy));
+  }
+  for (size_t i = 0; i < outputs; ++i) {
+    proposal.output(whole);
+  }
+  proposal.random = takes_stream(call);
+  proposal.local = [body, whole](const OpCall& of, const Choice& choice) -> LocalFunction {
+    if (!of.mesh->coordinate()) {
+      return {};
+    }
+    return [body, region = Region(whole, *of.mesh, choice.outputs[0])](const LocalCall& local) {
+      Draw draw(local, region);
+      body(draw);
+    };
+  };
+}
+
+void add_random_rules(RuleTable& table) {
+  add_random_variate_rules(table);
+  const std::pair<const char*, Body> elementwise_ops[] = {
+      {"aten::uniform", uniform},
+      {"aten::normal", normal},
+      {"aten::normal_functional", normal},
+      {"aten::exponential", exponential},
+      {"aten::cauchy", cauchy},
+      {"aten::log_normal", log_normal},
+      {"aten::geometric", geometric},
+      {"aten::random", random},
+      {"aten::bernoulli", bernoulli},
+      {"aten::native_dropout", native_dropout},
+      {"aten::rrelu_with_noise", rrelu_with_noise},
+      {"aten::rrelu_with_noise_functional", rrelu_with_noise},
+  };
+  for (const auto& [name, body] : elementwise_ops) {
+    table.add(name, elementwise(body));
+  }
+  table.add("aten::rand_like", like(rand_like));
+  table.add("aten::randn_like", like(randn_like));
+  table.add("aten::randint_like", like(randint_like));
+  table.add("aten::multinomial", propose_multinomial);
+  table.add({"aten::native_dropout_backward"}, [](const OpCall& call, Proposal& proposal) {
+    for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) {
+      proposal.strategies.push_back({{Shard(dim)}, {Shard(dim), Shard(dim)}});
+    }
+    proposal.output(call.inputs[0].sizes);
+  });
+}
+
+}  // namespace tessera::detail

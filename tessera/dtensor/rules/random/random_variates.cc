@@ -1,0 +1,271 @@
+// Random operations whose elements take as many numbers as it needs to accept one: Poisson, binomial, gamma, Dirichlet.
+// Each element has a stream of its own, named by its place in the whole tensor, and goes through scalar code in double,
+// so any placement gives the bits of one rank. Devices other than the CPU have it done there.
+//
+// G. Marsaglia and W. Tsang, "A simple method for generating gamma variables", 2000. W. Hörmann, "The transformed
+// rejection method for generating Poisson random variables" and "The generation of binomial random variates", 1993.
+#include <ATen/ATen.h>
+#include <math.h>
+
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include "tessera/base/philox.h"
+#include "tessera/dtensor/rules/elementwise/pointwise.h"
+#include "tessera/dtensor/rules/random/random_draw.h"
+
+namespace tessera::detail {
+
+namespace {
+
+// std::lgamma writes the sign to a variable of the whole process.
+double log_gamma(double x) {
+  int sign = 0;
+  return ::lgamma_r(x, &sign);
+}
+
+// The numbers of one element, apart from those that other laws draw of the same operation.
+class Stream {
+ public:
+  Stream(const RandomKey& key, int64_t index) : key_(key), index_(static_cast<uint64_t>(index)) {}
+
+  // In (0, 1].
+  double uniform() {
+    if (used_ == 2) {
+      block_ = philox(key_.seed, index_, key_.operation ^ (++round_ << kRoundShift));
+      used_ = 0;
+    }
+    const PhiloxBlock words{block_[2 * used_], block_[2 * used_ + 1], 0, 0};
+    ++used_;
+    return philox_uniform(words);
+  }
+  double normal() {
+    const double radius = std::sqrt(-2 * std::log(uniform()));
+    return radius * std::cos(2 * std::numbers::pi * uniform());
+  }
+
+ private:
+  static constexpr int kRoundShift = 40;  // operations are counted below it
+  const RandomKey& key_;
+  uint64_t index_;
+  uint64_t round_ = 0;
+  PhiloxBlock block_{};
+  int used_ = 2;
+};
+
+double draw_gamma(Stream& stream, double shape) {
+  if (!(shape > 0)) {
+    return shape == 0 ? 0 : std::numeric_limits<double>::quiet_NaN();
+  }
+  const double boost = shape < 1 ? std::pow(stream.uniform(), 1 / shape) : 1;
+  const double d = (shape < 1 ? shape + 1 : shape) - 1.0 / 3;
+  const double c = 1 / std::sqrt(9 * d);
+  for (;;) {
+    const double x = stream.normal();
+    const double root = 1 + c * x;
+    if (root <= 0) {
+      continue;
+    }
+    const double v = root * root * root;
+    if (std::log(stream.uniform()) < 0.5 * x * x + d * (1 - v + std::log(v))) {
+      return boost * d * v;
+    }
+  }
+}
+
+double draw_poisson(Stream& stream, double rate) {
+  if (rate < 10) {  // products of uniform numbers
+    const double least = std::exp(-rate);
+    double product = stream.uniform();
+    double count = 0;
+    for (; product > least; ++count) {
+      product *= stream.uniform();
+    }
+    return count;
+  }
+  const double root = std::sqrt(rate);
+  const double b = 0.931 + 2.53 * root;
+  const double a = -0.059 + 0.02483 * b;
+  const double inverse_alpha = 1.1239 + 1.1328 / (b - 3.4);
+  const double accept = 0.9277 - 3.6224 / (b - 2);
+  for (;;) {
+    const double u = stream.uniform() - 0.5;
+    const double v = stream.uniform();
+    const double side = 0.5 - std::abs(u);
+    const double k = std::floor((2 * a / side + b) * u + rate + 0.43);
+    if (side >= 0.07 && v <= accept) {
+      return k;
+    }
+    if (k < 0 || (side < 0.013 && v > side)) {
+      continue;
+    }
+    if (std::log(v) + std::log(inverse_alpha) - std::log(a / (side * side) + b) <=
+        -rate + k * std::log(rate) - log_gamma(k + 1)) {
+      return k;
+    }
+  }
+}
+
+double draw_binomial(Stream& stream, double count, double p) {
+  if (std::isnan(count) || std::isnan(p)) {
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+  if (count <= 0 || p <= 0) {
+    return 0;
+  }
+  if (p >= 1) {
+    return count;
+  }
+  if (p > 0.5) {
+    return count - draw_binomial(stream, count, 1 - p);
+  }
+  if (count * p < 10) {  // waits for successes
+    const double log_failure = std::log1p(-p);
+    double trials = 0;
+    double successes = 0;
+    for (;; ++successes) {
+      trials += std::ceil(std::log(stream.uniform()) / log_failure);
+      if (trials > count) {
+        return successes;
+      }
+    }
+  }
+  const double deviation = std::sqrt(count * p * (1 - p));
+  const double b = 1.15 + 2.53 * deviation;
+  const double a = -0.0873 + 0.0248 * b + 0.01 * p;
+  const double c = count * p + 0.5;
+  const double alpha = (2.83 + 5.1 / b) * deviation;
+  const double accept = 0.92 - 4.2 / b;
+  const double mode = std::floor((count + 1) * p);
+  const double log_odds = std::log(p / (1 - p));
+  for (;;) {
+    const double u = stream.uniform() - 0.5;
+    const double v = stream.uniform();
+    const double side = 0.5 - std::abs(u);
+    const double k = std::floor((2 * a / side + b) * u + c);
+    if (side >= 0.07 && v <= accept) {
+      return k;
+    }
+    if (k < 0 || k > count) {
+      continue;
+    }
+    const double scaled = std::log(v * alpha / (a / (side * side) + b));
+    if (scaled <= log_gamma(mode + 1) + log_gamma(count - mode + 1) - log_gamma(k + 1) - log_gamma(count - k + 1) +
+                      (k - mode) * log_odds) {
+      return k;
+    }
+  }
+}
+
+// What a parameter has for every element of the region, in double on the CPU.
+at::Tensor spread(const Draw& draw, const at::Tensor& parameter) {
+  return parameter.to(at::TensorOptions(at::kCPU).dtype(at::kDouble)).expand(draw.region().sizes).contiguous();
+}
+
+// Writes each(stream, element) to `values`, which has the region's sizes.
+template <class Each>
+void fill_each(Draw& draw, const at::Tensor& values, Each each) {
+  const RandomKey key = draw.key();
+  auto* out = values.mutable_data_ptr<double>();
+  for_each_stretch(draw.region(), [&](int64_t local, int64_t global, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      Stream stream(key, global + i);
+      out[local + i] = each(stream, local + i);
+    }
+  });
+}
+
+at::Tensor room(const Draw& draw) { return at::empty(draw.region().sizes, at::kDouble); }
+
+// What make() draws in double, as the type of `like` on its device. A tensor without values (meta) takes no stream.
+template <class Make>
+void finish_as(Draw& draw, const at::Tensor& like, Make make) {
+  const at::Tensor to = draw.target(like);
+  draw.finish(like.is_meta() ? to : to.copy_(make()));
+}
+
+void poisson(Draw& draw) {
+  const at::Tensor self = draw.tensor("self");
+  finish_as(draw, self, [&] {
+    const at::Tensor rates = spread(draw, self);
+    TESSERA_CHECK(at::all(rates >= 0).item<bool>(), ErrorKind::kShape,
+                  "[dtensor.dispatch] {}: found a negative rate, wanted none.", draw.call().op.name);
+    const at::Tensor values = room(draw);
+    const auto* rate = rates.const_data_ptr<double>();
+    fill_each(draw, values, [=](Stream& stream, int64_t i) { return draw_poisson(stream, rate[i]); });
+    return values;
+  });
+}
+
+void binomial(Draw& draw) {
+  const at::Tensor count = draw.tensor("count");
+  finish_as(draw, count.expand(draw.region().sizes), [&] {
+    const at::Tensor counts = spread(draw, count);
+    const at::Tensor odds = spread(draw, draw.tensor("prob"));
+    const at::Tensor values = room(draw);
+    fill_each(draw, values,
+              [n = counts.const_data_ptr<double>(), p = odds.const_data_ptr<double>()](Stream& stream, int64_t i) {
+                return draw_binomial(stream, std::floor(n[i]), p[i]);
+              });
+    return values;
+  });
+}
+
+// Gamma variates that are no smaller than the smallest number of the type, as ATen's.
+at::Tensor gammas(Draw& draw, const at::Tensor& self) {
+  const at::Tensor shapes = spread(draw, self);
+  const at::Tensor values = room(draw);
+  const double least = self.scalar_type() == at::kDouble ? std::numeric_limits<double>::min()
+                                                         : double{std::numeric_limits<float>::min()};
+  fill_each(draw, values, [shape = shapes.const_data_ptr<double>(), least](Stream& stream, int64_t i) {
+    const double drawn = draw_gamma(stream, shape[i]);
+    return drawn < least ? least : drawn;
+  });
+  return values;
+}
+
+void standard_gamma(Draw& draw) {
+  const at::Tensor self = draw.tensor("self");
+  finish_as(draw, self, [&] { return gammas(draw, self); });
+}
+
+// Gamma variates over their sum along the last dim, which is whole.
+void dirichlet(Draw& draw) {
+  const at::Tensor self = draw.tensor("self");
+  finish_as(draw, self, [&] {
+    const at::Tensor values = gammas(draw, self);
+    const int64_t width = values.size(-1);
+    auto* row = values.mutable_data_ptr<double>();
+    for (int64_t left = values.numel(); left > 0; left -= width, row += width) {
+      double sum = 0;  // in one order on every rank
+      for (int64_t i = 0; i < width; ++i) {
+        sum += row[i];
+      }
+      for (int64_t i = 0; i < width; ++i) {
+        row[i] /= sum;
+      }
+    }
+    return values;
+  });
+}
+
+}  // namespace
+
+void add_random_variate_rules(RuleTable& table) {
+  const std::pair<const char*, Body> each[] = {
+      {"aten::poisson", poisson}, {"aten::binomial", binomial}, {"aten::_standard_gamma", standard_gamma}};
+  for (const auto& [name, body] : each) {
+    table.add(name,
+              [body = body](const OpCall& call, Proposal& proposal) { propose_elementwise(call, proposal, body); });
+  }
+  table.add("aten::_sample_dirichlet", [](const OpCall& call, Proposal& proposal) {
+    propose_elementwise(call, proposal, dirichlet);
+    std::erase_if(proposal.strategies, [last = call.inputs[0].dim() - 1](const Strategy& strategy) {
+      return strategy.inputs[0].is_any_shard() && strategy.inputs[0].dim == last;
+    });
+  });
+  table.add("aten::_standard_gamma_grad", pointwise(Commutes::kNone));
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,397 @@
+// log_softmax and nll_loss over shards of the classes. See loss_parallel.h.
+#include "tessera/dtensor/rules/reductions/loss_parallel.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/Reduction.h>
+#include <fmt/ranges.h>
+
+#include <limits>
+#include <unordered_map>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/dispatch/dispatch.h"
+#include "tessera/dtensor/rules/table.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+
+namespace tessera {
+
+namespace {
+const comm::PropagatedKind kLossParallel{"loss parallel"};
+}
+
+LossParallel::LossParallel() : in_force_(kLossParallel, this) {}
+bool loss_parallel_enabled() noexcept { return comm::Propagated::innermost(kLossParallel) != nullptr; }
+
+namespace detail {
+
+namespace {
+
+// How logits lie: which mesh dim cuts the classes, and which of them are here.
+struct ClassShards {
+  MeshPtr mesh;
+  Placements placements;
+  int64_t class_dim;
+  int64_t mesh_dim;
+  int64_t classes;  // of the whole
+  LocalRange own;
+
+  comm::Group& group() const { return *mesh->group(mesh_dim); }
+};
+
+std::optional<ClassShards> class_shards(const at::Tensor& logits, int64_t class_dim) {
+  const auto& impl = *impl_of(logits);
+  ClassShards shards{impl.mesh(), impl.placements(), class_dim, -1, 0, {}};
+  for (int64_t i = 0; i < shards.mesh->ndim(); ++i) {
+    const auto& placement = shards.placements[static_cast<size_t>(i)];
+    if (placement.is_partial() || (placement.is_any_shard() && placement.dim == class_dim && shards.mesh_dim >= 0)) {
+      return std::nullopt;
+    }
+    if (placement.is_shard(class_dim)) {
+      shards.mesh_dim = i;
+    } else if (placement.is_strided_shard()) {
+      return std::nullopt;
+    }
+  }
+  if (shards.mesh_dim < 0 || !shards.mesh->coordinate()) {
+    return std::nullopt;
+  }
+  shards.classes = logits.size(class_dim);
+  shards.own =
+      local_range(shards.classes, shards.mesh->size(shards.mesh_dim), shards.mesh->local_rank(shards.mesh_dim));
+  return shards;
+}
+
+ClassShards checked_class_shards(const at::Tensor& logits, int64_t class_dim) {
+  if (auto shards = class_shards(logits, class_dim)) {
+    return *shards;
+  }
+  const auto& placements = impl_of(logits)->placements();
+  const auto count =
+      std::count_if(placements.begin(), placements.end(), [&](const Placement& p) { return p.is_shard(class_dim); });
+  raise(ErrorKind::kShape,
+        "[dtensor.loss_parallel] loss_parallel() requires exactly one mesh dim to shard tensor dimension {}, but got "
+        "placements "
+        "{} with {} such mesh dim(s). Other mesh dims may be Shard or Replicate. Redistribute the logits, or leave the "
+        "LossParallel context.",
+        class_dim, to_string(placements), count);
+}
+
+at::Tensor reduce(const ClassShards& shards, const at::Tensor& values, ReduceOp op, const char* subject) {
+  at::Tensor target = values.contiguous();
+  comm::all_reduce(shards.group(), target, op, subject).wait();
+  return target;
+}
+
+at::Tensor wrap(const at::Tensor& local, const ClassShards& shards, const Placements& placements,
+                c10::IntArrayRef sizes) {
+  return make_dtensor(local.contiguous(), shards.mesh, share(placements), sizes, dense_strides(sizes));
+}
+
+// Placements of what has no class dim (targets, losses of rows).
+Placements row_placements(const ClassShards& shards) {
+  Placements rows = shards.placements;
+  for (auto& placement : rows) {
+    if (placement.is_shard(shards.class_dim)) {
+      placement = Replicate();
+    } else if (placement.is_shard() && placement.dim > shards.class_dim) {
+      placement = Shard(placement.dim - 1);
+    }
+  }
+  return rows;
+}
+
+// This rank's part of a tensor that should lie as `wanted`. Moves it if need be; a plain tensor counts as replicated.
+at::Tensor local_as(const at::Tensor& tensor, const ClassShards& shards, const Placements& wanted, const char* what) {
+  const bool plain = !is_dtensor(tensor);
+  const Placements whole(shards.placements.size(), Replicate());
+  TESSERA_CHECK(!plain || wanted == whole || implicit_replication_enabled(), ErrorKind::kShape,
+                "[dtensor.loss_parallel] {}: found a plain tensor of shape [{}] beside logits that lie as {}. Wrap it "
+                "as a DTensor "
+                "with placements {}.",
+                what, fmt::join(tensor.sizes(), ", "), to_string(shards.placements), to_string(wanted));
+  const auto& from = plain ? whole : impl_of(tensor)->placements();
+  const at::Tensor local = plain ? tensor : impl_of(tensor)->local();
+  if (from == wanted) {
+    return local;
+  }
+  return run_steps(local, *shards.mesh, plan_redistribute(tensor.sizes(), *shards.mesh, from, wanted),
+                   /*may_alias=*/true);
+}
+
+// ---- sums of gradients over the classes ----
+
+// The gradient that nll_loss_backward gives of log-probabilities has one entry a row, so each rank knows its sum over
+// all classes, which the backward of log_softmax asks for next. Kept for as long as that very gradient lives; one that
+// has been added to or changed on the way is not recognised.
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+struct KnownSum {
+  WeakStorage of;
+  int64_t numel;
+  at::Tensor sum;
+};
+thread_local std::vector<KnownSum> known_sums;
+
+void remember_sum(const at::Tensor& gradient, const at::Tensor& sum) {
+  std::erase_if(known_sums, [](const KnownSum& known) { return known.of.expired(); });
+  auto* storage = gradient.storage().unsafeGetStorageImpl();
+  known_sums.push_back(
+      {WeakStorage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)), gradient.numel(), sum});
+}
+
+// Undefined when it is not known.
+at::Tensor recall_sum(const at::Tensor& gradient, const at::Tensor& local, int64_t class_dim) {
+  if (gradient.unsafeGetTensorImpl()->version_counter().current_version() != 0 || !local.is_contiguous()) {
+    return {};
+  }
+  for (const auto& known : known_sums) {
+    if (known.of.expired() || known.of._unsafe_get_target() != local.storage().unsafeGetStorageImpl() ||
+        known.numel != local.numel()) {
+      continue;
+    }
+    std::vector<int64_t> sizes = local.sizes().vec();
+    sizes[static_cast<size_t>(class_dim)] = 1;
+    return c10::multiply_integers(sizes) == known.sum.numel() ? known.sum.reshape(sizes) : at::Tensor();
+  }
+  return {};
+}
+
+// ---- log_softmax ----
+
+// _log_softmax(self, dim, half_to_float)
+at::Tensor log_softmax(const at::Tensor& self, int64_t dim, bool half_to_float) {
+  const auto shards = checked_class_shards(self, dim);
+  const at::Tensor given = impl_of(self)->local();
+  const auto type = half_to_float ? at::kFloat : given.scalar_type();
+  const bool half = given.scalar_type() == at::kHalf || given.scalar_type() == at::kBFloat16;
+  const at::Tensor x = half ? given.to(at::kFloat) : given;
+  std::vector<int64_t> row = x.sizes().vec();
+  row[static_cast<size_t>(dim)] = 1;
+  const at::Tensor own_most = shards.own.size > 0
+                                  ? x.amax(dim, /*keepdim=*/true)
+                                  : at::full(row, -std::numeric_limits<double>::infinity(), x.options());
+  const at::Tensor most = reduce(shards, own_most, ReduceOp::kMax, "log_softmax, largest logit");
+  at::Tensor shifted = x - most;
+  const at::Tensor total = reduce(shards, shifted.exp().sum(dim, /*keepdim=*/true), ReduceOp::kSum, "log_softmax, sum");
+  return wrap(shifted.sub_(total.log()).to(type), shards, shards.placements, self.sizes());
+}
+
+// _log_softmax_backward_data(grad_output, output, dim, input_dtype)
+at::Tensor log_softmax_backward(const ClassShards& shards, const at::Tensor& gradient, const at::Tensor& output,
+                                at::ScalarType type) {
+  const at::Tensor local = local_as(gradient, shards, shards.placements, "gradient of log_softmax");
+  at::Tensor sum = recall_sum(gradient, local, shards.class_dim);
+  if (!sum.defined()) {
+    sum = reduce(shards, local.sum(shards.class_dim, /*keepdim=*/true), ReduceOp::kSum, "log_softmax, gradient");
+  }
+  const at::Tensor input = local - impl_of(output)->local().exp() * sum;
+  return wrap(input.to(type), shards, shards.placements, output.sizes());
+}
+
+// ---- nll_loss ----
+
+// The targets of this rank's rows.
+struct Targets {
+  at::Tensor counts;            // not ignored
+  at::Tensor mine;              // and of a class that lies here
+  at::Tensor index;             // among the classes here; 0 where not mine
+  at::Tensor weight;            // of the target's class, 0 where ignored; undefined: all 1
+  bool weight_is_part = false;  // zero also where the class lies elsewhere
+};
+
+Targets read_targets(const ClassShards& shards, const at::Tensor& target, const at::Tensor& weight, int64_t ignored) {
+  Targets t;
+  const at::Tensor own = local_as(target, shards, row_placements(shards), "target");
+  t.counts = own.ne(ignored);
+  if (own.device().is_cpu()) {
+    const at::Tensor outside = t.counts.logical_and(own.lt(0).logical_or_(own.ge(shards.classes)));
+    TESSERA_CHECK(!outside.any().item<bool>(), ErrorKind::kShape,
+                  "[dtensor.loss_parallel] Target {} is out of bounds: there are {} classes.",
+                  own.masked_select(outside)[0].item<int64_t>(), shards.classes);
+  }
+  const at::Tensor shifted = own - shards.own.offset;
+  t.mine = t.counts.logical_and(shifted.ge(0)).logical_and_(shifted.lt(shards.own.size));
+  t.index = shifted.masked_fill(t.mine.logical_not(), 0);
+  if (!weight.defined()) {
+    return t;
+  }
+  Placements with_classes(shards.placements.size(), Replicate());
+  with_classes[static_cast<size_t>(shards.mesh_dim)] = Shard(0);
+  t.weight_is_part = is_dtensor(weight) && impl_of(weight)->placements() == with_classes;
+  if (t.weight_is_part) {
+    const at::Tensor here = impl_of(weight)->local();
+    t.weight = shards.own.size > 0 ? here.take(t.index).masked_fill_(t.mine.logical_not(), 0)
+                                   : at::zeros(own.sizes(), here.options());
+  } else {
+    const Placements whole(shards.placements.size(), Replicate());
+    const at::Tensor all = local_as(weight, shards, whole, "weight");
+    t.weight = all.take(own.masked_fill(t.counts.logical_not(), 0)).masked_fill_(t.counts.logical_not(), 0);
+  }
+  return t;
+}
+
+// Where rows are spread over mesh dims, sums over rows are still to be added up.
+Placements sum_placements(const ClassShards& shards) {
+  Placements sums = row_placements(shards);
+  for (auto& placement : sums) {
+    placement = placement.is_any_shard() ? Partial() : placement;
+  }
+  return sums;
+}
+
+// The rows' weights, summed over all ranks that have other rows.
+at::Tensor total_weight(const ClassShards& shards, at::Tensor own) {
+  const Placements sums = sum_placements(shards);
+  for (size_t i = 0; i < sums.size(); ++i) {
+    if (sums[i].is_partial()) {
+      own = own.contiguous();
+      comm::all_reduce(*shards.mesh->group(static_cast<int64_t>(i)), own, ReduceOp::kSum, "nll_loss, weights").wait();
+    }
+  }
+  return own;
+}
+
+struct NllLoss {
+  at::Tensor loss, total_weight;
+};
+
+// nll_loss_forward(self, target, weight?, reduction, ignore_index)
+NllLoss nll_loss(const at::Tensor& self, const at::Tensor& target, const at::Tensor& weight, int64_t reduction,
+                 int64_t ignored) {
+  const auto shards = checked_class_shards(self, self.dim() > 1 ? 1 : 0);
+  const auto t = read_targets(shards, target, weight, ignored);
+  const at::Tensor x = impl_of(self)->local();
+  at::Tensor picked = at::zeros(t.index.sizes(), x.options());
+  if (shards.own.size > 0) {
+    picked = x.gather(shards.class_dim, t.index.unsqueeze(shards.class_dim)).squeeze(shards.class_dim);
+    picked = picked.masked_fill(t.mine.logical_not(), 0);
+  }
+  at::Tensor weights = t.weight.defined() ? t.weight : t.counts.to(x.scalar_type());
+  if (t.weight_is_part) {  // both in one go
+    const at::Tensor both = reduce(shards, at::stack({picked * weights, weights}), ReduceOp::kSum, "nll_loss");
+    picked = both[0];
+    weights = both[1];
+  } else {
+    picked = reduce(shards, picked, ReduceOp::kSum, "nll_loss") * weights;
+  }
+  const at::Tensor rows = -picked;
+  const Placements whole(shards.placements.size(), Replicate());
+  if (reduction == at::Reduction::None && self.dim() > 1) {
+    return {wrap(rows, shards, row_placements(shards), target.sizes()),
+            wrap(at::zeros({}, x.options()), shards, whole, {})};
+  }
+  at::Tensor sum = rows.sum();
+  const bool mean = reduction == at::Reduction::Mean;
+  const at::Tensor total = mean ? total_weight(shards, weights.sum()) : weights.sum();
+  if (mean) {
+    sum = sum / total;
+  }
+  return {wrap(sum, shards, sum_placements(shards), {}),
+          wrap(total, shards, mean ? whole : sum_placements(shards), {})};
+}
+
+// nll_loss_backward(grad_output, self, target, weight?, reduction, ignore_index, total_weight)
+at::Tensor nll_loss_backward(const ClassShards& shards, const at::Tensor& gradient, const at::Tensor& self,
+                             const at::Tensor& target, const at::Tensor& weight, int64_t reduction, int64_t ignored,
+                             const at::Tensor& total) {
+  const auto t = read_targets(shards, target, weight, ignored);
+  const Placements whole(shards.placements.size(), Replicate());
+  const bool rows = reduction == at::Reduction::None && self.dim() > 1;
+  at::Tensor scale = local_as(gradient, shards, rows ? row_placements(shards) : whole, "gradient of nll_loss");
+  if (reduction == at::Reduction::Mean) {
+    scale = scale / local_as(total, shards, whole, "total weight");
+  }
+  const at::Tensor x = impl_of(self)->local();
+  const at::Tensor factor = t.weight.defined() ? t.weight : t.counts.to(x.scalar_type());
+  const at::Tensor each = (-scale * factor).expand_as(t.index).contiguous();
+  at::Tensor result = at::zeros(x.sizes(), x.options());
+  if (shards.own.size > 0) {
+    result.scatter_(shards.class_dim, t.index.unsqueeze(shards.class_dim),
+                    each.masked_fill(t.mine.logical_not(), 0).unsqueeze(shards.class_dim));
+  }
+  if (!t.weight_is_part) {
+    remember_sum(result, each);
+  }
+  return wrap(result, shards, shards.placements, self.sizes());
+}
+
+// ---- handlers ----
+
+const at::Tensor& tensor_at(const Stack& stack, size_t count, size_t i) {
+  return stack[stack.size() - count + i].toTensor();
+}
+at::Tensor optional_at(const Stack& stack, size_t count, size_t i) {
+  const auto& value = stack[stack.size() - count + i];
+  return value.isNone() ? at::Tensor() : value.toTensor();
+}
+int64_t int_at(const Stack& stack, size_t count, size_t i) { return stack[stack.size() - count + i].toInt(); }
+
+void finish(Stack& stack, size_t count, std::initializer_list<c10::IValue> results) {
+  torch::jit::drop(stack, count);
+  stack.insert(stack.end(), results.begin(), results.end());
+}
+
+void handle_log_softmax(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
+  const auto& self = tensor_at(*stack, 3, 0);
+  if (!loss_parallel_enabled() || !is_dtensor(self) || !impl_of(self)->mesh()->coordinate()) {
+    return dispatch_by_rule(op, keys, *stack);
+  }
+  const auto result =
+      log_softmax(self, wrap_dim(int_at(*stack, 3, 1), self.dim()), (*stack)[stack->size() - 1].toBool());
+  finish(*stack, 3, {result});
+}
+
+void handle_log_softmax_backward(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
+  const auto& output = tensor_at(*stack, 4, 1);
+  const auto shards = loss_parallel_enabled() && is_dtensor(output)
+                          ? class_shards(output, wrap_dim(int_at(*stack, 4, 2), output.dim()))
+                          : std::nullopt;
+  if (!shards) {
+    return dispatch_by_rule(op, keys, *stack);
+  }
+  const auto result =
+      log_softmax_backward(*shards, tensor_at(*stack, 4, 0), output, static_cast<at::ScalarType>(int_at(*stack, 4, 3)));
+  finish(*stack, 4, {result});
+}
+
+void handle_nll_loss(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
+  const auto& self = tensor_at(*stack, 5, 0);
+  if (!loss_parallel_enabled() || !is_dtensor(self) || !impl_of(self)->mesh()->coordinate()) {
+    return dispatch_by_rule(op, keys, *stack);
+  }
+  const auto result =
+      nll_loss(self, tensor_at(*stack, 5, 1), optional_at(*stack, 5, 2), int_at(*stack, 5, 3), int_at(*stack, 5, 4));
+  finish(*stack, 5, {result.loss, result.total_weight});
+}
+
+void handle_nll_loss_backward(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
+  const auto& self = tensor_at(*stack, 7, 1);
+  const auto shards =
+      loss_parallel_enabled() && is_dtensor(self) ? class_shards(self, self.dim() > 1 ? 1 : 0) : std::nullopt;
+  if (!shards) {
+    return dispatch_by_rule(op, keys, *stack);
+  }
+  const auto result =
+      nll_loss_backward(*shards, tensor_at(*stack, 7, 0), self, tensor_at(*stack, 7, 2), optional_at(*stack, 7, 3),
+                        int_at(*stack, 7, 4), int_at(*stack, 7, 5), tensor_at(*stack, 7, 6));
+  finish(*stack, 7, {result});
+}
+
+}  // namespace
+
+Handler find_loss_parallel_handler(const std::string& name) {
+  static const std::unordered_map<std::string, Handler> handlers = {
+      {"aten::_log_softmax", handle_log_softmax},
+      {"aten::_log_softmax_backward_data", handle_log_softmax_backward},
+      {"aten::nll_loss_forward", handle_nll_loss},
+      {"aten::nll_loss2d_forward", handle_nll_loss},
+      {"aten::nll_loss_backward", handle_nll_loss_backward},
+      {"aten::nll_loss2d_backward", handle_nll_loss_backward},
+  };
+  const auto found = handlers.find(name);
+  return found == handlers.end() ? nullptr : found->second;
+}
+
+}  // namespace detail
+
+}  // namespace tessera

@@ -1,0 +1,191 @@
+// Reading at the places that index tensors name.
+#include <ATen/ATen.h>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/rules/views/places.h"
+#include "tessera/dtensor/rules/table.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+
+namespace tessera::detail {
+
+namespace {
+
+// Elements [offset, offset + local size) along dim lie here: others count as zero, to be summed over the ranks.
+LocalFunction gather_own(int64_t dim, int64_t offset, int64_t in_all) {
+  return [dim, offset, in_all](const LocalCall& local) {
+    const at::Tensor self = local.arg(0).toTensor();
+    const at::Tensor index = local.arg(2).toTensor();
+    check_places(local.op.name, index, in_all);
+    if (self.size(dim) == 0) {
+      local.finish({at::zeros(index.sizes(), self.options())});
+      return;
+    }
+    const at::Tensor shifted = index - offset;
+    const at::Tensor elsewhere = shifted.lt(0).logical_or_(shifted.ge(self.size(dim)));
+    local.finish({at::gather(self, dim, shifted.masked_fill(elsewhere, 0)).masked_fill_(elsewhere, 0)});
+  };
+}
+
+// gather(self, dim, index): dims other than `dim` are independent where both have the same size.
+void propose_gather(const OpCall& call, Proposal& proposal) {
+  const TensorInput& self = call.inputs[0];
+  const TensorInput& index = call.inputs[1];
+  const int64_t gathered = wrap_dim(call.int_at(1), self.dim());
+  if (gathered < index.dim()) {
+    proposal.strategies.push_back({{Shard(gathered)}, {Replicate(), Shard(gathered)}});
+  }
+  for (int64_t dim = 0; dim < index.dim(); ++dim) {
+    if (dim != gathered && self.sizes[dim] == index.sizes[dim]) {
+      proposal.strategies.push_back({{Shard(dim)}, {Shard(dim), Shard(dim)}});
+    }
+  }
+  for (const Placement& p : partials_among(call)) {
+    proposal.strategies.push_back({{p}, {p, Replicate()}});
+  }
+  proposal.scatters = true;
+  proposal.output(index.sizes);
+  // One element a line: the rank that holds it gives it, the others zero.
+  if (index.dim() > 0 && index.dim() == self.dim() && index.sizes[gathered] == 1 && is_sharded_on(self, gathered)) {
+    proposal.strategies.push_back({{Partial()}, {Shard(gathered), Replicate()}});
+    proposal.strided = false;
+    proposal.local = [gathered](const OpCall& of, const Choice& choice) -> LocalFunction {
+      for (const auto& placement : choice.inputs[0]) {
+        if (placement.is_shard(gathered) && of.mesh->coordinate()) {
+          return gather_own(gathered, local_box(of.inputs[0].sizes.vec(), *of.mesh, choice.inputs[0]).offset[gathered],
+                            of.inputs[0].sizes[gathered]);
+        }
+      }
+      return nullptr;
+    };
+  }
+}
+
+// index_select(self, dim, index)
+void propose_index_select(const OpCall& call, Proposal& proposal) {
+  const TensorInput& self = call.inputs[0];
+  const TensorInput& index = call.inputs[1];
+  const int64_t selected = wrap_dim(call.int_at(1), self.dim());
+  for (int64_t dim = 0; dim < self.dim(); ++dim) {
+    if (dim == selected && index.dim() == 1) {
+      proposal.strategies.push_back({{Shard(dim)}, {Replicate(), Shard(0)}});
+    } else if (dim != selected) {
+      proposal.strategies.push_back({{Shard(dim)}, {Shard(dim), Replicate()}});
+    }
+  }
+  for (const Placement& p : partials_among(call)) {
+    proposal.strategies.push_back({{p}, {p, Replicate()}});
+  }
+  std::vector<int64_t> sizes = self.sizes.vec();
+  sizes[selected] = c10::multiply_integers(index.sizes);
+  proposal.output(sizes);
+}
+
+// index(self, indices?): dims of self that are not indexed keep their shards, indexed ones must be whole.
+void propose_index(const OpCall& call, Proposal& proposal) {
+  const TensorInput& self = call.inputs[0];
+  const size_t count = call.inputs.size();
+  std::vector<bool> indexed(self.dim(), false);
+  int64_t broadcast_dims = 0;
+  bool masks = false;
+  for (size_t i = 1; i < count; ++i) {
+    indexed[call.inputs[i].element] = true;
+    broadcast_dims = std::max(broadcast_dims, call.inputs[i].dim());
+    const auto type = call.inputs[i].tensor->scalar_type();
+    masks = masks || type == at::kBool || type == at::kByte;
+  }
+  TESSERA_CHECK(
+      !masks, ErrorKind::kShape,
+      "[dtensor.dispatch] {}: the shape of what a mask selects depends on data. Use where, masked_fill or index "
+      "tensors, or work on full_tensor().",
+      call.describe());
+  // Result: the broadcast indices stand where the first index is, or in front when indexed dims are apart.
+  int64_t first = self.dim();
+  int64_t last = -1;
+  for (int64_t dim = 0; dim < self.dim(); ++dim) {
+    if (indexed[dim]) {
+      first = std::min(first, dim);
+      last = dim;
+    }
+  }
+  bool together = true;
+  for (int64_t dim = first; dim <= last; ++dim) {
+    together = together && indexed[dim];
+  }
+  const int64_t front = together ? first : 0;
+  int64_t seen = 0;
+  for (int64_t dim = 0; dim < self.dim(); ++dim) {
+    if (indexed[dim]) {
+      continue;
+    }
+    const int64_t position = seen < front ? seen : seen + broadcast_dims;
+    ++seen;
+    Strategy strategy{{Shard(position)}, c10::SmallVector<Placement, 4>(count, Replicate())};
+    strategy.inputs[0] = Shard(dim);
+    proposal.strategies.push_back(std::move(strategy));
+  }
+  for (int64_t dim = 0; dim < broadcast_dims; ++dim) {
+    Strategy strategy{{Shard(front + dim)}, {Replicate()}};
+    bool usable = false;
+    for (size_t i = 1; i < count; ++i) {
+      const int64_t own = dim - (broadcast_dims - call.inputs[i].dim());
+      const bool whole = own < 0 || call.inputs[i].sizes[own] == 1;
+      strategy.inputs.push_back(whole ? Replicate() : Shard(own));
+      usable = usable || !whole;
+    }
+    if (usable) {
+      proposal.strategies.push_back(std::move(strategy));
+    }
+  }
+  for (const Placement& p : partials_among(call)) {
+    Strategy strategy{{p}, c10::SmallVector<Placement, 4>(count, Replicate())};
+    strategy.inputs[0] = p;
+    proposal.strategies.push_back(std::move(strategy));
+  }
+  proposal.local = [](const OpCall& of, const Choice& choice) {
+    std::vector<Places> places;
+    for (size_t i = 1; i < of.inputs.size(); ++i) {
+      const auto& index = of.inputs[i];
+      places.push_back({index.arg, index.element, of.inputs[0].sizes[index.element], /*from_end=*/true});
+    }
+    return checked_where_empty(of, choice, std::move(places));
+  };
+}
+
+// take(self, index): places in the flattened tensor, which must be whole.
+void propose_take(const OpCall& call, Proposal& proposal) {
+  const TensorInput& index = call.inputs[1];
+  for (int64_t dim = 0; dim < index.dim(); ++dim) {
+    proposal.strategies.push_back({{Shard(dim)}, {Replicate(), Shard(dim)}});
+  }
+  for (const Placement& p : partials_among(call)) {
+    proposal.strategies.push_back({{p}, {p, Replicate()}});
+  }
+  proposal.output(index.sizes);
+}
+
+// bucketize(self, boundaries): how many boundaries lie below; those of the ranks add up, and more is never less.
+void propose_bucketize(const OpCall& call, Proposal& proposal) {
+  const TensorInput& self = call.inputs[0];
+  for (int64_t dim = 0; dim < self.dim(); ++dim) {
+    proposal.strategies.push_back({{Shard(dim)}, {Shard(dim), Replicate()}});
+  }
+  proposal.strategies.push_back({{Partial()}, {Replicate(), Shard(0)}});
+  for (const Placement& p : partials_among(call)) {
+    if (is_extreme(p)) {
+      proposal.strategies.push_back({{p}, {p, Replicate()}});
+    }
+  }
+  proposal.output(self.sizes);
+}
+
+}  // namespace
+
+void add_index_rules(RuleTable& table) {
+  table.add("aten::gather", propose_gather);
+  table.add("aten::index_select", propose_index_select);
+  table.add({"aten::index", "aten::_unsafe_index"}, propose_index);
+  table.add("aten::take", propose_take);
+  table.add({"aten::bucketize.Tensor", "aten::bucketize.Tensor_out"}, propose_bucketize);
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,159 @@
+// Writing at the places that index tensors name.
+#include "tessera/dtensor/rules/views/places.h"
+#include "tessera/dtensor/rules/table.h"
+
+namespace tessera::detail {
+
+namespace {
+
+// scatter(self, dim, index, src or value), scatter_add likewise: independent along dims that all have in the same size.
+void propose_scatter(const OpCall& call, Proposal& proposal) {
+  const TensorInput& self = call.inputs[0];
+  const int64_t dim_written = wrap_dim(call.int_at(1), self.dim());
+  for (int64_t dim = 0; dim < self.dim(); ++dim) {
+    bool alike = dim != dim_written;
+    for (const auto& input : call.inputs) {
+      alike = alike && input.dim() == self.dim() && input.sizes[dim] == self.sizes[dim];
+    }
+    if (alike) {
+      proposal.strategies.push_back({{Shard(dim)}, c10::SmallVector<Placement, 4>(call.inputs.size(), Shard(dim))});
+    }
+  }
+  proposal.scatters = true;
+  proposal.output(self.sizes);
+}
+
+// Where the dims of self stand in what index tensors select of it.
+struct Selection {
+  std::vector<bool> indexed;
+  int64_t broadcast_dims = 0;
+  int64_t front = 0;  // dims of the selection before those of the index tensors
+  bool masks = false;
+
+  int64_t dims() const { return broadcast_dims + std::count(indexed.begin(), indexed.end(), false); }
+  // Of a dim that is not indexed.
+  int64_t position(int64_t dim) const {
+    const int64_t seen = std::count(indexed.begin(), indexed.begin() + dim, false);
+    return seen < front ? seen : seen + broadcast_dims;
+  }
+};
+
+Selection read_selection(const OpCall& call, int indices_arg) {
+  Selection selection;
+  selection.indexed.assign(call.inputs[0].dim(), false);
+  for (const auto& input : call.inputs) {
+    if (input.arg == indices_arg) {
+      const auto type = input.tensor->scalar_type();
+      selection.masks = selection.masks || type == at::kBool || type == at::kByte;
+      selection.broadcast_dims = std::max(selection.broadcast_dims, input.dim());
+      if (input.element < call.inputs[0].dim()) {
+        selection.indexed[input.element] = true;
+      }
+    }
+  }
+  const auto first = std::find(selection.indexed.begin(), selection.indexed.end(), true);
+  const auto gap = std::find(first, selection.indexed.end(), false);
+  const bool together = std::find(gap, selection.indexed.end(), true) == selection.indexed.end();
+  selection.front = together ? first - selection.indexed.begin() : 0;
+  return selection;
+}
+
+// index_put(self, indices, values, accumulate): dims that are not indexed are independent. Replacing and adding are
+// linear.
+void propose_index_put(const OpCall& call, Proposal& proposal) {
+  const TensorInput& self = call.inputs[0];
+  const Selection selection = read_selection(call, 1);
+  const int values_at = call.input_at(2);
+  const TensorInput& values = call.inputs[values_at];
+  for (int64_t dim = 0; dim < self.dim() && !selection.masks; ++dim) {
+    if (selection.indexed[dim]) {
+      continue;
+    }
+    const int64_t own = selection.position(dim) - (selection.dims() - values.dim());
+    Strategy strategy{{Shard(dim)}, c10::SmallVector<Placement, 4>(call.inputs.size(), Replicate())};
+    strategy.inputs[0] = Shard(dim);
+    if (own >= 0 && values.sizes[own] != 1) {
+      strategy.inputs[values_at] = Shard(own);
+    }
+    proposal.strategies.push_back(std::move(strategy));
+  }
+  for (const Placement& p : partials_among(call)) {
+    if (is_additive(p)) {
+      Strategy strategy{{p}, c10::SmallVector<Placement, 4>(call.inputs.size(), Replicate())};
+      strategy.inputs[0] = p;
+      strategy.inputs[values_at] = p;
+      proposal.strategies.push_back(std::move(strategy));
+    }
+  }
+  proposal.output(self.sizes);
+  proposal.local = [masks = selection.masks](const OpCall& of, const Choice& choice) {
+    std::vector<Places> places;
+    for (size_t i = 1; i < of.inputs.size() && !masks; ++i) {
+      const auto& index = of.inputs[i];
+      if (index.arg == 1 && index.element < of.inputs[0].dim()) {
+        places.push_back({1, index.element, of.inputs[0].sizes[index.element], /*from_end=*/true});
+      }
+    }
+    return checked_where_empty(of, choice, std::move(places));
+  };
+}
+
+// index_add(self, dim, index, source) and its like: dims other than `dim` are independent.
+void propose_along_index(const OpCall& call, Proposal& proposal, bool (*passes)(const Placement&)) {
+  const TensorInput& self = call.inputs[0];
+  const int64_t written = wrap_dim(call.int_at(1), self.dim());
+  const size_t count = call.inputs.size();
+  for (int64_t dim = 0; dim < self.dim(); ++dim) {
+    if (dim == written) {
+      continue;
+    }
+    Strategy strategy{{Shard(dim)}, {Shard(dim), Replicate()}};
+    if (count > 2) {  // a source, of self's shape but along `written`
+      strategy.inputs.push_back(call.inputs[2].dim() == self.dim() ? Shard(dim) : Replicate());
+    }
+    proposal.strategies.push_back(std::move(strategy));
+  }
+  for (const Placement& p : partials_among(call)) {
+    if (passes(p)) {
+      Strategy strategy{{p}, {p, Replicate()}};
+      strategy.inputs.resize(count, p);
+      proposal.strategies.push_back(std::move(strategy));
+    }
+  }
+  proposal.output(self.sizes);
+  if (self.dim() > 0) {
+    const bool fills = call.name().find("index_fill") != std::string::npos;
+    proposal.local = [fills, size = self.sizes[written]](const OpCall& of, const Choice& choice) {
+      return checked_where_empty(of, choice, {{2, -1, size, /*from_end=*/fills}});
+    };
+  }
+}
+
+Rule along_index(bool (*passes)(const Placement&)) {
+  return [passes](const OpCall& call, Proposal& proposal) { propose_along_index(call, proposal, passes); };
+}
+
+bool none(const Placement&) { return false; }
+bool all(const Placement&) { return true; }
+// What stays when all ranks write the same value.
+bool idempotent(const Placement& p) { return p.is_partial(ReduceOp::kAvg) || is_extreme(p); }
+
+// Operations on the flattened tensor: only whole, so that no write is lost or made twice.
+void propose_whole(const OpCall& call, Proposal& proposal) { proposal.output(call.inputs[0].sizes); }
+
+}  // namespace
+
+void add_index_write_rules(RuleTable& table) {
+  table.add({"aten::scatter", "aten::scatter_add", "aten::scatter_reduce"}, propose_scatter);
+  table.add({"aten::index_put", "aten::_index_put_impl", "aten::_index_put_impl_", "aten::_unsafe_index_put"},
+            propose_index_put);
+  table.add("aten::index_add", along_index(is_additive));
+  table.add("aten::index_copy", along_index(all));
+  table.add("aten::index_reduce", along_index(none));
+  table.add("aten::index_fill", along_index(idempotent));
+  table.add({"aten::index_fill.int_Tensor", "aten::index_fill_.int_Tensor", "aten::index_fill.int_Tensor_out"},
+            along_index(all));
+  table.add({"aten::put", "aten::masked_scatter"}, propose_whole);
+}
+
+}  // namespace tessera::detail

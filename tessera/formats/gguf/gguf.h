@@ -1,0 +1,90 @@
+// Reading GGUF files, version 2 and 3, little-endian.
+//
+//   auto file = GgufFile::open("model.gguf");
+//   uint64_t layers = file->require_uint("llama.block_count");
+//   at::Tensor weight = file->tensor("blk.0.attn_q.weight");    // F32, F16, BF16: a view; quantised: decoded to
+//   float32
+//
+// open() checks everything against the file's size before it allocates: counts, lengths, array nesting, alignment,
+// offsets, overlaps. What it rejects is Error kFormat. Shapes are given in libtorch's order, slowest dimension first.
+// Views keep the map alive and are READ ONLY. Thread-safe after open. docs/format/gguf.md describes the format.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "tessera/formats/gguf/gguf_quants.h"
+
+namespace at {
+class Tensor;
+}
+
+namespace tessera {
+
+class MappedFile;
+
+// The alternatives stand at the index that is their type number in the file.
+struct GgufArray {
+  std::variant<std::vector<uint8_t>, std::vector<int8_t>, std::vector<uint16_t>, std::vector<int16_t>,
+               std::vector<uint32_t>, std::vector<int32_t>, std::vector<float>, std::vector<bool>,
+               std::vector<std::string>, std::vector<GgufArray>, std::vector<uint64_t>, std::vector<int64_t>,
+               std::vector<double>>
+      items;
+};
+using GgufValue = std::variant<uint8_t, int8_t, uint16_t, int16_t, uint32_t, int32_t, float, bool, std::string,
+                               GgufArray, uint64_t, int64_t, double>;
+
+struct GgufTensorInfo {
+  GgmlType type;
+  std::vector<int64_t> shape;  // slowest dimension first
+  uint64_t begin = 0;          // byte positions in the file
+  uint64_t end = 0;
+  std::string_view type_name() const { return ggml_type_info(static_cast<uint32_t>(type))->name; }
+};
+
+class GgufFile {
+ public:
+  static std::shared_ptr<const GgufFile> open(const std::filesystem::path& path);
+
+  const std::filesystem::path& path() const;
+  uint32_t version() const { return version_; }
+  const std::map<std::string, GgufValue, std::less<>>& metadata() const { return metadata_; }
+  const std::map<std::string, GgufTensorInfo, std::less<>>& tensors() const { return tensors_; }
+
+  // Metadata by type; nothing when the key is absent, Error kFormat when it holds another type. Integers of any width
+  // and sign are taken if the value fits.
+  std::optional<uint64_t> find_uint(std::string_view key) const;
+  std::optional<double> find_float(std::string_view key) const;
+  std::optional<bool> find_bool(std::string_view key) const;
+  std::optional<std::string> find_string(std::string_view key) const;
+  const std::vector<std::string>* find_strings(std::string_view key) const;
+  const std::vector<float>* find_floats(std::string_view key) const;
+  std::optional<std::vector<int64_t>> find_ints(std::string_view key) const;
+  // As above, and Error kFormat when the key is absent.
+  uint64_t require_uint(std::string_view key) const;
+
+  bool contains(std::string_view name) const { return tensors_.find(name) != tensors_.end(); }
+  const GgufTensorInfo& tensor_info(std::string_view name) const;
+  at::Tensor tensor(std::string_view name) const;
+  // Its rows (all dims but the last) as they lie in the file: uint8 [rows, bytes of a row], a view. Error kFormat for
+  // rows that are no whole blocks.
+  at::Tensor packed_rows(std::string_view name) const;
+
+ private:
+  GgufFile() = default;
+  const GgufValue* find(std::string_view key) const;
+  std::shared_ptr<const MappedFile> file_;
+  uint32_t version_ = 0;
+  std::map<std::string, GgufValue, std::less<>> metadata_;
+  std::map<std::string, GgufTensorInfo, std::less<>> tensors_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,51 @@
+// Walks over the bytes of a GGUF header; every step is checked against what is left.
+#pragma once
+
+#include <cstring>
+#include <span>
+#include <string>
+
+#include "tessera/base/error.h"
+#include "tessera/formats/gguf/gguf.h"
+
+namespace tessera::detail {
+
+class GgufCursor {
+ public:
+  GgufCursor(std::span<const std::byte> bytes, std::string file_name)
+      : bytes_(bytes), file_name_(std::move(file_name)) {}
+
+  uint64_t position() const { return position_; }
+  uint64_t left() const { return bytes_.size() - position_; }
+  const std::string& file_name() const { return file_name_; }
+
+  template <class T>
+  T number(const char* what) {
+    need(sizeof(T), what);
+    T value;
+    std::memcpy(&value, bytes_.data() + position_, sizeof value);
+    position_ += sizeof value;
+    return value;
+  }
+  // A count of things that take at least min_bytes each.
+  uint64_t count(uint64_t min_bytes, const char* what);
+  std::string string(uint64_t limit_bytes, const char* what);
+  GgufValue value(uint32_t type, const std::string& key);
+
+ private:
+  void need(uint64_t bytes, const char* what) const {
+    TESSERA_CHECK(bytes <= left(), ErrorKind::kFormat,
+                  "[gguf] {}: {} at byte {} needs {} bytes, the file has {} left. The file is cut off or damaged.",
+                  file_name_, what, position_, bytes, left());
+  }
+  GgufArray array(const std::string& key, int depth);
+  bool boolean();
+  template <class T>
+  std::vector<T> numbers(uint64_t count);
+
+  std::span<const std::byte> bytes_;
+  uint64_t position_ = 0;
+  std::string file_name_;
+};
+
+}  // namespace tessera::detail

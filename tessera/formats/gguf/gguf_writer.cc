@@ -1,0 +1,168 @@
+#include "tessera/formats/gguf/gguf_writer.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text/quote.h"
+
+namespace tessera {
+namespace {
+
+constexpr uint64_t kAlignment = 32;
+
+template <class T>
+void put(std::string& out, T value) {
+  out.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+void put(std::string& out, const std::string& text) {
+  put(out, static_cast<uint64_t>(text.size()));
+  out += text;
+}
+
+void put(std::string& out, const GgufArray& array) {
+  put(out, static_cast<uint32_t>(array.items.index()));
+  std::visit(
+      [&](const auto& items) {
+        using T = typename std::decay_t<decltype(items)>::value_type;
+        put(out, static_cast<uint64_t>(items.size()));
+        for (const auto& item : items) {
+          if constexpr (std::is_same_v<T, bool>) {
+            put(out, static_cast<uint8_t>(item));
+          } else {
+            put(out, item);
+          }
+        }
+      },
+      array.items);
+}
+
+void put(std::string& out, const GgufValue& value) {
+  put(out, static_cast<uint32_t>(value.index()));
+  std::visit(
+      [&](const auto& held) {
+        if constexpr (std::is_same_v<std::decay_t<decltype(held)>, bool>) {
+          put(out, static_cast<uint8_t>(held));
+        } else {
+          put(out, held);
+        }
+      },
+      value);
+}
+
+at::Tensor quantized_q8_0(const at::Tensor& tensor) {
+  const auto values = tensor.to(at::kFloat).contiguous();
+  const int64_t blocks = values.numel() / 32;
+  auto out = at::empty({blocks * 34}, at::kByte);
+  const float* in = values.const_data_ptr<float>();
+  auto* bytes = static_cast<std::byte*>(out.data_ptr());
+  at::parallel_for(0, blocks, 4096, [&](int64_t begin, int64_t end) {
+    const auto first = static_cast<size_t>(begin), count = static_cast<size_t>(end - begin);
+    quantize_q8_0({in + first * 32, count * 32}, {bytes + first * 34, count * 34});
+  });
+  return out;
+}
+
+at::Tensor encoded(const at::Tensor& tensor, GgmlType type) {
+  const auto plain = tensor.detach().cpu();
+  switch (type) {
+    case GgmlType::kF32:
+      return plain.to(at::kFloat).contiguous();
+    case GgmlType::kF16:
+      return plain.to(at::kHalf).contiguous();
+    case GgmlType::kBF16:
+      return plain.to(at::kBFloat16).contiguous();
+    default:
+      return quantized_q8_0(plain);
+  }
+}
+
+}  // namespace
+
+void GgufWriter::set(const std::string& key, GgufValue value) {
+  const bool known =
+      std::any_of(metadata_.begin(), metadata_.end(), [&](const auto& item) { return item.first == key; });
+  TESSERA_CHECK(!known && !header_written_, ErrorKind::kInternal, "[gguf] {}: key {} is set twice or too late",
+                file_.path().string(), quote(key));
+  metadata_.emplace_back(key, std::move(value));
+}
+
+void GgufWriter::announce(const std::string& name, GgmlType type, std::vector<int64_t> shape) {
+  const bool writable =
+      type == GgmlType::kF32 || type == GgmlType::kF16 || type == GgmlType::kBF16 || type == GgmlType::kQ8_0;
+  TESSERA_CHECK(writable && !header_written_ && !slots_.contains(name), ErrorKind::kInternal,
+                "[gguf] {}: tensor {} is announced twice, too late or with a type that is not written",
+                file_.path().string(), quote(name));
+  const auto* known = ggml_type_info(static_cast<uint32_t>(type));
+  uint64_t elements = 1;
+  for (const int64_t size : shape) elements *= static_cast<uint64_t>(size);
+  const int64_t row = shape.empty() ? 1 : shape.back();
+  TESSERA_CHECK(shape.size() <= 4 && elements > 0 && row % known->block_elements == 0, ErrorKind::kShape,
+                "[gguf] {}: tensor {} of shape [{}] cannot be stored as {}", file_.path().string(), quote(name),
+                fmt::join(shape, ", "), known->name);
+  const uint64_t end = data_bytes_ + elements / known->block_elements * known->block_bytes;
+  slots_[name].info = {type, std::move(shape), data_bytes_, end};
+  order_.push_back(name);
+  data_bytes_ = (end + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+void GgufWriter::write_header() {
+  std::string header = "GGUF";
+  put(header, uint32_t{3});
+  put(header, static_cast<uint64_t>(order_.size()));
+  put(header, static_cast<uint64_t>(metadata_.size()));
+  for (const auto& [key, value] : metadata_) {
+    put(header, key);
+    put(header, value);
+  }
+  for (const auto& name : order_) {
+    const auto& info = slots_.find(name)->second.info;
+    put(header, name);
+    put(header, static_cast<uint32_t>(info.shape.size()));
+    for (auto size = info.shape.rbegin(); size != info.shape.rend(); ++size) put(header, static_cast<uint64_t>(*size));
+    put(header, static_cast<uint32_t>(info.type));
+    put(header, info.begin);
+  }
+  header.resize((header.size() + kAlignment - 1) / kAlignment * kAlignment, '\0');
+  file_.write_at(0, std::as_bytes(std::span(header)));
+  for (auto& [name, slot] : slots_) {
+    slot.info.begin += header.size();
+    slot.info.end += header.size();
+  }
+  data_bytes_ += header.size();
+  header_written_ = true;
+}
+
+void GgufWriter::write(std::string_view name, const at::Tensor& tensor) {
+  if (!header_written_) write_header();
+  const auto found = slots_.find(name);
+  TESSERA_CHECK(found != slots_.end() && !found->second.written, ErrorKind::kInternal,
+                "[gguf] {}: tensor {} was not announced or is written twice", file_.path().string(), quote(name));
+  auto& [info, written] = found->second;
+  TESSERA_CHECK(tensor.sizes() == at::IntArrayRef(info.shape), ErrorKind::kShape,
+                "[gguf] {}: tensor {} is [{}], announced was [{}]", file_.path().string(), quote(name),
+                fmt::join(tensor.sizes(), ", "), fmt::join(info.shape, ", "));
+  const auto bytes = encoded(tensor, info.type);
+  file_.write_at(info.begin, {static_cast<const std::byte*>(bytes.const_data_ptr()), bytes.nbytes()});
+  written = true;
+}
+
+void GgufWriter::finish() {
+  if (!header_written_) write_header();
+  uint64_t end = 0;
+  for (const auto& [name, slot] : slots_) {
+    TESSERA_CHECK(slot.written, ErrorKind::kInternal, "[gguf] {}: tensor {} was announced but not written",
+                  file_.path().string(), quote(name));
+    end = std::max(end, slot.info.end);
+  }
+  // The last tensor is padded like every other.
+  const std::string padding(static_cast<size_t>(data_bytes_ > end && end > 0 ? data_bytes_ - end : 0), '\0');
+  file_.write_at(end, std::as_bytes(std::span(padding)));
+  file_.publish();
+}
+
+}  // namespace tessera

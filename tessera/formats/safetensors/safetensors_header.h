@@ -1,0 +1,20 @@
+// The JSON header of a safetensors file, parsed event by event: nothing is built that the format does not have.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "tessera/formats/safetensors/safetensors.h"
+
+namespace tessera::detail {
+
+struct SafetensorsHeader {
+  std::map<std::string, SafetensorsEntry, std::less<>> entries;  // begin and end relative to the data
+  std::map<std::string, std::string> metadata;
+};
+
+// Checks everything but the size of the data. file_name is for messages.
+SafetensorsHeader parse_safetensors_header(std::string_view json, const std::string& file_name);
+
+}  // namespace tessera::detail

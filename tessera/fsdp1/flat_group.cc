@@ -1,0 +1,389 @@
+#include "tessera/fsdp1/flat_group.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "tessera/base/error.h"
+
+namespace tessera::parallel {
+namespace {
+
+// Of all units of the process.
+struct FlatUnits {
+  std::mutex mutex;
+  std::set<const c10::StorageImpl*> storages;  // of shards, to tell their pieces from ordinary parameters
+  std::map<const nn::Module*, std::set<at::Tensor*>> members;
+};
+FlatUnits& flat_units() {
+  static FlatUnits units;
+  return units;
+}
+
+at::Tensor strided_over(const c10::Storage& storage, int64_t offset, c10::IntArrayRef shape, c10::IntArrayRef strides,
+                        c10::ScalarType dtype) {
+  return at::empty({0}, at::TensorOptions().dtype(dtype).device(storage.device()))
+      .set_(storage, offset, shape, strides);
+}
+
+// A write to either counts for both.
+void share_version(const at::Tensor& leaf, const at::Tensor& shard) {
+  leaf.unsafeGetTensorImpl()->set_version_counter(shard.unsafeGetTensorImpl()->version_counter());
+}
+
+std::vector<FlatGroup::WeakTensor> weak_sources(const std::vector<FlatSource>& sources) {
+  std::vector<FlatGroup::WeakTensor> out;
+  for (const auto& source : sources) out.emplace_back(source.tensor.getIntrusivePtr());
+  return out;
+}
+
+}  // namespace
+
+bool lies_in_flat_parameter(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) return false;
+  auto& units = flat_units();
+  const std::lock_guard lock(units.mutex);
+  return units.storages.contains(tensor.storage().unsafeGetStorageImpl());
+}
+
+std::vector<at::Tensor*> flat_members_of(const nn::Module& module) {
+  auto& units = flat_units();
+  const std::lock_guard lock(units.mutex);
+  const auto found = units.members.find(&module);
+  if (found == units.members.end()) return {};
+  return {found->second.begin(), found->second.end()};
+}
+
+FlatGroup::FlatGroup(nn::Module& module, std::shared_ptr<comm::Group> group, const FlatGroupOptions& options,
+                     FlatParameterLayout layout, std::vector<FlatSource> sources)
+    : GatheredGroup(sources[0].member.fqn,
+                    static_cast<double>(group->size() * (options.replicas ? options.replicas->size() : 1))),
+      group_(std::move(group)),
+      options_(options),
+      layout_(std::move(layout)),
+      originals_(weak_sources(sources)),
+      whole_(layout_.members()[0].device),
+      reducer_(layout_, group_, layout_.members()[0].device,
+               {.sharded = options.sharded,
+                .flags = layout_.use_orig_params(),
+                .dtype = options.reduce_dtype,
+                .replicas = options.replicas}) {
+  const c10::NoGradGuard no_grad;
+  const c10::Device device = layout_.members()[0].device;
+  std::vector<at::Tensor> tensors;
+  for (const auto& source : sources) tensors.push_back(source.tensor.detach());
+  at::Tensor flat = layout_.flatten(tensors);
+  if (options_.sharded) flat = layout_.shard(flat, group_->rank());
+  shard_ = BufferPool().empty(flat.numel(), layout_.dtype(), device, group_->allocator(device.type()));
+  shard_.copy_(flat);
+  {
+    auto& units = flat_units();
+    const std::lock_guard lock(units.mutex);
+    units.storages.insert(shard_.storage().unsafeGetStorageImpl());
+  }
+  members_.resize(sources.size());
+  for (size_t i = 0; i < sources.size(); ++i) {
+    for (const auto& slot : sources[i].slots) members_[i].shown.push_back(slot.get().slot);
+  }
+  if (has_whole()) make_whole_views();
+  layout_.use_orig_params() ? make_pieces(sources) : make_flat_parameter(module, sources);
+  show_shards();
+}
+
+FlatGroup::~FlatGroup() {
+  if (state_ != State::kSharded && has_whole()) {
+    { const comm::Pending given_up = std::move(pending_); }  // waits
+    free_whole();
+  }
+  auto& units = flat_units();
+  const std::lock_guard lock(units.mutex);
+  units.storages.erase(shard_.storage().unsafeGetStorageImpl());
+  for (const auto& [owner, member] : flat_members_) {
+    const auto found = units.members.find(owner);
+    if (found == units.members.end()) continue;  // of an earlier module at this address
+    found->second.erase(member);
+    if (found->second.empty()) units.members.erase(found);
+  }
+}
+
+std::vector<ShardParamInfo> FlatGroup::param_infos() const {
+  return options_.sharded ? layout_.shard_param_infos(group_->rank()) : layout_.whole_param_infos();
+}
+
+void FlatGroup::make_pieces(const std::vector<FlatSource>& sources) {
+  const auto infos = param_infos();
+  for (size_t i = 0; i < members_.size(); ++i) {
+    auto& [shown, slots, piece, whole] = members_[i];
+    const auto& member = layout_.members()[i];
+    if (options_.sharded) {
+      piece = tensor_over(shard_.storage(), infos[i].offset_in_shard * static_cast<int64_t>(shard_.itemsize()),
+                          {infos[i].numel_in_shard}, layout_.dtype());
+    } else {
+      piece = strided_over(shard_.storage(), layout_.offset(i), member.shape, member.strides, layout_.dtype());
+    }
+    share_version(piece, shard_);
+    piece.set_requires_grad(member.requires_grad);
+    slots = sources[i].slots;
+    for (const auto& slot : slots) nn::Module::set_parameter(slot.get(), piece);
+  }
+}
+
+void FlatGroup::make_flat_parameter(nn::Module& module, const std::vector<FlatSource>& sources) {
+  bool decay = false;
+  for (const auto& source : sources) decay = decay || source.slots[0].get().decay;
+  note_flat_members(sources);
+  remove_slots(sources);
+  flat_ = tensor_over(shard_.storage(), 0, shard_.sizes(), layout_.dtype());
+  share_version(flat_, shard_);
+  flat_.set_requires_grad(layout_.requires_grad());
+  flat_shown_ = flat_;
+  flat_slot_ = {&module, module.own_parameters().size()};
+  module.own_parameters().push_back({kFlatParam, &flat_shown_, flat_, decay, 0});
+}
+
+// Takes slots away from their modules, whose members stay.
+void FlatGroup::remove_slots(const std::vector<FlatSource>& sources) {
+  for (size_t i = 0; i < sources.size(); ++i) {
+    for (const auto& slot : sources[i].slots) removed_slots_.push_back({slot.owner, slot.index, slot.get(), i});
+  }
+  std::sort(removed_slots_.begin(), removed_slots_.end(), [](const RemovedSlot& a, const RemovedSlot& b) {
+    return std::pair(a.owner, a.index) < std::pair(b.owner, b.index);
+  });
+  for (auto removed = removed_slots_.rbegin(); removed != removed_slots_.rend(); ++removed) {
+    auto& own = removed->owner->own_parameters();
+    own.erase(own.begin() + static_cast<std::ptrdiff_t>(removed->index));
+    removed->slot.parameter.reset();
+  }
+}
+
+void FlatGroup::note_flat_members(const std::vector<FlatSource>& sources) {
+  auto& units = flat_units();
+  const std::lock_guard lock(units.mutex);
+  for (const auto& source : sources) {
+    for (const auto& slot : source.slots) {
+      flat_members_.emplace_back(slot.owner, slot.get().slot);
+      units.members[slot.owner].insert(slot.get().slot);
+    }
+  }
+}
+
+// They are made once; the storage that they look into is empty between uses.
+void FlatGroup::make_whole_views() {
+  BufferPool passing;
+  whole_.fill(passing, whole_bytes());
+  const c10::Storage storage = whole_.tensor(0, {0}, compute_dtype()).storage();
+  for (size_t i = 0; i < members_.size(); ++i) {
+    const auto& member = layout_.members()[i];
+    members_[i].whole = strided_over(storage, layout_.offset(i), member.shape, member.strides, compute_dtype());
+  }
+  free_whole();
+}
+
+int64_t FlatGroup::whole_bytes() const {
+  if (!has_whole()) return 0;
+  const int64_t numel = options_.sharded ? layout_.padded_numel() : layout_.unpadded_numel();
+  return numel * static_cast<int64_t>(c10::elementSize(compute_dtype()));
+}
+
+void FlatGroup::on_joined() { reducer_.join(pool_, streams_); }
+
+std::vector<at::Tensor> FlatGroup::all_leaves() const {
+  if (!layout_.use_orig_params()) return {flat_};
+  std::vector<at::Tensor> out;
+  for (const auto& member : members_) out.push_back(member.piece);
+  return out;
+}
+
+uint64_t FlatGroup::version() const { return shard_.is_inference() ? 0 : static_cast<uint64_t>(shard_._version()); }
+
+void FlatGroup::check_not_replaced() const {
+  const auto check = [&](const nn::ParameterSlot& slot, const at::Tensor& leaf) {
+    TESSERA_CHECK(
+        slot.parameter.is_same(leaf), ErrorKind::kShape,
+        "[fsdp1.forward] {}: parameter '{}' was replaced by another tensor, which the flat parameter does not "
+        "hold. Copy values into it instead, or replace it before wrap_fsdp1.",
+        name(), slot.name);
+  };
+  if (!layout_.use_orig_params()) return check(flat_slot_.get(), flat_);
+  for (const auto& member : members_) {
+    for (const auto& slot : member.slots) check(slot.get(), member.piece);
+  }
+}
+
+void FlatGroup::start_unshard() {
+  TESSERA_CHECK(
+      !full_, ErrorKind::kShape,
+      "[fsdp1.forward] {}: forward ran inside summon_full_params, or a backward did. Run them before or after.",
+      name());
+  if (may_be_stale() && changed()) reshard();
+  if (state_ != State::kSharded) return;
+  const c10::NoGradGuard no_grad;
+  check_not_replaced();
+  state_ = State::kUnsharded;
+  count(1, whole_bytes());
+  if (!has_whole()) return;
+  gathered_version_ = version();
+  if (gathered_version_ != ordered_version_) streams_->gather.follow_current();  // behind what wrote the shard
+  ordered_version_ = gathered_version_;
+  const auto beside = streams_->gather.enter();
+  whole_.fill(*pool_, whole_bytes());
+  const int64_t numel = options_.sharded ? layout_.padded_numel() : layout_.unpadded_numel();
+  if (numel == 0) return;
+  state_ = State::kGathering;
+  const at::Tensor gathered = whole_.tensor(0, {numel}, compute_dtype());
+  if (!options_.sharded) {
+    gathered.copy_(shard_);
+    filled_ = streams_->gather.mark();
+    return;
+  }
+  const at::Tensor sent = to_send(gathered);
+  filled_ = streams_->gather.mark();
+  pending_ = comm::all_gather_into(*group_, gathered, sent, name());
+  if (stats_ != nullptr) ++stats_->all_gathers;
+}
+
+// The shard as it is gathered. An accelerator casts it to where it is to lie, which needs no other buffer.
+at::Tensor FlatGroup::to_send(const at::Tensor& gathered) {
+  if (compute_dtype() == layout_.dtype()) return shard_;
+  const c10::Device device = shard_.device();
+  at::Tensor sent;
+  if (device.is_cpu()) {
+    sent = cast_shard_ = pool_->empty(shard_.numel(), compute_dtype(), device, group_->allocator(device.type()));
+  } else {
+    sent = gathered.narrow(0, group_->rank() * shard_.numel(), shard_.numel());
+  }
+  return sent.copy_(shard_);
+}
+
+void FlatGroup::finish_unshard() {
+  if (state_ != State::kGathering) return;
+  pending_.wait();
+  filled_.hold_current();
+  cast_shard_.reset();
+  state_ = State::kUnsharded;
+}
+
+void FlatGroup::free_whole() {
+  streams_->retire(whole_.free(
+      "[fsdp1] " + name() +
+      ": its parameters are freed. They are there from the start of its module's forward to its end, and for its "
+      "backward, which only outputs of forward start: return from forward what backward needs."));
+}
+
+void FlatGroup::reshard() {
+  if (state_ == State::kSharded) return;
+  const auto failure = wait_for_failure(pending_);
+  if (state_ == State::kGathering) filled_.hold_current();
+  cast_shard_.reset();
+  if (shows_whole_) show_shards();
+  if (has_whole()) free_whole();
+  count(-1, whole_bytes());
+  state_ = State::kSharded;
+  if (failure) std::rethrow_exception(failure);
+}
+
+std::vector<at::Tensor> FlatGroup::whole_tensors() const {
+  const c10::NoGradGuard no_grad;
+  std::vector<at::Tensor> out;
+  if (has_whole()) {
+    for (const auto& member : members_) out.push_back(member.whole.variable_data());
+  } else if (layout_.use_orig_params()) {
+    for (const auto& member : members_) out.push_back(member.piece.detach());
+  } else {
+    for (const auto& view : layout_.unflatten(flat_.detach())) out.push_back(view.detach());
+  }
+  return out;
+}
+
+void FlatGroup::show_whole(const std::vector<at::Tensor>& tensors) {
+  for (size_t i = 0; i < members_.size(); ++i) {
+    for (at::Tensor* shown : members_[i].shown) *shown = tensors[i];
+  }
+  shows_whole_ = true;
+}
+
+void FlatGroup::show_shards() {
+  const auto wholes = layout_.use_orig_params() ? std::vector<at::Tensor>{} : whole_tensors();
+  for (size_t i = 0; i < members_.size(); ++i) {
+    const at::Tensor& stand_in = layout_.use_orig_params() ? members_[i].piece : wholes[i];
+    for (at::Tensor* shown : members_[i].shown) *shown = stand_in;
+  }
+  shows_whole_ = false;
+}
+
+std::vector<size_t> FlatGroup::trainable() const {
+  std::vector<size_t> out;
+  for (size_t i = 0; i < members_.size(); ++i) {
+    if ((layout_.use_orig_params() ? members_[i].piece : flat_).requires_grad()) out.push_back(i);
+  }
+  return out;
+}
+
+std::vector<at::Tensor> FlatGroup::leaves(const std::vector<size_t>& trainable) const {
+  // An activation checkpoint around the unit shows a leaf of its own, whose graph ends there.
+  const auto shown_or = [](const at::Tensor& shown, const at::Tensor& leaf) {
+    return shown.is_leaf() && shown.requires_grad() ? shown : leaf;
+  };
+  if (!layout_.use_orig_params()) return {shown_or(flat_shown_, flat_)};
+  std::vector<at::Tensor> out;
+  for (size_t index : trainable) out.push_back(shown_or(*members_[index].shown[0], members_[index].piece));
+  return out;
+}
+
+void FlatGroup::accumulate(const std::vector<size_t>& trainable, std::vector<at::Tensor>&& gradients) {
+  while (advance_reduction(/*at_end=*/true)) {  // of an earlier use in one graph
+  }
+  reducer_.open();  // also without any gradient: other ranks may have some
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    reducer_.add(trainable[i], gradients[i]);
+    gradients[i].reset();
+  }
+}
+
+bool FlatGroup::start_reduction() {
+  if (!reducer_.is_open()) return false;
+  reducer_.start(divide, name());
+  return true;
+}
+
+// As upstream: added up in the parameter's dtype, and what is to be kept low is low again afterwards.
+void FlatGroup::set_gradient(const at::Tensor& leaf, const at::Tensor& sum) const {
+  at::Tensor& grad = leaf.mutable_grad();
+  at::Tensor total = sum.to(layout_.dtype());
+  if (grad.defined() && grad.scalar_type() == total.scalar_type()) {
+    total = grad.add_(total);
+  } else if (grad.defined()) {
+    total = total + grad.to(layout_.dtype());
+  }
+  if (options_.keep_low_precision_grads) total = total.to(options_.sharded ? compute_dtype() : sum.scalar_type());
+  grad = total;
+}
+
+bool FlatGroup::advance_reduction(bool) {
+  if (!reducer_.in_flight()) return false;
+  const c10::NoGradGuard no_grad;
+  if (reducer_.advance(name())) return true;
+  const auto sum = reducer_.finish(trainable());
+  if (!layout_.use_orig_params()) {
+    set_gradient(flat_, sum.values);
+    return false;
+  }
+  const auto infos = param_infos();
+  for (size_t i = 0; i < members_.size(); ++i) {
+    const auto& [shown, slots, piece, whole] = members_[i];
+    // None where nothing of it lies, as upstream: optimizers then leave it alone.
+    if (!piece.requires_grad() || !sum.has[i] || !infos[i].in_shard) continue;
+    set_gradient(piece, options_.sharded ? sum.values.narrow(0, infos[i].offset_in_shard, infos[i].numel_in_shard)
+                                         : sum.values.as_strided(piece.sizes(), piece.strides(),
+                                                                 sum.values.storage_offset() + layout_.offset(i)));
+  }
+  return false;
+}
+
+}  // namespace tessera::parallel

@@ -1,0 +1,114 @@
+#include "tessera/fsdp1/flat_reducer.h"
+
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/parallel/data_parallel/data_parallel_state.h"
+
+namespace tessera::parallel {
+namespace {
+
+// Its elements in the order in which the member lies in the flat parameter.
+at::Tensor as_it_lies(const FlatMember& member, const at::Tensor& gradient) {
+  if (member.contiguous) return gradient.contiguous().view({-1});
+  at::Tensor laid = gradient;
+  if (gradient.strides() != at::IntArrayRef(member.strides)) {
+    laid = at::empty_strided(member.shape, member.strides, gradient.options());
+    laid.copy_(gradient);
+  }
+  return laid.as_strided({member.numel}, {1}, laid.storage_offset());
+}
+
+}  // namespace
+
+FlatReducer::FlatReducer(const FlatParameterLayout& layout, std::shared_ptr<comm::Group> group, c10::Device device,
+                         Options options)
+    : layout_(layout), group_(std::move(group)), reduces_(group_), device_(device), options_(std::move(options)) {
+  if (options_.dtype == c10::ScalarType::Undefined) options_.dtype = layout.dtype();
+  parts_count_ = options_.sharded ? layout.world_size() : 1;
+  values_numel_ = options_.sharded ? layout.sharded_numel() : layout.unpadded_numel();
+  pieces_.resize(layout.members().size());
+  for (int64_t part = 0; part < parts_count_; ++part) {
+    const auto infos = options_.sharded ? layout.shard_param_infos(part) : layout.whole_param_infos();
+    for (size_t i = 0; i < infos.size(); ++i) {
+      const auto& info = infos[i];
+      if (info.numel_in_shard > 0) {
+        pieces_[i].push_back({part, info.offset_in_shard, info.intra_param_start, info.numel_in_shard});
+      }
+    }
+  }
+}
+
+void FlatReducer::join(std::shared_ptr<BufferPool> pool, std::shared_ptr<CommStreams> streams) {
+  pool_ = std::move(pool);
+  if (options_.sharded) reduces_ = streams->second_group(group_);  // else nothing is gathered
+  stages_.set_streams(std::move(streams));
+}
+
+void FlatReducer::open() {
+  if (parts_.defined()) return;
+  const c10::NoGradGuard no_grad;
+  const int64_t flags = options_.flags ? static_cast<int64_t>(layout_.members().size()) : 0;
+  parts_ =
+      pool_->empty(parts_count_ * (values_numel_ + flags), options_.dtype, device_, group_->allocator(device_.type()));
+  parts_.zero_();
+  filled_.assign(layout_.members().size(), false);
+}
+
+void FlatReducer::add(size_t member, const at::Tensor& gradient) {
+  const c10::NoGradGuard no_grad;
+  TESSERA_CHECK(!in_flight(), ErrorKind::kInternal, "[fsdp1.backward] a gradient came during the reduction");
+  open();
+  const at::Tensor source = as_it_lies(layout_.members()[member], gradient);
+  const int64_t part_numel = parts_.numel() / parts_count_;
+  for (const auto& piece : pieces_[member]) {
+    const at::Tensor to = parts_.narrow(0, piece.part * part_numel + piece.offset, piece.numel);
+    const at::Tensor from = source.narrow(0, piece.start, piece.numel);
+    filled_[member] ? to.add_(from) : to.copy_(from);
+  }
+  filled_[member] = true;
+}
+
+void FlatReducer::start(double divide, const std::string& subject) {
+  const c10::NoGradGuard no_grad;
+  const int64_t part_numel = parts_.numel() / parts_count_;
+  for (size_t i = 0; options_.flags && i < filled_.size(); ++i) {
+    if (!filled_[i]) continue;
+    parts_.as_strided({parts_count_}, {part_numel}, values_numel_ + static_cast<int64_t>(i)).fill_(1);
+  }
+  double pre_divisor = 1;
+  if (parts_.scalar_type() == c10::kHalf && divide != 1.0) {
+    pre_divisor = fp16_pre_divisor(divide);
+    parts_.mul_(1.0 / pre_divisor);
+  }
+  post_scale_ = pre_divisor / divide;
+  stages_.start({.group = reduces_, .scatters = options_.sharded, .replicas = options_.replicas},
+                std::exchange(parts_, {}), *pool_, subject);
+}
+
+FlatReducer::Sum FlatReducer::finish(const std::vector<size_t>& asked) {
+  const c10::NoGradGuard no_grad;
+  const at::Tensor output = stages_.take();
+  Sum sum{.values = output.narrow(0, 0, values_numel_), .has = filled_};
+  // What this rank has used, all ranks count as used: only the others need the reduced flags.
+  if (!options_.flags) {
+    sum.has.assign(filled_.size(), true);
+  } else if (!std::all_of(asked.begin(), asked.end(), [&](size_t member) { return filled_[member]; })) {
+    const at::Tensor flags =
+        output.narrow(0, values_numel_, static_cast<int64_t>(filled_.size())).to(at::kCPU, at::kFloat);
+    for (size_t i = 0; i < filled_.size(); ++i) sum.has[i] = filled_[i] || flags.const_data_ptr<float>()[i] > 0;
+  }
+  if (post_scale_ != 1.0) sum.values.mul_(post_scale_);
+  return sum;
+}
+
+void FlatReducer::drop() {
+  stages_.drop();
+  parts_.reset();
+}
+
+}  // namespace tessera::parallel

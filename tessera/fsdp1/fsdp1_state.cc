@@ -1,0 +1,48 @@
+#include "tessera/fsdp1/fsdp1_state.h"
+
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+
+#include "tessera/mesh/side_stream.h"
+
+namespace tessera::parallel {
+
+void Fsdp1State::install_casts() {
+  if (!precision_.param_dtype) return;
+  wrapped_.register_forward_pre_hook([this](nn::Module&, nn::TensorRefs& inputs) { cast_inputs(inputs); });
+}
+
+void Fsdp1State::cast_inputs(const nn::TensorRefs& inputs) {
+  settle();
+  const bool casts = (is_root_ && precision_.cast_root_forward_inputs) || (group_ && precision_.cast_forward_inputs);
+  if (casts) cast_floating(inputs, *precision_.param_dtype);
+}
+
+// Gathers ahead where gathers have a stream. Inner units first: a buffer follows the settings of the innermost unit
+// that it is in.
+bool Fsdp1State::begin_root(const std::vector<Named>& states) {
+  is_root_ = true;
+  std::unordered_set<const at::Tensor*> visited;
+  for (auto each = states.rbegin(); each != states.rend(); ++each) {
+    if (auto* state = dynamic_cast<Fsdp1State*>(each->second)) state->cast_buffers(visited);
+  }
+  return std::any_of(states.begin(), states.end(), [](const Named& each) {
+    const auto* group = each.second->gathered();
+    return group != nullptr && has_streams(group->device());
+  });
+}
+
+void Fsdp1State::cast_buffers(std::unordered_set<const at::Tensor*>& visited) {
+  const c10::NoGradGuard no_grad;
+  for (const auto& [path, module] : wrapped_.named_modules()) {
+    for (auto& buffer : module->own_buffers()) {
+      if (!visited.insert(buffer.slot).second || !precision_.buffer_dtype) continue;
+      if (!buffer.slot->defined() || !buffer.slot->is_floating_point()) continue;
+      buffer_dtypes_.emplace(buffer.slot, buffer.slot->scalar_type());
+      *buffer.slot = buffer.slot->to(*precision_.buffer_dtype);
+    }
+  }
+}
+
+}  // namespace tessera::parallel

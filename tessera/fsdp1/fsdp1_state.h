@@ -1,0 +1,55 @@
+// What wrap_fsdp1 attaches to a module.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "tessera/nn/module.h"
+#include "tessera/parallel/fsdp/gathered_state.h"
+#include "tessera/fsdp1/flat_group.h"
+#include "tessera/fsdp1/fully_sharded_data_parallel.h"
+
+namespace tessera::parallel {
+
+class Fsdp1State : public GatheredState {
+ public:
+  // The group is null when nested calls have all parameters.
+  Fsdp1State(nn::Module& module, ShardingStrategy strategy, MixedPrecision precision, std::shared_ptr<FlatGroup> group)
+      : GatheredState(module, {}, group),
+        wrapped_(module),
+        strategy_(strategy),
+        precision_(precision),
+        group_(std::move(group)) {}
+  // Once, before install_hooks().
+  void install_casts();
+
+  const std::shared_ptr<FlatGroup>& group() const { return group_; }
+  ShardingStrategy strategy() const { return strategy_; }
+  // By the member that holds it: what mixed precision has cast.
+  const std::unordered_map<const at::Tensor*, c10::ScalarType>& buffer_dtypes() const { return buffer_dtypes_; }
+
+ private:
+  bool begin_root(const std::vector<Named>& states) override;
+  bool reshards_after_forward(bool is_root, bool backward_follows) const override {
+    const bool frees = strategy_ == ShardingStrategy::kFullShard || strategy_ == ShardingStrategy::kHybridShard;
+    return !backward_follows || (frees && !is_root);
+  }
+  void cast_inputs(const nn::TensorRefs& inputs);
+  void cast_buffers(std::unordered_set<const at::Tensor*>& visited);
+
+  nn::Module& wrapped_;
+  ShardingStrategy strategy_;
+  MixedPrecision precision_;
+  bool is_root_ = false;
+  std::unordered_map<const at::Tensor*, c10::ScalarType> buffer_dtypes_;
+  std::shared_ptr<FlatGroup> group_;
+};
+
+// Those of the module and all below it with their paths, outermost first.
+std::vector<std::pair<std::string, Fsdp1State*>> fsdp1_states(nn::Module& module);
+
+}  // namespace tessera::parallel

@@ -1,0 +1,258 @@
+#include "tessera/fsdp1/fully_sharded_data_parallel.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <atomic>
+#include <optional>
+#include <sstream>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/fsdp1/flat_sources.h"
+#include "tessera/fsdp1/fsdp1_state.h"
+#include "tessera/fsdp1/materialise.h"
+
+namespace tessera {
+namespace parallel {
+
+std::vector<std::pair<std::string, Fsdp1State*>> fsdp1_states(nn::Module& module) {
+  std::vector<std::pair<std::string, Fsdp1State*>> out;
+  for (const auto& [path, child] : module.named_modules()) {
+    if (auto* state = dynamic_cast<Fsdp1State*>(child->sharding().get())) out.emplace_back(path, state);
+  }
+  return out;
+}
+
+}  // namespace parallel
+
+namespace {
+
+using parallel::FlatGroup;
+using parallel::FlatSource;
+using parallel::Fsdp1State;
+
+constexpr const char* kRefused = "refused";
+
+const char* name_of(ShardingStrategy strategy) {
+  switch (strategy) {
+    case ShardingStrategy::kFullShard:
+      return "FULL_SHARD";
+    case ShardingStrategy::kShardGradOp:
+      return "SHARD_GRAD_OP";
+    case ShardingStrategy::kNoShard:
+      return "NO_SHARD";
+    case ShardingStrategy::kHybridShard:
+      return "HYBRID_SHARD";
+    case ShardingStrategy::kHybridShardZero2:
+      return "_HYBRID_SHARD_ZERO2";
+  }
+  return "";
+}
+
+void check_wrap_options(const Fsdp1Options& options) {
+  const bool hybrid = options.sharding_strategy == ShardingStrategy::kHybridShard ||
+                      options.sharding_strategy == ShardingStrategy::kHybridShardZero2;
+  TESSERA_CHECK(
+      hybrid == (options.replicate_group != nullptr), ErrorKind::kConfig,
+      "[fsdp1.wrap] {}: found {} replicate_group. The hybrid strategies, and no others, take the group of the "
+      "ranks with the same shards.",
+      name_of(options.sharding_strategy), options.replicate_group ? "a" : "no");
+  const auto& precision = options.mixed_precision;
+  for (const auto& [name, dtype] : {std::pair("param_dtype", precision.param_dtype),
+                                    {"reduce_dtype", precision.reduce_dtype},
+                                    {"buffer_dtype", precision.buffer_dtype}}) {
+    TESSERA_CHECK(!dtype || c10::isFloatingType(*dtype), ErrorKind::kConfig,
+                  "[fsdp1.wrap] {}: found {}, wanted a floating dtype", name, c10::toString(*dtype));
+  }
+}
+
+void check_offload(const CPUOffload& offload, const FlatParameterLayout& layout, const comm::Group& group) {
+  if (!offload.offload_params) return;
+  const auto& first = layout.members()[0];
+  TESSERA_CHECK(
+      first.device.is_cpu(), ErrorKind::kConfig,
+      "[fsdp1.wrap] {}: CPUOffload of parameters on {} is not there. Leave cpu_offload out, or wrap the model "
+      "on the CPU.",
+      first.fqn, first.device.str());
+  static std::atomic<bool> said{false};
+  if (group.rank() == 0 && !said.exchange(true)) {
+    log_warning("[fsdp1.wrap] cpu_offload: the parameters are on the CPU, where their shards stay; nothing changes");
+  }
+}
+
+struct FlatUnit {
+  std::vector<FlatSource> sources;
+  std::optional<FlatParameterLayout> layout;  // none: nested units have all parameters
+};
+
+FlatUnit unit_of(nn::Module& module, const Fsdp1Options& options) {
+  TESSERA_CHECK(
+      !module.sharding(), ErrorKind::kShape,
+      "[fsdp1.wrap] wrap_fsdp1, fully_shard or replicate was called on this module already. Call one of them, "
+      "once.");
+  const auto states = parallel::fsdp1_states(module);
+  TESSERA_CHECK(parallel::data_parallel_states(module).size() == states.size(), ErrorKind::kShape,
+                "[fsdp1.wrap] fully_shard or replicate was called on a module below this one. Use one of the three.");
+  if (options.param_init_fn) parallel::materialise(module, options.param_init_fn);
+  std::vector<FlatGroup*> nested;
+  for (const auto& [path, state] : states) {
+    if (state->group()) nested.push_back(state->group().get());
+  }
+  auto found = parallel::flat_sources(module, nested);
+  FlatUnit unit;
+  if (found.sources.empty()) return unit;
+  std::vector<FlatMember> members;
+  for (const auto& source : found.sources) members.push_back(source.member);
+  unit.layout = FlatParameterLayout::make(
+      std::move(members), std::move(found.shared),
+      {.use_orig_params = options.use_orig_params,
+       .compute_dtype = options.mixed_precision.param_dtype.value_or(c10::ScalarType::Undefined)},
+      options.group->size());
+  check_offload(options.cpu_offload, *unit.layout, *options.group);
+  unit.sources = std::move(found.sources);
+  return unit;
+}
+
+// What all ranks must agree on, a line each.
+std::string describe(const FlatUnit& unit, const Fsdp1Options& options) {
+  const auto& precision = options.mixed_precision;
+  const auto dtype = [](const std::optional<c10::ScalarType>& of) { return of ? c10::toString(*of) : "none"; };
+  std::string out = fmt::format(
+      "{}\nuse_orig_params={}\nparam_dtype={}, reduce_dtype={}, buffer_dtype={}, keep_low_precision_grads={}, "
+      "cast_forward_inputs={}, cast_root_forward_inputs={}\nreplicas: {}",
+      name_of(options.sharding_strategy), options.use_orig_params, dtype(precision.param_dtype),
+      dtype(precision.reduce_dtype), dtype(precision.buffer_dtype), precision.keep_low_precision_grads,
+      precision.cast_forward_inputs, precision.cast_root_forward_inputs,
+      options.replicate_group ? options.replicate_group->size() : 1);
+  if (!unit.layout) return out;
+  for (const auto& member : unit.layout->members()) {
+    out += fmt::format("\n{} {} of shape [{}], strides [{}]{}", member.fqn, c10::toString(member.dtype),
+                       fmt::join(member.shape, ","), fmt::join(member.strides, ","),
+                       member.requires_grad ? "" : ", frozen");
+  }
+  for (const auto& shared : unit.layout->shared()) out += fmt::format("\n{} is {}", shared.fqn, shared.primary_fqn);
+  return out;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+// Raises on all ranks what one of them refuses, or the first difference between them. COLLECTIVE.
+void check_ranks_agree(comm::Group& group, const std::string& own) {
+  const auto all = comm::all_gather_bytes(group, own);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const auto lines = lines_of(all[rank]);
+    TESSERA_CHECK(lines.empty() || lines[0] != kRefused, ErrorKind::kShape, "{} (on rank {} of the group)",
+                  all[rank].substr(std::string(kRefused).size() + 1), rank);
+  }
+  const auto first = lines_of(all[0]);
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    const auto lines = lines_of(all[rank]);
+    for (size_t i = 0; i < std::max(first.size(), lines.size()); ++i) {
+      const auto at = [i](const std::vector<std::string>& of) { return i < of.size() ? quote(of[i]) : "nothing more"; };
+      TESSERA_CHECK(at(lines) == at(first), ErrorKind::kShape,
+                    "[fsdp1.wrap] rank {} of the group wraps {} where rank 0 wraps {}. Wrap the same modules with the "
+                    "same options on all ranks.",
+                    rank, at(lines), at(first));
+    }
+  }
+}
+
+// The same over both groups of a hybrid strategy: what one group refuses, the ranks of the others hear from theirs in
+// it. COLLECTIVE.
+void check_all_agree(const Fsdp1Options& options, std::string own) {
+  if (!options.replicate_group) return check_ranks_agree(*options.group, own);
+  try {
+    check_ranks_agree(*options.group, own);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kComm) throw;
+    own = fmt::format("{}\n{}", kRefused, error.what());
+  }
+  check_ranks_agree(*options.replicate_group, own);
+}
+
+class UnitHandle : public FlatParameterHandle {
+ public:
+  UnitHandle(std::shared_ptr<FlatGroup> group, ShardingStrategy strategy, std::string prefix)
+      : group_(std::move(group)), strategy_(strategy), prefix_(std::move(prefix)) {}
+  const FlatParameterLayout& layout() const override { return group_->layout(); }
+  const std::shared_ptr<comm::Group>& group() const override { return group_->group(); }
+  ShardingStrategy sharding_strategy() const override { return strategy_; }
+  std::string prefix() const override { return prefix_; }
+  at::Tensor shard() const override { return group_->shard(); }
+  std::vector<ShardParamInfo> shard_param_infos() const override { return group_->param_infos(); }
+  std::vector<std::string> parameter_names() const override {
+    if (!layout().use_orig_params()) return {prefix_ + parallel::kFlatParam};
+    std::vector<std::string> names;
+    for (const auto& member : layout().members()) names.push_back(prefix_ + member.fqn);
+    return names;
+  }
+  std::vector<at::Tensor> parameters() const override { return group_->all_leaves(); }
+
+ private:
+  std::shared_ptr<FlatGroup> group_;
+  ShardingStrategy strategy_;
+  std::string prefix_;
+};
+
+}  // namespace
+
+void wrap_fsdp1(nn::Module& module, const Fsdp1Options& options) {
+  TESSERA_CHECK(options.group != nullptr, ErrorKind::kShape,
+                "[fsdp1.wrap] no group given. Pass the world's, or one of a DeviceMesh.");
+  FlatUnit unit;
+  std::string agreed;
+  try {
+    check_wrap_options(options);
+    unit = unit_of(module, options);
+    agreed = describe(unit, options);
+  } catch (const Error& error) {
+    agreed = fmt::format("{}\n{}", kRefused, error.what());
+  }
+  check_all_agree(options, agreed);
+  const auto strategy = options.group->size() == 1 ? ShardingStrategy::kNoShard : options.sharding_strategy;
+  std::shared_ptr<FlatGroup> group;
+  if (unit.layout) {
+    const auto& precision = options.mixed_precision;
+    const auto own = c10::ScalarType::Undefined;
+    group = std::make_shared<FlatGroup>(
+        module, options.group,
+        parallel::FlatGroupOptions{.sharded = strategy != ShardingStrategy::kNoShard,
+                                   .replicas = options.replicate_group,
+                                   .compute_dtype = precision.param_dtype.value_or(own),
+                                   .reduce_dtype = precision.reduce_dtype.value_or(precision.param_dtype.value_or(own)),
+                                   .keep_low_precision_grads = precision.keep_low_precision_grads},
+        *std::move(unit.layout), std::move(unit.sources));
+  }
+  auto state = std::make_shared<Fsdp1State>(module, strategy, options.mixed_precision, std::move(group));
+  module.set_sharding(state);
+  state->install_casts();
+  state->install_hooks();
+}
+
+c10::ScalarType saved_buffer_dtype(nn::Module& root, const at::Tensor& buffer) {
+  for (const auto& [path, state] : parallel::fsdp1_states(root)) {
+    const auto found = state->buffer_dtypes().find(&buffer);
+    if (found != state->buffer_dtypes().end()) return found->second;
+  }
+  return buffer.scalar_type();
+}
+
+std::vector<std::shared_ptr<FlatParameterHandle>> flat_parameter_handles(nn::Module& root) {
+  std::vector<std::shared_ptr<FlatParameterHandle>> out;
+  for (const auto& [path, state] : parallel::fsdp1_states(root)) {
+    if (!state->group()) continue;
+    out.push_back(std::make_shared<UnitHandle>(state->group(), state->strategy(), path.empty() ? path : path + "."));
+  }
+  return out;
+}
+
+}  // namespace tessera

@@ -1,0 +1,212 @@
+#include "tessera/fsdp1/state/convert_fsdp.h"
+
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <set>
+#include <unordered_map>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives/agreement.h"
+#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/fsdp1/state/flatten_optim_state.h"
+#include "tessera/fsdp1/state/model_state_dict.h"
+#include "tessera/fsdp1/state/placed_values.h"
+#include "tessera/fsdp1/state/saved_states.h"
+#include "tessera/state/optimizer_dict.h"
+
+namespace tessera {
+namespace {
+
+// Parameters and persistent buffers by every name they have; one entry a tensor, under its first name, when
+// `first_only`.
+StateDict tensors_by_name(nn::Module& module, bool first_only) {
+  StateDict tensors;
+  for (const auto& parameter : module.named_parameters(/*all=*/!first_only)) {
+    tensors.set(parameter.name, parameter.slot->parameter.detach());
+  }
+  for (const auto& [path, child] : module.named_modules()) {
+    for (const auto& buffer : child->own_buffers()) {
+      if (!buffer.persistent || !buffer.slot->defined()) continue;
+      tensors.set(path.empty() ? buffer.name : path + "." + buffer.name, buffer.slot->detach());
+    }
+  }
+  return tensors;
+}
+
+// All names of a member, its first one first.
+std::vector<std::string> names_of_member(const Fsdp1Unit& unit, size_t member) {
+  std::vector<std::string> names = {unit.fqns[member]};
+  for (const auto& [alias, of] : unit.aliases) {
+    if (of == member) names.push_back(alias);
+  }
+  return names;
+}
+
+struct MemberTarget {
+  FlatPlace place;
+  at::Tensor piece;
+  at::Tensor target;
+};
+
+// What lies where; every member must be in `targets`, and nothing of `targets` may be left.
+std::vector<MemberTarget> member_targets(nn::Module& fsdp1, const Fsdp1Units& model, const StateDict& targets,
+                                         std::vector<std::pair<at::Tensor, at::Tensor>>& plain) {
+  std::vector<MemberTarget> found;
+  std::set<std::string> used;
+  const auto take = [&](const std::vector<std::string>& names, at::IntArrayRef shape) -> at::Tensor {
+    const StateValue* target = nullptr;
+    for (const auto& name : names) {
+      if (const auto* value = targets.find(name)) {
+        used.insert(name);
+        target = value;
+      }
+    }
+    TESSERA_CHECK(target, ErrorKind::kShape,
+                  "[fsdp1.convert] {}: the FSDP2 model has no such tensor. Build both of the same modules.", names[0]);
+    TESSERA_CHECK(target->tensor().sizes() == shape, ErrorKind::kShape,
+                  "[fsdp1.convert] {}: shape [{}] in the FSDP1 model, [{}] in the FSDP2 model", names[0],
+                  fmt::join(shape, ", "), fmt::join(target->tensor().sizes(), ", "));
+    return target->tensor();
+  };
+  for (const auto& unit : model.units()) {
+    for (size_t member = 0; member < unit.fqns.size(); ++member) {
+      const auto& place = unit.place(member);
+      found.push_back(
+          {place, unit.piece(unit.handle->shard().detach(), member), take(names_of_member(unit, member), place.shape)});
+    }
+  }
+  for (const auto& [names, tensor, is_parameter, saved_dtype] : unmanaged_tensors(fsdp1, model)) {
+    plain.emplace_back(tensor.detach(), take(names, tensor.sizes()));
+  }
+  for (const auto& [key, value] : targets) {
+    TESSERA_CHECK(used.contains(to_string(key)), ErrorKind::kShape,
+                  "[fsdp1.convert] {}: the FSDP1 model has no such tensor. Build both of the same modules.",
+                  to_string(key));
+  }
+  return found;
+}
+
+// States that FSDP2's optimizer keeps of each member, checked against what FSDP1's has.
+struct StateTarget {
+  const Fsdp1Units::Parameter* parameter;
+  size_t index;  // of the member among the parameter's
+  std::map<std::string, at::Tensor> states;
+};
+
+std::vector<StateTarget> state_targets(const Fsdp1Units& model, const AgreedStates& agreed,
+                                       const optim::Optimizer& to) {
+  const auto names = to.parameter_names();
+  const std::set<std::string> known(names.begin(), names.end());
+  std::vector<StateTarget> targets;
+  for (const auto* parameter : agreed.parameters) {
+    TESSERA_CHECK(parameter->unit, ErrorKind::kShape,
+                  "[fsdp1.convert] {} is trained but in no FSDP1 unit. Wrap the root module, too.", parameter->name);
+    const auto& state = agreed.states.at(parameter);
+    for (size_t i = 0; i < parameter->fqns.size(); ++i) {
+      const auto& unit = model.units()[*parameter->unit];
+      const auto aliases = names_of_member(unit, parameter->first_member + i);
+      const auto name = std::find_if(aliases.begin(), aliases.end(), [&](const auto& n) { return known.contains(n); });
+      TESSERA_CHECK(name != aliases.end(), ErrorKind::kShape,
+                    "[fsdp1.convert] {}: the FSDP2 optimizer has no such parameter. Train the same ones.", aliases[0]);
+      auto& target = targets.emplace_back(StateTarget{parameter, i, to.state(*name)});
+      std::set<std::string> have, wanted;
+      for (const auto& [key, dtype] : state.tensors) have.insert(key);
+      for (const auto& [key, value] : state.others) have.insert(to_string(key));
+      for (const auto& [key, tensor] : target.states) wanted.insert(key);
+      TESSERA_CHECK(
+          have == wanted, ErrorKind::kShape,
+          "[fsdp1.convert] {}: the FSDP1 optimizer has states ({}), the FSDP2 optimizer wants ({}). Make both "
+          "with the same options.",
+          aliases[0], fmt::join(have, ", "), fmt::join(wanted, ", "));
+    }
+  }
+  return targets;
+}
+
+}  // namespace
+
+void copy_fsdp1_to_fsdp2(nn::Module& fsdp1, nn::Module& fsdp2) {
+  const c10::NoGradGuard no_grad;
+  const auto model = Fsdp1Units::of(fsdp1);
+  std::vector<MemberTarget> members;
+  std::vector<std::pair<at::Tensor, at::Tensor>> plain;
+  comm::attempt_together(*model.group(), [&] {
+    members = member_targets(fsdp1, model, tensors_by_name(fsdp2, /*first_only=*/false), plain);
+  });
+  for (const auto& [place, piece, target] : members) local_part(target).copy_(part_like(place, piece, target));
+  for (const auto& [source, target] : plain) {
+    const FlatPlace place{.name = "a tensor outside FSDP1",
+                          .shape = source.sizes().vec(),
+                          .strides = {},
+                          .ranges = std::vector<FlatRange>(model.group()->ranks().size(), {0, source.numel()}),
+                          .sharded = false,
+                          .group = model.group(),
+                          .device = source.device()};
+    local_part(target).copy_(part_like(place, source.reshape({-1}), target));
+  }
+}
+
+void copy_fsdp2_to_fsdp1(nn::Module& fsdp2, nn::Module& fsdp1) {
+  const StateDictTypeScope scope(fsdp1, {.type = StateDictType::kSharded});
+  load_fsdp1_state_dict(fsdp1, tensors_by_name(fsdp2, /*first_only=*/true));
+}
+
+void copy_fsdp1_to_fsdp2(nn::Module& fsdp1, const optim::Optimizer& from, optim::Optimizer& to) {
+  const c10::NoGradGuard no_grad;
+  const auto model = Fsdp1Units::of(fsdp1);
+  comm::Group& group = *model.group();
+  const auto saved = optimizer_state_dict(from);
+  LocalStates local;
+  comm::attempt_together(group, [&] { local = find_local_states(model, optimizer_parameter_names(from), saved); });
+  const auto agreed = agree_on_states(model, local, group);
+  std::vector<StateTarget> targets;
+  comm::attempt_together(group, [&] { targets = state_targets(model, agreed, to); });
+  std::unordered_map<const Fsdp1Units::Parameter*, const StateDict*> own;
+  for (const auto& [parameter, state] : local.entries) own[parameter] = state;
+  for (const auto& [parameter, index, states] : targets) {
+    const auto& agreed_state = agreed.states.at(parameter);
+    const auto found = own.find(parameter);
+    for (const auto& [name, dtype] : agreed_state.tensors) {
+      const auto place = model.units()[*parameter->unit].place(parameter->first_member + index).named(name);
+      const at::Tensor piece =
+          saved_piece(model, *parameter, index, found == own.end() ? nullptr : found->second, name, dtype);
+      const at::Tensor& target = states.at(name);
+      local_part(target).copy_(part_like(place, piece, target));
+    }
+    for (const auto& [key, value] : agreed_state.others) states.at(to_string(key)).copy_(value.tensor());
+  }
+  to.set_lr(from.lr());
+  to.set_step(from.steps());
+}
+
+void copy_fsdp2_to_fsdp1(const optim::Optimizer& from, nn::Module& fsdp1, optim::Optimizer& to) {
+  const c10::NoGradGuard no_grad;
+  const auto model = Fsdp1Units::of(fsdp1);
+  comm::Group& group = *model.group();
+  const auto names = optimizer_parameter_names(from);
+  StateDict states;
+  const auto saved = optimizer_state_dict(from);
+  for (const auto& [key, state] : saved.at("state").dict()) {
+    states.set(names[static_cast<size_t>(std::get<int64_t>(key))], state);
+  }
+  comm::attempt_together(group, [&] {
+    for (const auto& [key, state] : states) {
+      TESSERA_CHECK(model.find_fqn(to_string(key)), ErrorKind::kShape,
+                    "[fsdp1.convert] {}: the FSDP1 model has no such parameter. Build both of the same modules.",
+                    to_string(key));
+    }
+  });
+  const auto flat = flatten_optim_state_dict(model, StateDict{{"state", std::move(states)}}, {});
+  comm::attempt_together(group, [&] {
+    auto loaded = rekey_flattened(flat, model, parameter_group_names(to), /*by_name=*/false);
+    loaded.set("param_groups", optimizer_state_dict(to).at("param_groups"));
+    load_optimizer_state_dict(to, loaded);
+  });
+  to.set_lr(from.lr());
+  to.set_step(from.steps());
+}
+
+}  // namespace tessera

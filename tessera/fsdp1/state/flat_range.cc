@@ -1,0 +1,152 @@
+#include "tessera/fsdp1/state/flat_range.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/comm/collectives/collectives.h"
+
+namespace tessera {
+namespace {
+
+// Collectives carry bytes, so that every dtype can travel.
+at::Tensor as_bytes(const at::Tensor& tensor) { return tensor.view(at::kByte); }
+
+void check_piece(const at::Tensor& piece, const FlatRange& range, std::string_view subject) {
+  TESSERA_CHECK(piece.dim() == 1 && piece.numel() == range.numel(), ErrorKind::kShape,
+                "[fsdp1.exchange] {}: found a piece of shape {}, expected the {} elements from {}", quote(subject),
+                fmt::join(piece.sizes(), "x"), range.numel(), range.begin);
+}
+
+void check_covered(const std::vector<FlatRange>& have, const std::vector<FlatRange>& want, std::string_view subject) {
+  for (size_t rank = 0; rank < want.size(); ++rank) {
+    int64_t found = 0;
+    for (const auto& range : have) found += intersection(range, want[rank]).numel();
+    TESSERA_CHECK(found == want[rank].numel(), ErrorKind::kShape,
+                  "[fsdp1.exchange] {}: the ranks hold {} of the {} elements that rank {} of the group wants from {}, "
+                  "expected each once. Give the state as it was saved.",
+                  quote(subject), found, want[rank].numel(), rank, want[rank].begin);
+  }
+}
+
+bool in_order_of_ranks(const std::vector<FlatRange>& ranges) {
+  int64_t reached = 0;
+  for (const auto& range : ranges) {
+    if (range.empty()) continue;
+    if (range.begin < reached) return false;
+    reached = range.begin;
+  }
+  return true;
+}
+
+}  // namespace
+
+FlatRange intersection(const FlatRange& a, const FlatRange& b) {
+  const FlatRange both{std::max(a.begin, b.begin), std::min(a.end, b.end)};
+  return both.empty() ? FlatRange{} : both;
+}
+
+int64_t numel_of(at::IntArrayRef shape) {
+  int64_t numel = 1;
+  for (const int64_t size : shape) numel *= size;
+  return numel;
+}
+
+std::vector<FlatRange> chunk_ranges(at::IntArrayRef shape, int64_t ranks) {
+  TESSERA_CHECK(!shape.empty(), ErrorKind::kShape,
+                "[fsdp1.chunk] found a tensor without dims, expected one that has rows. Give it shape [1].");
+  const int64_t rows = shape[0], row = numel_of(shape.slice(1)), chunk = (rows + ranks - 1) / ranks;
+  std::vector<FlatRange> ranges;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    const int64_t begin = std::min(rows, chunk * rank), end = std::min(rows, begin + chunk);
+    ranges.push_back(begin * row == end * row ? FlatRange{} : FlatRange{begin * row, end * row});
+  }
+  return ranges;
+}
+
+std::optional<FlatRange> range_of_box(at::IntArrayRef shape, at::IntArrayRef offsets, at::IntArrayRef sizes) {
+  if (numel_of(sizes) == 0) return FlatRange{};
+  size_t cut = 0;  // the first dim of which the box has more than one index
+  while (cut < sizes.size() && sizes[cut] == 1) ++cut;
+  for (size_t dim = cut + 1; dim < sizes.size(); ++dim) {
+    if (sizes[dim] != shape[dim]) return std::nullopt;
+  }
+  int64_t begin = 0;
+  for (size_t dim = 0; dim < sizes.size(); ++dim) begin = begin * shape[dim] + offsets[dim];
+  return FlatRange{begin, begin + numel_of(sizes)};
+}
+
+std::vector<FlatRange> first_holders(std::vector<FlatRange> ranges) {
+  for (size_t rank = 1; rank < ranges.size(); ++rank) {
+    for (size_t before = 0; before < rank; ++before) {
+      if (ranges[before] == ranges[rank]) ranges[rank] = {};
+    }
+  }
+  return ranges;
+}
+
+bool covers_once(std::vector<FlatRange> ranges, int64_t numel) {
+  std::erase_if(ranges, [](const FlatRange& range) { return range.empty(); });
+  std::sort(ranges.begin(), ranges.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  int64_t reached = 0;
+  for (const auto& range : ranges) {
+    if (range.begin != reached) return false;
+    reached = range.end;
+  }
+  return reached == numel;
+}
+
+at::Tensor exchange_ranges(comm::Group& group, const at::Tensor& piece, const std::vector<FlatRange>& have,
+                           const std::vector<FlatRange>& want, std::string_view subject) {
+  check_covered(have, want, subject);
+  const auto ranks = static_cast<size_t>(group.size()), rank = static_cast<size_t>(group.rank());
+  const FlatRange &mine = have.at(rank), &wanted = want.at(rank);
+  check_piece(piece, mine, subject);
+  const auto bytes = static_cast<int64_t>(piece.element_size());
+  std::vector<at::Tensor> sent;
+  std::vector<int64_t> sent_bytes(ranks), received_bytes(ranks);
+  for (size_t other = 0; other < ranks; ++other) {
+    const auto part = intersection(mine, want[other]);
+    if (!part.empty()) sent.push_back(piece.narrow(0, part.begin - mine.begin, part.numel()));
+    sent_bytes[other] = part.numel() * bytes;
+    received_bytes[other] = intersection(have[other], wanted).numel() * bytes;
+  }
+  const at::Tensor input = sent.empty() ? piece.new_empty({0}) : at::cat(sent).contiguous();
+  const at::Tensor received = piece.new_empty({wanted.numel()});
+  comm::all_to_all_single(group, as_bytes(received), as_bytes(input), received_bytes, sent_bytes, subject).wait();
+  // Parts came in the order of the ranks, which need not be that of the elements.
+  if (in_order_of_ranks(have)) return received;
+  const at::Tensor ordered = piece.new_empty({wanted.numel()});
+  int64_t at = 0;
+  for (size_t other = 0; other < ranks; ++other) {
+    const auto part = intersection(have[other], wanted);
+    if (part.empty()) continue;
+    ordered.narrow(0, part.begin - wanted.begin, part.numel()).copy_(received.narrow(0, at, part.numel()));
+    at += part.numel();
+  }
+  return ordered;
+}
+
+at::Tensor gather_ranges(comm::Group& group, const at::Tensor& piece, const std::vector<FlatRange>& have, int64_t numel,
+                         std::string_view subject) {
+  check_covered(have, {FlatRange{0, numel}}, subject);
+  check_piece(piece, have.at(static_cast<size_t>(group.rank())), subject);
+  const at::Tensor whole = piece.new_empty({numel});
+  std::vector<comm::Pending> pending;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const FlatRange& range = have[static_cast<size_t>(rank)];
+    if (range.empty()) continue;
+    const at::Tensor part = whole.narrow(0, range.begin, range.numel());
+    if (rank == group.rank()) part.copy_(piece);
+    pending.push_back(comm::broadcast(group, as_bytes(part), rank, subject));
+  }
+  for (auto& each : pending) each.wait();
+  return whole;
+}
+
+}  // namespace tessera

@@ -1,0 +1,266 @@
+#include "tessera/fsdp1/state/flatten_optim_state.h"
+
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <functional>
+#include <set>
+#include <unordered_set>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/state/broadcast_state.h"
+#include "tessera/fsdp1/state/placed_values.h"
+
+namespace tessera {
+namespace {
+
+// What a value becomes right before it is cut: rank 0's, where only it has the tensors.
+using ResolveValue = std::function<StateValue(const StateValue& value, const std::string& subject)>;
+
+bool has_dims(const StateValue& value) {
+  const auto shape = value_shape(value);
+  return shape && !shape->shape.empty();
+}
+
+at::Tensor flatten_tensors(const Fsdp1Unit& unit, const UnitStates& states, const std::string& name,
+                           const ResolveValue& resolve) {
+  const auto& layout = unit.layout();
+  at::Tensor flat;
+  for (const auto& [member, state] : states) {
+    const auto& value = state.at(name);
+    if (value.is_none()) continue;
+    const auto place = unit.place(member).named(name);
+    const at::Tensor piece = ranges_of_value(place, resolve(value, place.name));
+    if (!flat.defined()) {
+      const int64_t numel = unit.sharded() ? layout.sharded_numel() : layout.unpadded_numel();
+      flat = at::zeros({numel}, at::TensorOptions().dtype(piece.scalar_type()));
+    }
+    unit.piece(flat, member).copy_(piece);
+  }
+  return flat;
+}
+
+StateDict flatten_unit(const Fsdp1Unit& unit, const UnitStates& states, const ResolveValue& resolve) {
+  StateDict flat;
+  if (states.empty()) return flat;
+  std::set<std::string> names;
+  for (const auto& [key, value] : states.begin()->second) names.insert(std::get<std::string>(key));
+  for (const auto& name : names) {
+    const StateValue* first = nullptr;
+    for (const auto& [member, state] : states) {
+      if (const auto& value = state.at(name); !first && !value.is_none()) first = &value;
+    }
+    if (!first) {
+      flat.set(name, nullptr);
+    } else if (has_dims(*first)) {
+      flat.set(name, flatten_tensors(unit, states, name, resolve));
+    } else if (first->is_tensor()) {
+      flat.set(name, first->tensor().detach().cpu().clone());
+    } else {
+      flat.set(name, clone_state(*first));
+    }
+  }
+  return flat;
+}
+
+StateDict shard_member(const Fsdp1Unit& unit, size_t member, const StateDict& state, const ResolveValue& resolve) {
+  StateDict sharded;
+  std::set<std::string> names;  // exchanged in one order, whatever that of the rank's dict
+  for (const auto& [key, value] : state) names.insert(to_string(key));
+  for (const auto& name : names) {
+    const auto& value = state.at(name);
+    const auto place = unit.place(member).named(name);
+    if (!has_dims(value)) {
+      sharded.set(name, clone_state(resolve(value, place.name)));
+      continue;
+    }
+    TESSERA_CHECK(value_shape(value)->shape == place.shape, ErrorKind::kShape,
+                  "[fsdp1.load] {}: Tensor optimizer state does not have same shape as its parameter: [{}] [{}]. Load "
+                  "the state of this model.",
+                  quote(place.name), fmt::join(value_shape(value)->shape, ", "), fmt::join(place.shape, ", "));
+    const at::Tensor piece = ranges_of_value(place, resolve(value, place.name));
+    // Without sharding the optimizer sees the parameter in its own shape.
+    sharded.set(name, unit.sharded() ? piece : logical_order(place, piece));
+  }
+  return unit.place(member).own().empty() ? StateDict{} : sharded;
+}
+
+StateValue unresolved(const StateValue& value, const std::string&) { return value; }
+
+const StateDict kNoStates;
+
+// What is to be done with a dict, checked before anything is sent.
+class FlattenPlan {
+ public:
+  FlattenPlan(const Fsdp1Units& model, const StateDict& states, bool partial_units)
+      : by_unit(model.units().size()), model_(model), partial_units_(partial_units) {
+    for (const auto& [key, value] : states) {
+      TESSERA_CHECK(std::holds_alternative<std::string>(key), ErrorKind::kShape,
+                    "[fsdp1.load] found the parameter id {} in the state, expected names. Pass what optim_state_dict "
+                    "returned, or the result of rekey_optim_state_dict.",
+                    to_string(key));
+      user_keys.push_back(key);
+    }
+    std::unordered_set<std::string> used;
+    for (size_t i = 0; i < by_unit.size(); ++i) collect(i, states, used);
+    for (const auto& parameter : model.parameters()) {
+      if (parameter.unit || !parameter.find_in(states)) continue;
+      used.insert(parameter.name);
+      used.insert(parameter.aliases.begin(), parameter.aliases.end());
+    }
+    std::erase_if(user_keys, [&](const StateKey& key) {
+      const auto* name = std::get_if<std::string>(&key);
+      return name && used.contains(*name);
+    });
+    for (size_t i = 0; i < by_unit.size(); ++i) check(i);
+  }
+
+  comm::Facts facts() const {
+    comm::Facts facts;
+    for (size_t i = 0; i < by_unit.size(); ++i) {
+      for (size_t member = 0; member < model_.units()[i].fqns.size(); ++member) {
+        const auto found = by_unit[i].find(member);
+        std::set<std::string> values;
+        if (found == by_unit[i].end()) values.insert("no state");
+        const StateDict& state = found == by_unit[i].end() ? kNoStates : found->second;
+        for (const auto& [key, value] : state) {
+          values.insert(fmt::format("{} {}", escape(to_string(key)), describe_value(value)));
+        }
+        facts.emplace_back(model_.units()[i].fqns[member], fmt::format("{}", fmt::join(values, "; ")));
+      }
+    }
+    return facts;
+  }
+
+  std::vector<UnitStates> by_unit;
+  std::vector<StateKey> user_keys;
+
+ private:
+  void collect(size_t unit_index, const StateDict& states, std::unordered_set<std::string>& used) {
+    const auto& unit = model_.units()[unit_index];
+    std::vector<std::pair<std::string, size_t>> names;
+    for (size_t member = 0; member < unit.fqns.size(); ++member) names.emplace_back(unit.fqns[member], member);
+    names.insert(names.end(), unit.aliases.begin(), unit.aliases.end());
+    for (const auto& [name, member] : names) {
+      const auto* state = states.find(name);
+      if (!state) continue;
+      TESSERA_CHECK(state->is_dict(), ErrorKind::kShape,
+                    "[fsdp1.load] {}: found {} as the state of a parameter, expected a dict", quote(name),
+                    type_name(*state));
+      by_unit[unit_index].try_emplace(member, state->dict());
+      used.insert(name);
+    }
+  }
+
+  void check(size_t unit_index) const {
+    const auto& unit = model_.units()[unit_index];
+    const auto& states = by_unit[unit_index];
+    check_unit_states(unit, states, partial_units_);
+    if (states.empty() || unit.layout().use_orig_params()) return;
+    bool any = false;
+    for (const auto& [member, state] : states) any = any || !state.empty();
+    TESSERA_CHECK(any, ErrorKind::kShape,
+                  "[fsdp1.load] The state of {} is empty. This should happen when use_orig_params=True. Leave its "
+                  "parameters out of the dict.",
+                  fmt::join(unit.fqns, ", "));
+  }
+
+  const Fsdp1Units& model_;
+  bool partial_units_;
+};
+
+const StateDict& states_of(const StateDict& dict) {
+  const auto* states = dict.find("state");
+  TESSERA_CHECK(states && states->is_dict(), ErrorKind::kShape,
+                "[fsdp1.load] `optim_state_dict` must have the keys \"state\"to be a valid optimizer state dict. Pass "
+                "what optim_state_dict returned.");
+  return states->dict();
+}
+
+// A named optimizer's own states, for parameters of which this rank has nothing.
+class OwnStates {
+ public:
+  explicit OwnStates(const optim::Optimizer* optimizer) : optimizer_(optimizer) {
+    if (!optimizer) return;
+    for (auto& name : optimizer->parameter_names()) names_.insert(std::move(name));
+  }
+  StateDict of(const std::string& name, const comm::Group& group) const {
+    StateDict state;
+    if (!optimizer_) return state;
+    if (!names_.contains(name)) {
+      log_warning("[fsdp1.load] optim_state[{}] is not on rank{}.", quote(name), group.rank());
+      return state;
+    }
+    for (const auto& [key, tensor] : optimizer_->state(name)) state.set(key, tensor.detach().clone());
+    return state;
+  }
+
+ private:
+  const optim::Optimizer* optimizer_;
+  std::unordered_set<std::string> names_;
+};
+
+}  // namespace
+
+StateDict flatten_optim_state(const Fsdp1Unit& unit, const UnitStates& states) {
+  check_unit_states(unit, states);
+  return flatten_unit(unit, states, unresolved);
+}
+
+StateDict shard_orig_param_state(const Fsdp1Unit& unit, size_t member, const StateDict& state) {
+  return shard_member(unit, member, state, unresolved);
+}
+
+FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const StateDict& optim_state_dict,
+                                             const FlattenOptions& options) {
+  comm::Group& group = options.group ? *options.group : *model.group();
+  comm::attempt_together(group, [&] {
+    if (!options.rank0_only || group.rank() == 0) states_of(optim_state_dict);
+  });
+  const StateDict tree = options.rank0_only ? broadcast_processed_state(group, optim_state_dict) : optim_state_dict;
+  const StateDict& states = states_of(tree);
+  std::optional<FlattenPlan> plan;
+  comm::Facts facts;
+  comm::attempt_together(group, [&] {
+    plan.emplace(model, states, options.partial_units);
+    if (!options.rank0_only) facts = plan->facts();
+  });
+  check_alike(group, facts, "Pass the same optimizer state dict on all ranks, or set rank0_only.");
+
+  const ResolveValue resolve = [&](const StateValue& value, const std::string& subject) {
+    return options.rank0_only ? broadcast_state(group, value, model.units()[0].handle->shard().device(), subject)
+                              : value;
+  };
+  const OwnStates own_states(options.named_optimizer);
+  FlattenedOptimState flat;
+  for (const auto& parameter : model.parameters()) {
+    FlattenedOptimEntry entry{.parameter = parameter.name, .state = {}};
+    if (!parameter.unit) {
+      const auto* state = parameter.find_in(states);
+      if (!state) continue;
+      entry.state = clone_state(resolve(*state, parameter.name)).dict();
+    } else {
+      const auto& unit = model.units()[*parameter.unit];
+      const auto& members = plan->by_unit[*parameter.unit];
+      if (!model.use_orig_params()) {
+        entry.state = flatten_unit(unit, members, resolve);
+      } else if (const auto found = members.find(parameter.first_member); found != members.end()) {
+        entry.state = shard_member(unit, parameter.first_member, found->second, resolve);
+        if (entry.state.empty()) entry.state = own_states.of(parameter.name, group);
+      }
+      if (entry.state.empty()) continue;
+    }
+    flat.entries.push_back(std::move(entry));
+  }
+  for (const auto& key : plan->user_keys)
+    flat.user_state.set(key, clone_state(resolve(states.at(key), to_string(key))));
+  if (const auto* groups = tree.find("param_groups")) {
+    flat.param_groups = clone_state(resolve(*groups, "param_groups")).list();
+  }
+  return flat;
+}
+
+}  // namespace tessera

@@ -1,0 +1,316 @@
+#include "tessera/fsdp1/state/model_state_dict.h"
+
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/state/detail/model_names.h"
+#include "tessera/state/broadcast_state.h"
+#include "tessera/fsdp1/state/placed_values.h"
+#include "tessera/state/sharded_tensor.h"
+
+namespace tessera {
+namespace {
+
+// One entry of a state dict and the memory behind it.
+struct ModelTensor {
+  FlatPlace place;
+  std::vector<std::string> names;  // more than one: shared
+  at::Tensor own;                  // 1-d, this rank's range; outside FSDP units the tensor itself
+  bool managed = true;
+  bool frozen = false;                                       // a parameter that needs no gradient
+  c10::ScalarType saved_dtype = c10::ScalarType::Undefined;  // UnmanagedTensor's
+};
+
+struct ModelForm {
+  ValueOptions values;
+  bool local = false;
+  bool rank0_only = false;
+};
+
+ModelForm model_form(const StateDictSettings& settings, const Fsdp1Units& model) {
+  ModelForm form;
+  std::visit(
+      [&](const auto& config) {
+        if constexpr (requires { config.offload_to_cpu; }) form.values.offload_to_cpu = config.offload_to_cpu;
+        if constexpr (requires { config.rank0_only; }) form.rank0_only = config.rank0_only;
+      },
+      settings.state_dict_config);
+  form.values.device_mesh = settings.device_mesh;
+  const auto& units = model.units();
+  const auto sharded = std::count_if(units.begin(), units.end(), [](const auto& unit) { return unit.sharded(); });
+  if (settings.type == StateDictType::kFull || sharded == 0) {
+    if (settings.type != StateDictType::kFull) {
+      log_warning("[fsdp1.state_dict] {} without sharding (NO_SHARD, or a group of one rank): whole tensors",
+                  to_string(settings.type));
+    }
+    form.values.form = form.rank0_only ? ValueForm::kWholeOnFirstRank : ValueForm::kWhole;
+    return form;
+  }
+  form.values.form = ValueForm::kSharded;
+  form.local = settings.type == StateDictType::kLocal;
+  if (!form.local) return form;
+  TESSERA_CHECK(!settings.device_mesh, ErrorKind::kConfig,
+                "[fsdp1.state_dict] Found state_dict_type LOCAL_STATE_DICT. DeviceMesh is not compatible with "
+                "LOCAL_STATE_DICT. Please set state_dict_type to SHARDED_STATE_DICT to get DTensor state_dict.");
+  TESSERA_CHECK(sharded == static_cast<int64_t>(units.size()), ErrorKind::kConfig,
+                "[fsdp1.state_dict] ``local_state_dict`` can only be used when parameters are flatten and sharded: "
+                "{} of {} units are. Use SHARDED_STATE_DICT.",
+                sharded, units.size());
+  return form;
+}
+
+FlatPlace replicated_place(const std::string& name, const at::Tensor& tensor, const Fsdp1Units& model) {
+  const auto& group = model.group();
+  return {.name = name,
+          .shape = tensor.sizes().vec(),
+          .strides = {},
+          .ranges = std::vector<FlatRange>(static_cast<size_t>(group->size()), {0, tensor.numel()}),
+          .sharded = false,
+          .group = group,
+          .device = tensor.device()};
+}
+
+std::vector<ModelTensor> model_tensors(nn::Module& root, const Fsdp1Units& model, bool local) {
+  std::vector<ModelTensor> tensors;
+  for (const auto& unit : model.units()) {
+    const at::Tensor shard = unit.handle->shard().detach();
+    const auto trained = unit.trained();
+    if (local) {
+      auto place = unit.flat_place();
+      const auto name = place.name;
+      const bool frozen = std::find(trained.begin(), trained.end(), true) == trained.end();
+      tensors.push_back({place, {name}, shard.narrow(0, 0, place.own().numel()), true, frozen});
+      continue;
+    }
+    const size_t first = tensors.size();
+    for (size_t member = 0; member < unit.fqns.size(); ++member) {
+      tensors.push_back({unit.place(member), {unit.fqns[member]}, unit.piece(shard, member), true, !trained[member]});
+    }
+    for (const auto& [alias, member] : unit.aliases) tensors[first + member].names.push_back(alias);
+  }
+  for (const auto& [names, tensor, is_parameter, saved_dtype] : unmanaged_tensors(root, model)) {
+    const bool frozen = is_parameter && !tensor.requires_grad();
+    tensors.push_back({replicated_place(names[0], tensor, model), names, tensor.detach(), false, frozen, saved_dtype});
+  }
+  return tensors;
+}
+
+StateValue local_value(const ModelTensor& tensor, bool offload_to_cpu) {
+  auto value = std::make_shared<ShardedTensor>();
+  const auto& group = *tensor.place.group;
+  value->size = tensor.place.shape;
+  value->dtype = tensor.own.scalar_type();
+  value->group = tensor.place.group;
+  const at::Tensor own = offload_to_cpu ? tensor.own.cpu() : tensor.own;
+  for (size_t rank = 0; rank < tensor.place.ranges.size(); ++rank) {
+    const auto& range = tensor.place.ranges[rank];
+    if (range.empty()) continue;
+    const std::string device = own.is_cpu() ? "cpu" : own.device().str();
+    value->shards_metadata.push_back({.shard_offsets = {range.begin},
+                                      .shard_sizes = {range.numel()},
+                                      .placement = fmt::format("rank:{}/{}", group.ranks()[rank], device)});
+    if (rank == static_cast<size_t>(group.rank())) {
+      value->local_shards.push_back({own.clone(), value->shards_metadata.back()});
+    }
+  }
+  return value;
+}
+
+// The entries of a dict, found for each tensor.
+struct LoadPlan {
+  std::vector<std::vector<const StateValue*>> values;  // for each tensor, by name
+  IncompatibleKeys keys;
+};
+
+std::string quoted_list(const std::vector<std::string>& names) {
+  std::string text;
+  for (size_t i = 0; i < names.size() && i < 10; ++i) text += fmt::format("{}{}", i ? ", " : "", quote(names[i]));
+  return names.size() > 10 ? text + fmt::format(" and {} more", names.size() - 10) : text;
+}
+
+void check_strict(const IncompatibleKeys& keys) {
+  std::string text;
+  if (!keys.missing.empty()) text += fmt::format("Missing key(s) in state_dict: {}. ", quoted_list(keys.missing));
+  if (!keys.unexpected.empty()) {
+    text += fmt::format("Unexpected key(s) in state_dict: {}. ", quoted_list(keys.unexpected));
+  }
+  TESSERA_CHECK(text.empty(), ErrorKind::kShape,
+                "[fsdp1.load] {}Load the state dict of this model and state_dict_type, or set strict to false.", text);
+}
+
+void check_given(const ModelTensor& tensor, const std::string& name, const StateValue& value) {
+  const auto shape = value_shape(value);
+  TESSERA_CHECK(shape, ErrorKind::kShape, "[fsdp1.load] {}: found {}, expected a tensor", quote(name),
+                type_name(value));
+  TESSERA_CHECK(shape->shape == tensor.place.shape, ErrorKind::kShape,
+                "[fsdp1.load] size mismatch for {}: copying a param with shape [{}] from checkpoint, the shape in "
+                "current model is [{}]. Load the state dict of this model and state_dict_type.",
+                quote(name), fmt::join(shape->shape, ", "), fmt::join(tensor.place.shape, ", "));
+  if (!value.is_sharded()) return;
+  for (const auto& shard : value.sharded()->local_shards) {
+    TESSERA_CHECK(shard.tensor.defined() && shard.tensor.sizes() == at::IntArrayRef(shard.metadata.shard_sizes),
+                  ErrorKind::kShape, "[fsdp1.load] {}: a local shard has not the shape of its metadata, [{}]",
+                  quote(name), fmt::join(shard.metadata.shard_sizes, ", "));
+  }
+}
+
+LoadPlan plan_load(const std::vector<ModelTensor>& tensors, const StateDict& dict, const Fsdp1LoadOptions& options) {
+  std::unordered_map<std::string, const StateValue*> given;
+  for (const auto& [key, value] : dict) {
+    const auto name = detail::clean_fqn(to_string(key));
+    TESSERA_CHECK(given.emplace(name, &value).second, ErrorKind::kShape,
+                  "[fsdp1.load] two values are for {}, once the names of wrappers are taken away. Leave one.",
+                  quote(name));
+  }
+  LoadPlan plan;
+  std::unordered_set<std::string> known;
+  for (const auto& tensor : tensors) {
+    auto& values = plan.values.emplace_back();
+    for (const auto& name : tensor.names) {
+      known.insert(name);
+      const auto found = given.find(name);
+      if (found == given.end()) continue;
+      check_given(tensor, name, *found->second);
+      values.push_back(found->second);
+    }
+    const bool may_miss = options.ignore_frozen_params && tensor.frozen;
+    if (values.empty() && !may_miss) plan.keys.missing.push_back(tensor.names[0]);
+  }
+  for (const auto& [key, value] : dict) {
+    if (!known.contains(detail::clean_fqn(to_string(key)))) plan.keys.unexpected.push_back(to_string(key));
+  }
+  if (options.strict) check_strict(plan.keys);
+  return plan;
+}
+
+comm::Facts load_facts(const std::vector<ModelTensor>& tensors, const LoadPlan& plan) {
+  comm::Facts facts;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    std::string text;
+    for (const auto* value : plan.values[i]) {
+      const bool whole = !value->is_sharded() && !is_dtensor(value->tensor());
+      text += (whole ? fmt::format("whole {}", c10::toString(value->tensor().scalar_type())) : describe_value(*value)) +
+              "; ";
+    }
+    facts.emplace_back(tensors[i].names[0], text);
+  }
+  return facts;
+}
+
+// Whether both give the model's dtype the same bits: NaNs are the same, zeros of other signs are not.
+bool same_bits(const at::Tensor& a, const at::Tensor& b, c10::ScalarType dtype) {
+  return a.to(dtype).view(at::kByte).equal(b.to(dtype).view(at::kByte));
+}
+
+// What a dict of the model is made of, by the type that is in force.
+struct ModelView {
+  StateDictSettings settings;
+  ModelForm form;
+  std::vector<ModelTensor> tensors;
+
+  ModelView(nn::Module& root, const Fsdp1Units& model)
+      : settings(get_state_dict_type(root)),
+        form(model_form(settings, model)),
+        tensors(model_tensors(root, model, form.local)) {}
+};
+
+}  // namespace
+
+StateDict fsdp1_state_dict(nn::Module& root) {
+  const c10::NoGradGuard no_grad;
+  const auto model = Fsdp1Units::of(root);
+  comm::Group& group = *model.group();
+  std::optional<ModelView> view;
+  comm::attempt_together(group, [&] {
+    view.emplace(root, model);
+    const bool sharded = view->form.values.form == ValueForm::kSharded;
+    for (const auto& tensor : view->tensors) {
+      TESSERA_CHECK(!sharded || !tensor.managed || !tensor.place.shape.empty(), ErrorKind::kShape,
+                    "[fsdp1.state_dict] {}: found a tensor without dims, expected rows to shard. Give it shape [1], or "
+                    "use FULL_STATE_DICT.",
+                    tensor.names[0]);
+    }
+  });
+  const auto& [settings, form, tensors] = *view;
+  check_alike(group,
+              {{"state_dict_type",
+                fmt::format("{} {} {} {}", to_string(settings.type), form.rank0_only, form.values.offload_to_cpu,
+                            settings.device_mesh ? settings.device_mesh->to_string() : "")}},
+              "Set the same state_dict_type on all ranks.");
+  StateDict dict;
+  for (const auto& tensor : tensors) {
+    StateValue value;
+    if (!tensor.managed) {
+      if (form.rank0_only && group.rank() != 0) continue;
+      const bool as_it_is = form.local || tensor.saved_dtype == c10::ScalarType::Undefined;
+      const at::Tensor copy = as_it_is ? tensor.own.clone() : tensor.own.to(tensor.saved_dtype, false, /*copy=*/true);
+      value = form.values.offload_to_cpu ? copy.cpu() : copy;
+    } else {
+      value = form.local ? local_value(tensor, form.values.offload_to_cpu)
+                         : value_of_ranges(tensor.place, tensor.own, form.values);
+    }
+    if (form.rank0_only && group.rank() != 0) continue;
+    for (const auto& name : tensor.names) dict.set(name, value);
+  }
+  return dict;
+}
+
+IncompatibleKeys load_fsdp1_state_dict(nn::Module& root, const StateDict& state_dict, const Fsdp1LoadOptions& options) {
+  const c10::NoGradGuard no_grad;
+  const auto model = Fsdp1Units::of(root);
+  comm::Group& group = *model.group();
+  std::optional<ModelView> view;
+  comm::attempt_together(group, [&] { view.emplace(root, model); });
+  const auto& form = view->form;
+  auto& tensors = view->tensors;
+  check_alike(group, {{"state_dict_type", fmt::format("{} {}", to_string(view->settings.type), form.rank0_only)}},
+              "Set the same state_dict_type on all ranks.");
+  const StateDict tree = form.rank0_only ? broadcast_processed_state(group, state_dict) : state_dict;
+  LoadPlan plan;
+  comm::Facts facts;
+  comm::attempt_together(group, [&] {
+    plan = plan_load(tensors, tree, options);
+    if (!form.rank0_only) facts = load_facts(tensors, plan);
+  });
+  check_alike(group, facts, "Pass the same state dict on all ranks, or set rank0_only.");
+
+  const auto piece_of = [&](const FlatPlace& place, const StateValue& value) {
+    return ranges_of_value(place, form.rank0_only ? broadcast_state(group, value, place.device, place.name) : value);
+  };
+  std::string differing;  // a shared parameter whose names have different values
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto& values = plan.values[i];
+    if (values.size() < 2) continue;
+    const at::Tensor first = piece_of(tensors[i].place, *values[0]);
+    for (size_t other = 1; other < values.size(); ++other) {
+      const at::Tensor piece = piece_of(tensors[i].place, *values[other]);
+      if (differing.empty() && !same_bits(first, piece, tensors[i].own.scalar_type())) {
+        differing = fmt::format("{}", fmt::join(tensors[i].names, ", "));
+      }
+    }
+  }
+  comm::attempt_together(group, [&] {
+    TESSERA_CHECK(differing.empty(), ErrorKind::kShape,
+                  "[fsdp1.load] {} are one parameter, and the state dict has different values for them. Load a state "
+                  "dict of a model that shares it.",
+                  differing);
+  });
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (plan.values[i].empty()) continue;
+    const auto& [place, names, own, managed, frozen, saved_dtype] = tensors[i];
+    const at::Tensor piece = piece_of(place, *plan.values[i][0]);
+    own.copy_(managed ? piece : piece.view(place.shape));
+  }
+  return plan.keys;
+}
+
+}  // namespace tessera

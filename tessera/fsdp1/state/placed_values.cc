@@ -1,0 +1,255 @@
+#include "tessera/fsdp1/state/placed_values.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/state/broadcast_state.h"
+#include "tessera/state/sharded_tensor.h"
+#include "tessera/state/state_message.h"
+
+namespace tessera {
+namespace {
+
+at::Tensor whole_of_ranges(const FlatPlace& place, const at::Tensor& piece) {
+  if (!place.sharded) return piece;
+  return gather_ranges(*place.group, piece, place.ranges, place.numel(), place.name);
+}
+
+// The elements want[rank] in logical order, where each rank holds its range in storage order.
+at::Tensor logical_part(const FlatPlace& place, const at::Tensor& piece, const std::vector<FlatRange>& want) {
+  if (place.contiguous && place.sharded) {
+    return exchange_ranges(*place.group, piece, place.ranges, want, place.name);
+  }
+  const auto& own = want[static_cast<size_t>(place.group->rank())];
+  const at::Tensor whole = logical_order(place, whole_of_ranges(place, piece)).reshape({-1});
+  return whole.narrow(0, own.begin, own.numel()).clone();
+}
+
+StateValue chunk_value(const FlatPlace& place, const at::Tensor& piece, bool offload_to_cpu) {
+  const auto want = chunk_ranges(place.shape, place.group->size());
+  at::Tensor local = logical_part(place, piece, want);
+  if (offload_to_cpu) local = local.cpu();
+  auto chunks = std::make_shared<ShardedTensor>();
+  chunks->size = place.shape;
+  chunks->dtype = piece.scalar_type();
+  chunks->group = place.group;
+  const int64_t rows = place.shape[0], ranks = place.group->size(), most = (rows + ranks - 1) / ranks;
+  for (int64_t rank = 0; rank < ranks && most * rank < rows; ++rank) {
+    ShardMetadata metadata{.shard_offsets = std::vector<int64_t>(place.shape.size()),
+                           .shard_sizes = place.shape,
+                           .placement = shard_placement(*place.group, static_cast<int>(rank), local.device())};
+    metadata.shard_offsets[0] = most * rank;
+    metadata.shard_sizes[0] = std::min(most, rows - most * rank);
+    if (rank == place.group->rank()) chunks->local_shards.push_back({local.view(metadata.shard_sizes), metadata});
+    chunks->shards_metadata.push_back(std::move(metadata));
+  }
+  return chunks;
+}
+
+StateValue dtensor_value(const FlatPlace& place, const at::Tensor& piece, const MeshPtr& mesh, bool offload_to_cpu) {
+  Placements placements(static_cast<size_t>(mesh->ndim()), Replicate());
+  placements.back() = Shard(0);
+  TESSERA_CHECK(!place.shape.empty(), ErrorKind::kShape,
+                "[fsdp1.shard] {}: found a tensor without dims, expected rows to shard. Give it shape [1].",
+                place.name);
+  const auto want = mesh_ranges(place.shape, *mesh, placements, *place.group);
+  TESSERA_CHECK(want, ErrorKind::kShape,
+                "[fsdp1.shard] {}: {} has not all ranks of the FSDP group ({}). Give the mesh that it lies over.",
+                place.name, mesh->to_string(), fmt::join(place.group->ranks(), ","));
+  at::Tensor local = logical_part(place, piece, *want);
+  local = local.view(local_box(place.shape, *mesh, placements).shape);
+  if (offload_to_cpu) local = local.cpu();
+  return from_local(local, mesh, placements, FromLocalOptions::contiguous(place.shape));
+}
+
+// Position in the group of the rank that a placement names ("rank:3/cpu").
+std::optional<size_t> holder_of(const comm::Group& group, const std::string& placement) {
+  constexpr std::string_view kRank = "rank:";
+  if (placement.compare(0, kRank.size(), kRank) != 0) return std::nullopt;
+  int rank = -1;
+  std::from_chars(placement.data() + kRank.size(), placement.data() + placement.size(), rank);
+  const auto& ranks = group.ranks();
+  const auto found = std::find(ranks.begin(), ranks.end(), rank);
+  return found == ranks.end() ? std::nullopt : std::optional(static_cast<size_t>(found - ranks.begin()));
+}
+
+// What each rank has of a ShardedTensor, where that is at most one range and all ranks can tell.
+std::optional<std::vector<FlatRange>> sharded_ranges(const ShardedTensor& tensor, const FlatPlace& place) {
+  if (!tensor.group || tensor.group->ranks() != place.group->ranks()) return std::nullopt;
+  std::vector<FlatRange> ranges(place.ranges.size());
+  for (const auto& shard : tensor.shards_metadata) {
+    const auto rank = holder_of(*place.group, shard.placement);
+    const auto range = range_of_box(tensor.size, shard.shard_offsets, shard.shard_sizes);
+    if (!rank || !range || !ranges[*rank].empty()) return std::nullopt;
+    ranges[*rank] = *range;
+  }
+  return covers_once(ranges, place.numel()) ? std::optional(ranges) : std::nullopt;
+}
+
+// This rank's piece of what lies in other ranges.
+at::Tensor fetch_piece(const FlatPlace& place, const at::Tensor& local, const std::vector<FlatRange>& have) {
+  if (!place.sharded) return gather_ranges(*place.group, local, have, place.numel(), place.name);
+  return exchange_ranges(*place.group, local, have, place.ranges, place.name);
+}
+
+at::Tensor piece_of_whole(const FlatPlace& place, const at::Tensor& whole) {
+  const auto& own = place.own();
+  return storage_order(place, whole.detach()).narrow(0, own.begin, own.numel()).to(place.device).clone();
+}
+
+}  // namespace
+
+at::Tensor storage_order(const FlatPlace& place, const at::Tensor& whole) {
+  if (place.contiguous) return whole.reshape({-1});
+  const at::Tensor flat = at::empty({place.numel()}, whole.options());
+  flat.as_strided(place.shape, place.strides).copy_(whole);
+  return flat;
+}
+
+at::Tensor logical_order(const FlatPlace& place, const at::Tensor& flat) {
+  if (place.contiguous) return flat.view(place.shape);
+  return flat.as_strided(place.shape, place.strides, flat.storage_offset()).contiguous();
+}
+
+std::optional<std::vector<FlatRange>> mesh_ranges(at::IntArrayRef shape, const DeviceMesh& mesh,
+                                                  const Placements& placements, const comm::Group& group) {
+  if (shape.empty()) return std::nullopt;
+  for (const auto& placement : placements) {
+    if (!placement.is_replicate() && !placement.is_shard(0)) return std::nullopt;
+  }
+  const int64_t row = numel_of(shape.slice(1));
+  std::vector<FlatRange> ranges;
+  for (const int rank : group.ranks()) {
+    const auto found = std::find(mesh.ranks().begin(), mesh.ranks().end(), rank);
+    if (found == mesh.ranks().end()) return std::nullopt;
+    auto left = static_cast<int64_t>(found - mesh.ranks().begin());
+    std::vector<int64_t> coordinate(static_cast<size_t>(mesh.ndim()));
+    for (int64_t dim = mesh.ndim() - 1; dim >= 0; --dim) {
+      coordinate[static_cast<size_t>(dim)] = left % mesh.size(dim);
+      left /= mesh.size(dim);
+    }
+    int64_t offset = 0, rows = shape[0];
+    for (size_t dim = 0; dim < placements.size(); ++dim) {
+      if (placements[dim].is_replicate()) continue;
+      const auto part = local_range(rows, mesh.size(static_cast<int64_t>(dim)), coordinate[dim]);
+      offset += part.offset;
+      rows = part.size;
+    }
+    ranges.push_back(rows * row == 0 ? FlatRange{} : FlatRange{offset * row, (offset + rows) * row});
+  }
+  return ranges;
+}
+
+std::optional<ValueShape> value_shape(const StateValue& value) {
+  if (value.is_tensor() && value.tensor().defined()) {
+    return ValueShape{value.tensor().sizes().vec(), value.tensor().scalar_type()};
+  }
+  if (value.is_sharded() && value.sharded()) return ValueShape{value.sharded()->size, value.sharded()->dtype};
+  return std::nullopt;
+}
+
+std::string scalar_text(const StateValue& value) {
+  if (value.is_none()) return "None";
+  if (value.is_string()) return quote(value.string());
+  if (value.is_bool()) return std::get<bool>(value.variant()) ? "True" : "False";
+  if (value.is_int()) return fmt::format("{}", value.integer());
+  if (value.is_double()) return fmt::format("{}", value.number());
+  if (!value.is_tensor() || !value.tensor().defined() || is_dtensor(value.tensor()) || value.tensor().is_meta() ||
+      value.tensor().dim() > 0 || value.tensor().is_complex()) {
+    return type_name(value);
+  }
+  const auto scalar = value.tensor().item();
+  return scalar.isIntegral(/*includeBool=*/true) ? fmt::format("{}", scalar.toLong())
+                                                 : fmt::format("{}", scalar.toDouble());
+}
+
+std::string describe_value(const StateValue& value) {
+  const auto shape = value_shape(value);
+  if (!shape) {
+    const bool nested = value.is_list() || value.is_tuple() || value.is_dict() || value.is_bytes();
+    return fmt::format("{} {}", type_name(value),
+                       nested ? escape(encode_state(value, TensorsInMessage::kShapes)) : scalar_text(value));
+  }
+  std::string text =
+      fmt::format("{} of {} [{}]", type_name(value), c10::toString(shape->dtype), fmt::join(shape->shape, ","));
+  if (value.is_sharded()) {
+    for (const auto& shard : value.sharded()->shards_metadata) {
+      text += fmt::format(" {}+{}@{}", fmt::join(shard.shard_offsets, ","), fmt::join(shard.shard_sizes, ","),
+                          shard.placement);
+    }
+  } else if (is_dtensor(value.tensor())) {
+    text += fmt::format(" {} on {}", to_string(placements(value.tensor())), device_mesh(value.tensor())->to_string());
+  } else if (shape->shape.empty()) {
+    text += " " + scalar_text(value);
+  }
+  return text;
+}
+
+StateValue value_of_ranges(const FlatPlace& place, const at::Tensor& piece, const ValueOptions& options) {
+  if (options.form == ValueForm::kSharded) {
+    return options.device_mesh ? dtensor_value(place, piece, options.device_mesh, options.offload_to_cpu)
+                               : chunk_value(place, piece, options.offload_to_cpu);
+  }
+  const bool first_only = options.form == ValueForm::kWholeOnFirstRank, first = place.group->rank() == 0;
+  at::Tensor whole;
+  if (!place.sharded) {
+    whole = piece.clone();
+  } else if (first_only) {
+    std::vector<FlatRange> want(place.ranges.size());
+    want[0] = {0, place.numel()};
+    whole = exchange_ranges(*place.group, piece, place.ranges, want, place.name);
+  } else {
+    whole = whole_of_ranges(place, piece);
+  }
+  if (first_only && !first) return nullptr;
+  whole = logical_order(place, whole);
+  return options.offload_to_cpu ? whole.cpu() : whole;
+}
+
+at::Tensor part_like(const FlatPlace& place, const at::Tensor& piece, const at::Tensor& like) {
+  if (!is_dtensor(like)) return logical_order(place, whole_of_ranges(place, piece));
+  const auto want = mesh_ranges(place.shape, *device_mesh(like), placements(like), *place.group);
+  if (want) {
+    return logical_part(place, piece, *want).view(local_box(place.shape, *device_mesh(like), placements(like)).shape);
+  }
+  const at::Tensor whole = logical_order(place, whole_of_ranges(place, piece));
+  return to_local(distribute_tensor(whole, device_mesh(like), placements(like), /*src_data_rank=*/std::nullopt));
+}
+
+at::Tensor ranges_of_value(const FlatPlace& place, const StateValue& value) {
+  if (value.is_sharded()) {
+    const auto& tensor = *value.sharded();
+    const auto have = place.contiguous ? sharded_ranges(tensor, place) : std::nullopt;
+    if (!have) return piece_of_whole(place, all_gather_sharded_tensor(tensor));
+    at::Tensor local = at::empty({0}, at::TensorOptions().dtype(tensor.dtype).device(place.device));
+    for (const auto& shard : tensor.local_shards) {
+      if (shard.tensor.numel() > 0) local = shard.tensor.detach().to(place.device).reshape({-1});
+    }
+    return fetch_piece(place, local, *have);
+  }
+  const at::Tensor& tensor = value.tensor();
+  if (!is_dtensor(tensor)) return piece_of_whole(place, tensor);
+  for (const auto& placement : placements(tensor)) {
+    TESSERA_CHECK(!placement.is_partial(), ErrorKind::kShape,
+                  "[fsdp1.load] {}: found a DTensor with placements {}, which is still to be reduced. Redistribute it.",
+                  quote(place.name), to_string(placements(tensor)));
+  }
+  const at::Tensor detached = tensor.detach();
+  auto have = place.contiguous ? mesh_ranges(place.shape, *device_mesh(tensor), placements(tensor), *place.group)
+                               : std::nullopt;
+  if (!have) return piece_of_whole(place, full_tensor(detached));
+  have = first_holders(std::move(*have));
+  if (!covers_once(*have, place.numel())) return piece_of_whole(place, full_tensor(detached));
+  const auto& own = (*have)[static_cast<size_t>(place.group->rank())];
+  const at::Tensor local = to_local(detached).to(place.device).reshape({-1});
+  return fetch_piece(place, own.empty() ? local.narrow(0, 0, 0) : local, *have);
+}
+
+}  // namespace tessera

@@ -1,0 +1,128 @@
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/state/detail/hyperparameter_values.h"
+#include "tessera/fsdp1/state/flatten_optim_state.h"
+#include "tessera/fsdp1/state/placed_values.h"
+
+namespace tessera {
+namespace {
+
+using OptimizerKeys = std::unordered_map<std::string, StateKey>;  // by the name that named_parameters shows
+
+OptimizerKeys keys_of_optimizer(const ParameterGroupNames& groups, bool by_name) {
+  OptimizerKeys keys;
+  int64_t id = 0;
+  for (const auto& group : groups) {
+    for (const auto& name : group) keys.emplace(name, by_name ? StateKey(name) : StateKey(id)), ++id;
+  }
+  return keys;
+}
+
+// The saved groups by the parameters that were in them.
+class SavedGroups {
+ public:
+  SavedGroups(const StateList& groups, const Fsdp1Units& model, const OptimizerKeys& keys) : groups_(groups) {
+    for (size_t i = 0; i < groups.size(); ++i) {
+      const auto& params = groups[i].dict().at("params").list();
+      if (params.empty()) empty_.push_back(i);
+      for (const auto& name : params) {
+        const auto* parameter = name.is_string() ? model.find_fqn(name.string()) : nullptr;
+        TESSERA_CHECK(parameter && keys.contains(parameter->name), ErrorKind::kShape,
+                      "[fsdp1.load] a parameter group names {}, which the model or its optimizer has not. Load the "
+                      "state of this model.",
+                      scalar_text(name));
+        auto& homes = homes_[parameter->name];
+        if (homes.empty() || homes.back().group != i) homes.push_back({i, name.string()});
+      }
+    }
+  }
+
+  // Of the saved group that these parameters were in; nothing when they were in none.
+  StateDict settings_of(const std::vector<std::string>& parameters) const {
+    if (parameters.empty()) return settings_of_empty();
+    const Home* first = nullptr;
+    std::set<size_t> compared;
+    for (const auto& parameter : parameters) {
+      const auto found = homes_.find(parameter);
+      if (found == homes_.end()) continue;
+      for (const auto& home : found->second) {
+        if (!first) first = &home;
+        if (!compared.insert(home.group).second || home.group == first->group) continue;
+        TESSERA_CHECK(detail::same_hyperparameters(groups_[first->group].dict(), groups_[home.group].dict()),
+                      ErrorKind::kShape,
+                      "[fsdp1.load] {} and {} are in one parameter group here, but were saved in groups with different "
+                      "hyper-parameters. Make the groups as they were saved, or leave param_groups out of the dict to "
+                      "keep this optimizer's.",
+                      quote(first->fqn), quote(home.fqn));
+      }
+    }
+    return first ? groups_[first->group].dict() : StateDict();
+  }
+
+ private:
+  struct Home {
+    size_t group;
+    std::string fqn;  // one of those in it
+  };
+
+  StateDict settings_of_empty() const {
+    TESSERA_CHECK(empty_.size() <= 1, ErrorKind::kShape,
+                  "[fsdp1.load] found {} saved groups without parameters for a group without parameters, expected one "
+                  "at most. Leave such groups out.",
+                  empty_.size());
+    return empty_.empty() ? StateDict() : groups_[empty_.front()].dict();
+  }
+
+  const StateList& groups_;
+  std::unordered_map<std::string, std::vector<Home>> homes_;  // of each parameter; several for members of a flat one
+  std::vector<size_t> empty_;
+};
+
+StateValue value_of_key(const StateKey& key) {
+  const auto* id = std::get_if<int64_t>(&key);
+  return id ? StateValue(*id) : StateValue(std::get<std::string>(key));
+}
+
+}  // namespace
+
+ParameterGroupNames parameter_group_names(const optim::Optimizer& optimizer) {
+  ParameterGroupNames names;
+  for (auto& group : optimizer.param_groups()) names.push_back(std::move(group.params));
+  return names;
+}
+
+StateDict rekey_flattened(const FlattenedOptimState& flat, const Fsdp1Units& model,
+                          const ParameterGroupNames& optimizer_groups, bool by_name) {
+  const auto keys = keys_of_optimizer(optimizer_groups, by_name);
+  StateDict state;
+  for (const auto& entry : flat.entries) {
+    const auto key = keys.find(entry.parameter);
+    if (key == keys.end()) {
+      log_warning("[fsdp1.load] {}: the optimizer has not this parameter, its state is left out", entry.parameter);
+    } else {
+      state.set(key->second, entry.state);
+    }
+  }
+  for (const auto& [key, value] : flat.user_state) state.set(key, value);
+  StateDict result{{"state", std::move(state)}};
+  if (!flat.param_groups) return result;
+  const SavedGroups saved(*flat.param_groups, model, keys);
+  StateList groups;
+  for (const auto& names : optimizer_groups) {
+    StateDict group = saved.settings_of(names);
+    if (group.contains("param_names")) group.erase("param_names");
+    StateList params;
+    for (const auto& name : names) params.push_back(value_of_key(keys.at(name)));
+    group.set("params", std::move(params));
+    groups.emplace_back(std::move(group));
+  }
+  result.set("param_groups", std::move(groups));
+  return result;
+}
+
+}  // namespace tessera

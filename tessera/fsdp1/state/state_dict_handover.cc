@@ -1,0 +1,191 @@
+#include "tessera/fsdp1/state/state_dict_handover.h"
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <string_view>
+#include <unordered_set>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/comm/collectives/agreement.h"
+#include "tessera/fsdp1/fully_sharded_data_parallel.h"
+#include "tessera/state/detail/model_names.h"
+#include "tessera/fsdp1/state/flatten_optim_state.h"
+#include "tessera/fsdp1/state/model_state_dict.h"
+#include "tessera/fsdp1/state/optim_state_dict.h"
+#include "tessera/fsdp1/state/state_dict_type.h"
+#include "tessera/fsdp1/state/units.h"
+#include "tessera/state/optimizer_forms.h"
+
+namespace tessera::detail {
+namespace {
+
+enum class Direction { kGet, kSet };
+
+StateDictSettings fsdp1_settings(nn::Module& model, const StateDictOptions& options, Direction direction) {
+  StateDictSettings settings{.device_mesh = get_state_dict_type(model).device_mesh};
+  if (!options.full_state_dict) {
+    settings.type = StateDictType::kSharded;
+    settings.state_dict_config = ShardedStateDictConfig{.offload_to_cpu = options.cpu_offload};
+    settings.optim_state_dict_config = ShardedOptimStateDictConfig{.offload_to_cpu = options.cpu_offload};
+    return settings;
+  }
+  const bool rank0_only = direction == Direction::kGet ? options.cpu_offload : options.broadcast_from_rank0;
+  settings.state_dict_config = FullStateDictConfig{.offload_to_cpu = options.cpu_offload, .rank0_only = rank0_only};
+  settings.optim_state_dict_config =
+      FullOptimStateDictConfig{.offload_to_cpu = options.cpu_offload, .rank0_only = rank0_only};
+  return settings;
+}
+
+void check_fsdp1_options(const StateDictOptions& options) {
+  TESSERA_CHECK(!options.fqn_modifier && options.submodules.empty(), ErrorKind::kConfig,
+                "[state] a model under FSDP1 takes neither fqn_modifier nor submodules");
+}
+
+optim::Optimizer& only_optimizer(const std::vector<optim::Optimizer*>& optimizers) {
+  TESSERA_CHECK(optimizers.size() == 1, ErrorKind::kConfig,
+                "[state] found {} optimizers of a model under FSDP1, wanted the one of the whole model",
+                optimizers.size());
+  return *optimizers.front();
+}
+
+// Options and settings, which last as long as this.
+struct Fsdp1Handover {
+  using Plan = std::function<void(const Fsdp1Units& units)>;
+  // COLLECTIVE: what one rank refuses, here or in `plan`, is thrown on all.
+  Fsdp1Handover(nn::Module& model, const StateDictOptions& options, Direction direction, const Plan& plan = {})
+      : units(Fsdp1Units::of(model)) {
+    comm::attempt_together(*units.group(), [&] {
+      check_fsdp1_options(options);
+      scope.emplace(model, fsdp1_settings(model, options, direction));
+      if (plan) plan(units);
+    });
+  }
+  const Fsdp1Units units;
+  std::optional<StateDictTypeScope> scope;
+};
+
+std::unordered_set<std::string> frozen_names(nn::Module& model, const Fsdp1Units& units) {
+  std::unordered_set<std::string> frozen;
+  for (const auto& unit : units.units()) {
+    const auto trained = unit.trained();
+    for (size_t member = 0; member < trained.size(); ++member) {
+      if (!trained[member]) frozen.insert(unit.fqns[member]);
+    }
+    for (const auto& [alias, member] : unit.aliases) {
+      if (!trained[member]) frozen.insert(alias);
+    }
+  }
+  for (const auto& [names, tensor, is_parameter, saved_dtype] : unmanaged_tensors(model, units)) {
+    if (is_parameter && !tensor.requires_grad()) frozen.insert(names.begin(), names.end());
+  }
+  return frozen;
+}
+
+// Names of the original parameters of each group.
+ParameterGroupNames original_groups(const Fsdp1Units& units, const optim::Optimizer& optimizer) {
+  ParameterGroupNames groups;
+  for (const auto& group : parameter_group_names(optimizer)) {
+    auto& names = groups.emplace_back();
+    for (const auto& name : group) {
+      const auto* parameter = units.find(name);
+      TESSERA_CHECK(parameter, ErrorKind::kConfig, "[state] the optimizer's '{}' is no parameter of the model", name);
+      names.insert(names.end(), parameter->fqns.begin(), parameter->fqns.end());
+    }
+  }
+  return groups;
+}
+
+bool is_stateless(const optim::Optimizer& optimizer) {
+  const auto groups = std::vector<optim::Hyperparameters>(optimizer.param_groups().size());
+  return std::ranges::all_of(optimizer.check_hyperparameters(groups),
+                             [](const auto& states) { return states.empty(); });
+}
+
+// Every parameter that needs a gradient has a state, under any of its names.
+void check_has_states(const Fsdp1Units& units, const optim::Optimizer& optimizer, const StateDict& states) {
+  const auto check = [](bool has, const std::string& name) {
+    TESSERA_CHECK(has, ErrorKind::kShape,
+                  "[state.set_optimizer] Missing optimizer state for parameter '{}' in checkpoint. The parameter "
+                  "requires gradients but has no saved optimizer state. To load anyway, use "
+                  "StateDictOptions(strict=False).",
+                  escape(name));
+  };
+  const auto names = optimizer.parameter_names();
+  const std::unordered_set<std::string_view> held(names.begin(), names.end());
+  std::vector<std::vector<bool>> trained;
+  std::unordered_set<std::string> under_alias;
+  for (const auto& unit : units.units()) {
+    trained.push_back(unit.trained());
+    for (const auto& [alias, member] : unit.aliases) {
+      if (states.contains(alias)) under_alias.insert(unit.fqns[member]);
+    }
+  }
+  for (const auto& parameter : units.parameters()) {
+    if (!held.contains(parameter.name)) continue;
+    if (!parameter.unit) {
+      check(!optimizer.slot(parameter.name).parameter.requires_grad() || parameter.find_in(states), parameter.name);
+      continue;
+    }
+    for (size_t i = 0; i < parameter.fqns.size(); ++i) {
+      const auto& fqn = parameter.fqns[i];
+      const size_t member = parameter.first_member + i;
+      const bool wants = trained[*parameter.unit][member] && units.units()[*parameter.unit].place(member).numel() > 0;
+      check(!wants || states.contains(fqn) || under_alias.contains(fqn), fqn);
+    }
+  }
+}
+
+}  // namespace
+
+bool is_fsdp1(nn::Module& model) { return !flat_parameter_handles(model).empty(); }
+
+StateDict get_fsdp1_model_state(nn::Module& model, const StateDictOptions& options) {
+  const Fsdp1Handover handover(model, options, Direction::kGet);
+  auto out = fsdp1_state_dict(model);
+  if (options.ignore_frozen_params) {
+    const auto frozen = frozen_names(model, handover.units);
+    StateDict trained;
+    for (const auto& [key, value] : out) {
+      if (!frozen.contains(to_string(key))) trained.set(key, value);
+    }
+    out = std::move(trained);
+  }
+  verify_model_state_dict(out, options);
+  return out;
+}
+
+IncompatibleKeys set_fsdp1_model_state(nn::Module& model, const StateDict& values, const StateDictOptions& options) {
+  const Fsdp1Handover handover(model, options, Direction::kSet);
+  return load_fsdp1_state_dict(model, values,
+                               {.strict = options.strict, .ignore_frozen_params = options.ignore_frozen_params});
+}
+
+StateDict get_fsdp1_optimizer_state(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
+                                    const StateDictOptions& options) {
+  const Fsdp1Handover handover(model, options, Direction::kGet, [&](const auto&) { only_optimizer(optimizers); });
+  auto out = optim_state_dict(model, only_optimizer(optimizers));
+  if (!options.flatten_optimizer_state_dict || out.empty()) return out;
+  return flatten_optimizer_dict(out);
+}
+
+void set_fsdp1_optimizer_state(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
+                               const StateDict& values, const StateDictOptions& options) {
+  StateDict nested;
+  const Fsdp1Handover handover(model, options, Direction::kSet, [&](const Fsdp1Units& units) {
+    const auto& optimizer = only_optimizer(optimizers);
+    if (options.broadcast_from_rank0 && units.group()->rank() != 0) return;
+    const bool is_flat = !values.contains("state");
+    nested = is_flat ? unflatten_optimizer_dict(values, original_groups(units, optimizer)) : values;
+    const auto& states = nested.at("state");  // what is no dict of names is refused where it is read
+    const bool is_named = states.is_dict() && std::ranges::none_of(states.dict(), [](const auto& item) {
+                            return std::holds_alternative<int64_t>(item.first);
+                          });
+    if (options.strict && is_named && !is_stateless(optimizer)) check_has_states(units, optimizer, states.dict());
+  });
+  optim_state_dict_to_load(model, only_optimizer(optimizers), nested,
+                           {.load_directly = true, .partial_units = !options.strict});
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,190 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <optional>
+#include <set>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/state/broadcast_state.h"
+#include "tessera/fsdp1/state/flatten_optim_state.h"
+#include "tessera/fsdp1/state/placed_values.h"
+#include "tessera/state/sharded_tensor.h"
+#include "tessera/state/state_message.h"
+
+namespace tessera {
+namespace {
+
+enum class StateKind { kTensor, kScalarTensor, kOther };
+
+StateKind state_kind(const StateValue& value) {
+  const auto shape = value_shape(value);
+  if (!shape) return StateKind::kOther;
+  return shape->shape.empty() ? StateKind::kScalarTensor : StateKind::kTensor;
+}
+
+std::string names_of(const std::vector<std::string>& fqns) {
+  std::string text;
+  for (const auto& fqn : fqns) {
+    if (text.size() > 300) return text + ", ...";
+    text += (text.empty() ? "" : ", ") + quote(fqn);
+  }
+  return text;
+}
+
+std::set<std::string> state_names(const StateDict& state, const std::string& fqn) {
+  std::set<std::string> names;
+  for (const auto& [key, value] : state) {
+    TESSERA_CHECK(std::holds_alternative<std::string>(key), ErrorKind::kShape,
+                  "[fsdp1.load] {}: found a state named by the number {}, expected text", quote(fqn), to_string(key));
+    names.insert(std::get<std::string>(key));
+  }
+  return names;
+}
+
+// What this rank has of a ShardedTensor is what its metadata say, so that an exchange cannot fail on one rank only.
+void check_local_parts(const std::string& name, const StateValue& value) {
+  if (!value.is_sharded()) return;
+  for (const auto& shard : value.sharded()->local_shards) {
+    TESSERA_CHECK(shard.tensor.defined() && shard.tensor.sizes() == at::IntArrayRef(shard.metadata.shard_sizes) &&
+                      shard.tensor.scalar_type() == value.sharded()->dtype,
+                  ErrorKind::kShape, "[fsdp1.load] {}: found a local shard of shape {}, its metadata say {} of {}",
+                  quote(name), fmt::join(shard.tensor.defined() ? shard.tensor.sizes() : at::IntArrayRef{}, "x"),
+                  c10::toString(value.sharded()->dtype), fmt::join(shard.metadata.shard_sizes, "x"));
+  }
+}
+
+bool has_tensors(const StateValue& value) {
+  if (value.is_tensor() || value.is_sharded()) return true;
+  if (value.is_tuple()) return has_tensors(StateValue(std::get<StateTuple>(value.variant()).items));
+  if (value.is_list()) {
+    for (const auto& each : value.list()) {
+      if (has_tensors(each)) return true;
+    }
+  }
+  if (value.is_dict()) {
+    for (const auto& [key, each] : value.dict()) {
+      if (has_tensors(each)) return true;
+    }
+  }
+  return false;
+}
+
+class StateCheck {
+ public:
+  StateCheck(const Fsdp1Unit& unit, const UnitStates& states, std::string name)
+      : unit_(unit), name_(std::move(name)), missing_(states.size() < unit.fqns.size()) {
+    for (const auto& [member, state] : states) {
+      const auto& value = state.at(name_);
+      if (value.is_none()) {
+        missing_ = true;
+      } else {
+        values_.emplace_back(member, &value);
+      }
+    }
+  }
+
+  void run() const {
+    if (values_.empty()) return;
+    const auto kind = state_kind(*values_[0].second);
+    for (const auto& [member, value] : values_) {
+      const bool same_type = value->is_tensor() || value->is_sharded()
+                                 ? true
+                                 : value->variant().index() == values_[0].second->variant().index();
+      TESSERA_CHECK(state_kind(*value) == kind && same_type, ErrorKind::kShape,
+                    "[fsdp1.load] Differing optimizer state types for state {}: {} is {}, {} is {}, and unflattened "
+                    "parameter names {}. Save them with one optimizer.",
+                    quote(name_), unit_.fqns[values_[0].first], type_name(*values_[0].second), unit_.fqns[member],
+                    type_name(*value), names_of(unit_.fqns));
+      check_local_parts(unit_.fqns[member] + "." + name_, *value);
+    }
+    if (kind == StateKind::kTensor) check_tensors();
+    if (kind != StateKind::kTensor && !unit_.layout().use_orig_params()) check_common_value(kind);
+  }
+
+ private:
+  void check_tensors() const {
+    std::set<std::string> dtypes;
+    for (const auto& [member, value] : values_) dtypes.insert(c10::toString(value_shape(*value)->dtype));
+    TESSERA_CHECK(dtypes.size() == 1, ErrorKind::kShape,
+                  "[fsdp1.load] All unflattened parameters comprising a single flat parameter must have "
+                  "positive-dimension tensor state with the same dtype but got dtypes {} for state {} and unflattened "
+                  "parameter names {}. Convert them.",
+                  fmt::join(dtypes, ", "), quote(name_), names_of(unit_.fqns));
+    for (const auto& [member, value] : values_) {
+      const auto& shape = unit_.places[member].shape;
+      TESSERA_CHECK(value_shape(*value)->shape == shape, ErrorKind::kShape,
+                    "[fsdp1.load] {} of {}: Tensor optimizer state does not have same shape as its parameter: [{}] "
+                    "[{}]. Load the state of this model.",
+                    quote(name_), unit_.fqns[member], fmt::join(value_shape(*value)->shape, ", "),
+                    fmt::join(shape, ", "));
+    }
+    if (!missing_ || unit_.layout().use_orig_params()) return;
+    for (const auto& place : unit_.places) {
+      TESSERA_CHECK(!place.shape.empty(), ErrorKind::kShape,
+                    "[fsdp1.load] {}: Flattening a zero-dimension parameter is not supported. Give it shape [1].",
+                    place.name);
+    }
+  }
+
+  // A flat parameter has one step for all its members.
+  void check_common_value(StateKind kind) const {
+    std::set<std::string> shown, packed;
+    std::set<std::string> dtypes;
+    for (const auto& [member, value] : values_) {
+      TESSERA_CHECK(kind == StateKind::kScalarTensor || !has_tensors(*value), ErrorKind::kShape,
+                    "[fsdp1.load] {} of {}: found tensors inside a {}, which cannot be compared between the members of "
+                    "a flat parameter. Keep them as states of their own, or wrap with use_orig_params.",
+                    quote(name_), unit_.fqns[member], type_name(*value));
+      shown.insert(scalar_text(*value));
+      packed.insert(encode_state(*value, TensorsInMessage::kShapes));
+      if (kind == StateKind::kScalarTensor) dtypes.insert(c10::toString(value->tensor().scalar_type()));
+    }
+    if (missing_) shown.insert("None");
+    TESSERA_CHECK(
+        !missing_ && packed.size() == 1, ErrorKind::kShape,
+        "[fsdp1.load] All unflattened parameters comprising a single flat parameter must have {} but got "
+        "values {{{}}}{} for state {} and unflattened parameter names {}. Train and save these parameters "
+        "together, or wrap with use_orig_params.",
+        kind == StateKind::kScalarTensor ? "scalar state with the same value and dtype" : "state with the same value",
+        fmt::join(shown, ", "),
+        dtypes.empty() ? std::string() : fmt::format(" and dtypes {{{}}}", fmt::join(dtypes, ", ")), quote(name_),
+        names_of(unit_.fqns));
+  }
+
+  const Fsdp1Unit& unit_;
+  const std::string name_;
+  bool missing_;
+  std::vector<std::pair<size_t, const StateValue*>> values_;  // that are not None
+};
+
+}  // namespace
+
+void check_unit_states(const Fsdp1Unit& unit, const UnitStates& states, bool partial) {
+  if (states.empty()) return;
+  const auto names = state_names(states.begin()->second, unit.fqns[states.begin()->first]);
+  for (const auto& [member, state] : states) {
+    const auto own = state_names(state, unit.fqns[member]);
+    TESSERA_CHECK(own.empty() || !unit.places[member].shape.empty(), ErrorKind::kShape,
+                  "[fsdp1.load] {}: Flattening a zero-dimension parameter is not supported. Give it shape [1].",
+                  unit.fqns[member]);
+    TESSERA_CHECK(
+        own == names, ErrorKind::kShape,
+        "[fsdp1.load] Differing optimizer state names for the unflattened parameters: {}: {} has ({}), {} has "
+        "({}). Save them with one optimizer.",
+        names_of(unit.fqns), unit.fqns[states.begin()->first], fmt::join(names, ", "), unit.fqns[member],
+        fmt::join(own, ", "));
+  }
+  if (unit.layout().use_orig_params() && !partial) {
+    const auto trained = unit.trained();
+    for (size_t member = 0; member < unit.fqns.size(); ++member) {
+      TESSERA_CHECK(states.contains(member) || !trained[member] || unit.place(member).numel() == 0, ErrorKind::kShape,
+                    "[fsdp1.load] {} has no state in the optimizer state dict, while {} of the same unit has. Save all "
+                    "trained parameters, or freeze it before loading.",
+                    unit.fqns[member], unit.fqns[states.begin()->first]);
+    }
+  }
+  for (const auto& name : names) StateCheck(unit, states, name).run();
+}
+
+}  // namespace tessera

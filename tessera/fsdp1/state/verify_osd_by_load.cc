@@ -1,0 +1,109 @@
+#include "tessera/fsdp1/state/verify_osd_by_load.h"
+
+#include <ATen/ops/allclose.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <functional>
+#include <unordered_map>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/comm/collectives/agreement.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/fsdp1/state/placed_values.h"
+#include "tessera/state/optimizer_dict.h"
+#include "tessera/state/sharded_tensor.h"
+
+namespace tessera {
+namespace {
+
+StateValue whole_value(const StateValue& value) {
+  if (value.is_sharded()) return all_gather_sharded_tensor(*value.sharded());
+  if (value.is_tensor() && is_dtensor(value.tensor())) return full_tensor(value.tensor());
+  return value;
+}
+
+void together(const VerifyOsdOptions& options, const std::function<void()>& action) {
+  if (options.group) return comm::attempt_together(*options.group, action);
+  action();
+}
+
+// "" when they agree.
+std::string difference(const StateDict& found, const StateDict& wanted, const VerifyOsdOptions& options) {
+  for (const auto& [key, value] : wanted) {
+    const auto* own = found.find(key);
+    if (!own) return fmt::format("state {} is not there", quote(to_string(key)));
+    if (!value.is_tensor() || !own->is_tensor()) {
+      if (describe_value(*own) != describe_value(value)) {
+        return fmt::format("state {} is {}, expected {}", quote(to_string(key)), scalar_text(*own), scalar_text(value));
+      }
+      continue;
+    }
+    const auto &mine = own->tensor(), &reference = value.tensor();
+    if (mine.sizes() != reference.sizes() || mine.scalar_type() != reference.scalar_type()) {
+      return fmt::format("state {} is {}, expected {}", quote(to_string(key)), describe_value(*own),
+                         describe_value(value));
+    }
+    const at::Tensor here = mine.to(reference.device());
+    if (!at::allclose(here, reference, options.rtol, options.atol)) {
+      return fmt::format("state {} differs by up to {}", quote(to_string(key)),
+                         (here - reference).abs().max().item().toDouble());
+    }
+  }
+  for (const auto& [key, value] : found) {
+    if (!wanted.contains(key)) return fmt::format("state {} is not expected", quote(to_string(key)));
+  }
+  return "";
+}
+
+}  // namespace
+
+void verify_osd_by_load(nn::Module& twin, optim::Optimizer& twin_optimizer, const StateDict& optim_state_dict,
+                        const optim::Optimizer& reference, const VerifyOsdOptions& options) {
+  const c10::NoGradGuard no_grad;
+  const auto names = optimizer_parameter_names(twin_optimizer);
+  std::unordered_map<std::string, int64_t> ids;
+  for (size_t id = 0; id < names.size(); ++id) ids[names[id]] = static_cast<int64_t>(id);
+  // A tied parameter may have been saved under another of its names.
+  std::unordered_map<const void*, int64_t> by_tensor;
+  for (const auto& parameter : twin.named_parameters()) {
+    const auto found = ids.find(parameter.name);
+    if (found != ids.end()) by_tensor[parameter.slot->parameter.unsafeGetTensorImpl()] = found->second;
+  }
+  for (const auto& parameter : twin.named_parameters(/*all=*/true)) {
+    const auto found = by_tensor.find(parameter.slot->parameter.unsafeGetTensorImpl());
+    if (found != by_tensor.end()) ids[parameter.name] = found->second;
+  }
+
+  StateDict states;
+  std::string fault;
+  for (const auto& [key, state] : optim_state_dict.at("state").dict()) {
+    const auto id = ids.find(to_string(key));
+    if (!state.is_dict()) continue;  // of the user
+    StateDict whole;
+    for (const auto& [name, value] : state.dict()) whole.set(name, whole_value(value));
+    if (id == ids.end()) {
+      fault = fmt::format("{} is no parameter of the twin", quote(to_string(key)));
+    } else {
+      states.set(id->second, std::move(whole));
+    }
+  }
+  together(options, [&] {
+    TESSERA_CHECK(fault.empty(), ErrorKind::kShape, "[fsdp1.verify] {}", fault);
+    StateDict loaded{{"state", std::move(states)}};
+    loaded.set("param_groups", optimizer_state_dict(twin_optimizer).at("param_groups"));
+    load_optimizer_state_dict(twin_optimizer, loaded);
+    const auto mine = optimizer_state_dict(twin_optimizer), expected = optimizer_state_dict(reference);
+    const auto &found = mine.at("state").dict(), &wanted = expected.at("state").dict();
+    for (const auto& [key, state] : wanted) {
+      const auto name = names.at(static_cast<size_t>(std::get<int64_t>(key)));
+      const auto* own = found.find(key);
+      TESSERA_CHECK(own, ErrorKind::kShape, "[fsdp1.verify] {}: the loaded optimizer has no state of it", name);
+      const auto text = difference(own->dict(), state.dict(), options);
+      TESSERA_CHECK(text.empty(), ErrorKind::kShape, "[fsdp1.verify] {}: {} after loading", name, text);
+    }
+  });
+}
+
+}  // namespace tessera

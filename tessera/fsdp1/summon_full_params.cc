@@ -1,0 +1,57 @@
+#include <utility>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/fsdp1/fsdp1_state.h"
+
+namespace tessera {
+
+void summon_full_params(nn::Module& module, const SummonOptions& options, const std::function<void()>& body) {
+  using parallel::FlatGroup;
+  std::vector<FlatGroup*> groups;
+  for (const auto& [path, state] : parallel::fsdp1_states(module)) {
+    if (state->group() && (options.recurse || path.empty())) groups.push_back(state->group().get());
+  }
+  TESSERA_CHECK(!options.writeback || !options.rank0_only, ErrorKind::kConfig,
+                "[fsdp1.summon] writeback=True and rank0_only=True is not supported: the other ranks have nothing to "
+                "write back. Set one of them to false.");
+  for (const auto* group : groups) {
+    TESSERA_CHECK(!options.offload_to_cpu || group->sharded(), ErrorKind::kConfig,
+                  "[fsdp1.summon] {}: offload_to_cpu=True and NO_SHARD is not supported. Leave offload_to_cpu out.",
+                  group->name());
+    TESSERA_CHECK(
+        !options.with_grads || (group->layout().use_orig_params() && !options.offload_to_cpu), ErrorKind::kConfig,
+        "[fsdp1.summon] {}: with_grads=True, use_orig_params={}, offload_to_cpu={} is not supported. It takes "
+        "use_orig_params, and no offload_to_cpu.",
+        group->name(), group->layout().use_orig_params(), options.offload_to_cpu);
+  }
+  // All are put back, whatever one of them says.
+  std::vector<FlatGroup*> shown;
+  const auto hide = [&] {
+    std::exception_ptr first;
+    for (auto group = shown.rbegin(); group != shown.rend(); ++group) {
+      try {
+        (*group)->hide_full(options.writeback);
+      } catch (...) {
+        if (!first) first = std::current_exception();
+      }
+    }
+    return first;
+  };
+  try {
+    for (auto* group : groups) {
+      group->show_full({.here = !options.rank0_only || group->group()->rank() == 0,
+                        .on_cpu = options.offload_to_cpu,
+                        .gradients = options.with_grads});
+      shown.push_back(group);
+    }
+    body();
+  } catch (...) {
+    if (hide()) log_error("[fsdp1.summon] what was written was not written back, after another error");
+    throw;
+  }
+  if (const auto failure = hide()) std::rethrow_exception(failure);
+}
+
+}  // namespace tessera

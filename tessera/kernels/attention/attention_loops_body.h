@@ -1,0 +1,199 @@
+// The loops of attention_loops.cc, which includes them once for each set of vector instructions.
+
+#include "tessera/kernels/simd/lane_products_body.h"
+
+// Keys of one block that a query sees: [low, high) counted from the block's first.
+struct Visible {
+  int64_t low, high;
+  bool all() const { return low <= 0 && high >= kBlock; }
+  Mask lanes(int64_t at) const { return lanes_between(low - at, high - at); }
+};
+struct AllVisible {
+  AllLanes lanes(int64_t) const { return {}; }
+};
+template <class Work>
+auto of_visible(const Visible& visible, const Work& work) {
+  return visible.all() ? work(AllVisible{}) : work(visible);
+}
+
+// Scores of a block's row become exponentials; the running maximum, sum and result follow.
+template <class Seen>
+void soften(float* scores, const Seen& visible, float scale, float& most, float& sum, float* result, int64_t width) {
+  const Lanes least = fill(-std::numeric_limits<float>::infinity());
+  Lanes values[kBlock / kLanes], peak = fill(most);
+  bool has_nan = false;
+  for (int64_t n = 0; n < kBlock / kLanes; ++n) {
+    values[n] = select(visible.lanes(n * kLanes), mul(load_lanes(scores + n * kLanes), fill(scale)), least);
+    has_nan |= any(not_numbers(values[n]));
+    peak = max(peak, values[n]);  // of a NaN in one operand the second
+  }
+  const float now = largest_of(peak);
+  if (now == -std::numeric_limits<float>::infinity() && !has_nan) {
+    for (int64_t n = 0; n < kBlock / kLanes; ++n) store_lanes(scores + n * kLanes, fill(0));
+    return;
+  }
+  Lanes total = fill(0);
+  for (int64_t n = 0; n < kBlock / kLanes; ++n) {
+    const Lanes power = exp_lanes(sub(values[n], fill(now)));
+    store_lanes(scores + n * kLanes, power);
+    total = add(total, power);
+  }
+  if (now > most) {
+    const float shrink = most == -std::numeric_limits<float>::infinity() ? 0.0F : std::exp(most - now);
+    sum *= shrink;
+    for (int64_t i = 0; i < width; i += kLanes) {
+      store_lanes(result + i, mul(load_lanes(result + i), fill(shrink)));
+    }
+    most = now;
+  }
+  sum += sum_of(total);
+}
+
+template <class T>
+void zero_tokens(const Heads<T>& heads, const Span& span, int64_t head, int64_t width) {
+  for (int64_t t = 0; t < span.tokens; ++t) std::fill_n(heads.at(span, head) + t * heads.token, width, T(0.0F));
+}
+
+template <class T>
+void forward_unit(const Plan& plan, const Span& span, int64_t group, const Heads<const T>& q, const Heads<const T>& k,
+                  const Heads<const T>& v, const Heads<T>& result, float* log_sums) {
+  const int64_t n = span.tokens, d = plan.width;
+  if (plan.is_padding(span)) {
+    for (int64_t head = group * plan.heads_of_group(); head < (group + 1) * plan.heads_of_group(); ++head) {
+      zero_tokens(result, span, head, d);
+      std::fill_n(log_sums + (span.row * plan.heads + head) * plan.tokens + span.begin, n, 0.0F);
+    }
+    return;
+  }
+  Scratch scratch(padded(n) * d + 2 * n * d + 2 * kBlock * d + kBlock * kBlock);
+  float* const keys = scratch.take(padded(n) * d);
+  float* const values = scratch.take(n * d);
+  float* const plain = scratch.take(n * d);
+  float* const queries = scratch.take(kBlock * d);
+  float* const sums = scratch.take(kBlock * d);
+  float* const scores = scratch.take(kBlock * kBlock);
+  gather(k.at(span, group), k.token, n, d, plain);
+  transpose_blocks(plain, n, d, keys);
+  gather(v.at(span, group), v.token, n, d, values);
+  for (int64_t head = group * plan.heads_of_group(); head < (group + 1) * plan.heads_of_group(); ++head) {
+    for (int64_t begin = 0; begin < n; begin += kBlock) {
+      const int64_t count = std::min(kBlock, n - begin);
+      float most[kBlock], total[kBlock];
+      std::fill_n(most, kBlock, -std::numeric_limits<float>::infinity());
+      std::fill_n(total, kBlock, 0.0F);
+      std::fill_n(sums, kBlock * d, 0.0F);
+      gather(q.at(span, head) + begin * q.token, q.token, count, d, queries);
+      for (int64_t block = plan.first_block(span, begin, count); block * kBlock <= begin; ++block) {
+        const int64_t seen = std::min(kBlock, n - block * kBlock);
+        multiply(count, kBlock, d, {queries, d, 1}, {keys + block * kBlock * d, kBlock}, scores, kBlock, false);
+        for (int64_t r = 0; r < count; ++r) {
+          const Visible visible{plan.first_of(span, begin + r) - block * kBlock, begin + r + 1 - block * kBlock};
+          of_visible(visible, [&](const auto& seen_keys) {
+            soften(scores + r * kBlock, seen_keys, plan.scale, most[r], total[r], sums + r * d, d);
+          });
+        }
+        multiply(count, d, seen, {scores, kBlock, 1}, {values + block * kBlock * d, d}, sums, d, true);
+      }
+      for (int64_t r = 0; r < count; ++r) {
+        const Lanes share = fill(total[r] == 0 ? 0.0F : 1 / total[r]);
+        for (int64_t i = 0; i < d; i += kLanes) {
+          store_lanes(sums + r * d + i, mul(load_lanes(sums + r * d + i), share));
+        }
+        log_sums[(span.row * plan.heads + head) * plan.tokens + span.begin + begin + r] =
+            total[r] == 0 ? 0.0F : most[r] + std::log(total[r]);
+      }
+      scatter(sums, result.token, count, d, result.at(span, head) + begin * result.token);
+    }
+  }
+}
+
+// Scores of a block's row become shares. Returns the sum of shares times pulls.
+template <class Seen>
+float share_row(float* scores, const float* pulls, const Seen& visible, float scale, float log_sum) {
+  Lanes sum = fill(0);
+  for (int64_t at = 0; at < kBlock; at += kLanes) {
+    const auto lanes = visible.lanes(at);
+    const Lanes shifted = fms(load_lanes(scores + at), fill(scale), fill(log_sum));
+    const Lanes share = select(lanes, exp_lanes(shifted), fill(0));
+    store_lanes(scores + at, share);
+    sum = select(lanes, fma(share, load_lanes(pulls + at), sum), sum);
+  }
+  return sum_of(sum);
+}
+
+// Pulls of a block's row (the gradient times the values) become the gradient of its scores.
+template <class Seen>
+void differentiate_row(const float* shares, float* pulls, const Seen& visible, float scale, float mean) {
+  for (int64_t at = 0; at < kBlock; at += kLanes) {
+    const Lanes off = mul(sub(load_lanes(pulls + at), fill(mean)), fill(scale));
+    store_lanes(pulls + at, select(visible.lanes(at), mul(load_lanes(shares + at), off), fill(0)));
+  }
+}
+
+template <class T>
+void backward_unit(const Plan& plan, const Span& span, int64_t group, const Backward<T>& call) {
+  const int64_t n = span.tokens, d = plan.width, first_head = group * plan.heads_of_group();
+  if (plan.is_padding(span)) {
+    zero_tokens(call.grad_k, span, group, d);
+    zero_tokens(call.grad_v, span, group, d);
+    for (int64_t i = 0; i < plan.heads_of_group(); ++i) zero_tokens(call.grad_q, span, first_head + i, d);
+    return;
+  }
+  Scratch scratch(2 * padded(n) * d + 6 * n * d + 2 * kBlock * padded(n));
+  float* const keys_t = scratch.take(padded(n) * d);
+  float* const values_t = scratch.take(padded(n) * d);
+  float* const scores = scratch.take(kBlock * padded(n));  // of one block of queries, block by block of keys
+  float* const pulls = scratch.take(kBlock * padded(n));
+  float* const keys = scratch.take(n * d);
+  float* const queries = scratch.take(n * d);
+  float* const grads = scratch.take(n * d);
+  float* const grad_q = scratch.take(n * d);  // before that, the values
+  float* const grad_k = scratch.take(n * d);
+  float* const grad_v = scratch.take(n * d);
+  gather(call.v.at(span, group), call.v.token, n, d, grad_q);
+  transpose_blocks(grad_q, n, d, values_t);
+  gather(call.k.at(span, group), call.k.token, n, d, keys);
+  transpose_blocks(keys, n, d, keys_t);
+  std::fill_n(grad_k, n * d, 0.0F);
+  std::fill_n(grad_v, n * d, 0.0F);
+  for (int64_t head = first_head; head < first_head + plan.heads_of_group(); ++head) {
+    const float* log_sums = call.log_sums + (span.row * plan.heads + head) * plan.tokens + span.begin;
+    gather(call.q.at(span, head), call.q.token, n, d, queries);
+    gather(call.grad.at(span, head), call.grad.token, n, d, grads);
+    for (int64_t begin = 0; begin < n; begin += kBlock) {
+      const int64_t count = std::min(kBlock, n - begin), first = plan.first_block(span, begin, count);
+      const Left own_queries{queries + begin * d, d, 1}, own_grads{grads + begin * d, d, 1};
+      // The mean of the pulls, from the very shares: the result, rounded to 16 bits, would be off by what keys have in
+      // common.
+      float means[kBlock] = {};
+      for (int64_t block = first; block * kBlock <= begin; ++block) {
+        const int64_t at = block * kBlock;
+        float *s = scores + at * kBlock, *p = pulls + at * kBlock;
+        multiply(count, kBlock, d, own_queries, {keys_t + at * d, kBlock}, s, kBlock, false);
+        multiply(count, kBlock, d, own_grads, {values_t + at * d, kBlock}, p, kBlock, false);
+        for (int64_t r = 0; r < count; ++r) {
+          const Visible visible{plan.first_of(span, begin + r) - at, begin + r + 1 - at};
+          means[r] += of_visible(visible, [&](const auto& seen_keys) {
+            return share_row(s + r * kBlock, p + r * kBlock, seen_keys, plan.scale, log_sums[begin + r]);
+          });
+        }
+      }
+      for (int64_t block = first; block * kBlock <= begin; ++block) {
+        const int64_t at = block * kBlock, seen = std::min(kBlock, n - at);
+        float *s = scores + at * kBlock, *p = pulls + at * kBlock;
+        for (int64_t r = 0; r < count; ++r) {
+          const Visible visible{plan.first_of(span, begin + r) - at, begin + r + 1 - at};
+          of_visible(visible, [&](const auto& seen_keys) {
+            differentiate_row(s + r * kBlock, p + r * kBlock, seen_keys, plan.scale, means[r]);
+          });
+        }
+        multiply(seen, d, count, {s, 1, kBlock}, {grads + begin * d, d}, grad_v + at * d, d, true);
+        multiply(seen, d, count, {p, 1, kBlock}, {queries + begin * d, d}, grad_k + at * d, d, true);
+        multiply(count, d, seen, {p, kBlock, 1}, {keys + at * d, d}, grad_q + begin * d, d, block > first);
+      }
+    }
+    scatter(grad_q, call.grad_q.token, n, d, call.grad_q.at(span, head));
+  }
+  scatter(grad_k, call.grad_k.token, n, d, call.grad_k.at(span, group));
+  scatter(grad_v, call.grad_v.token, n, d, call.grad_v.at(span, group));
+}

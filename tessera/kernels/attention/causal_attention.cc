@@ -1,0 +1,265 @@
+#include "tessera/kernels/attention/causal_attention.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/rules/products/attention.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/kernels/attention/attention_loops.h"
+#include "tessera/kernels/dispatch/operations.h"
+#include "tessera/kernels/attention/head_groups.h"
+#include "tessera/kernels/autograd/kept_results.h"
+
+namespace tessera {
+namespace {
+
+using FirstKey = std::optional<at::Tensor>;
+using Attended = std::tuple<at::Tensor, at::Tensor>;
+using AttentionGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+bool runs_attention_loops(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  const auto type = q.scalar_type();
+  return q.is_cpu() && (type == at::kFloat || type == at::kBFloat16) && k.scalar_type() == type &&
+         v.scalar_type() == type && q.size(3) % 16 == 0 && q.size(3) <= 256 && q.numel() > 0 &&
+         k.sizes() == v.sizes() && k.size(2) == q.size(2) && detail::has_attention_loops();
+}
+
+at::Tensor dense_first_key(const FirstKey& first_key) {
+  return first_key && first_key->defined() ? first_key->clamp_min(0).contiguous() : at::Tensor();
+}
+
+// ---- the formula ----
+
+// [B or 1, 1, T, T]: true where a query sees a key.
+at::Tensor seen_keys(const at::Tensor& q, const at::Tensor& first_key) {
+  const auto place = at::arange(q.size(2), q.options().dtype(at::kLong));
+  const auto causal = place.unsqueeze(0).le(place.unsqueeze(1)).view({1, 1, q.size(2), q.size(2)});
+  return first_key.defined() ? causal.logical_and(place.ge(first_key.to(q.device()).unsqueeze(2)).unsqueeze(1))
+                             : causal;
+}
+
+// In memory [B, T, H, d].
+at::Tensor with_tokens_outside(const at::Tensor& heads, at::ScalarType type) {
+  return heads.to(type).transpose(1, 2).contiguous().transpose(1, 2);
+}
+
+Attended attention_by_formula(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                              const at::Tensor& first_key, double scale) {
+  const auto wide = detail::wide_type(q.scalar_type());
+  const auto keys = kernels::repeat_heads(k, /*dim=*/1, q.size(1)).to(wide),
+             values = kernels::repeat_heads(v, /*dim=*/1, q.size(1)).to(wide);
+  const auto seen = seen_keys(q, first_key);
+  const auto scores = q.to(wide)
+                          .matmul(keys.transpose(2, 3))
+                          .mul(scale)
+                          .masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
+  const auto any = seen.any(-1);
+  const auto log_sums = at::where(any, scores.logsumexp(-1), 0.0);
+  const auto shares = (scores - log_sums.unsqueeze(3)).exp();
+  return {with_tokens_outside(shares.matmul(values), q.scalar_type()), log_sums};
+}
+
+// Sums over the query heads of each key head.
+at::Tensor sum_of_groups(const at::Tensor& heads, int64_t groups, at::ScalarType type) {
+  const auto grouped =
+      heads.view({heads.size(0), groups, heads.size(1) / std::max<int64_t>(groups, 1), heads.size(2), heads.size(3)})
+          .sum(2);
+  return with_tokens_outside(grouped, type);
+}
+
+AttentionGradients gradients_by_formula(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
+                                        const at::Tensor& v, const at::Tensor& log_sums, const at::Tensor& first_key,
+                                        double scale) {
+  const auto wide = detail::wide_type(q.scalar_type());
+  const auto keys = kernels::repeat_heads(k, /*dim=*/1, q.size(1)).to(wide),
+             values = kernels::repeat_heads(v, /*dim=*/1, q.size(1)).to(wide);
+  const auto queries = q.to(wide), g = grad.to(wide);
+  const auto shares = (queries.matmul(keys.transpose(2, 3)).mul(scale) - log_sums.unsqueeze(3))
+                          .exp()
+                          .masked_fill(seen_keys(q, first_key).logical_not(), 0.0);
+  const auto pulls = g.matmul(values.transpose(2, 3));
+  const auto of_scores = shares * (pulls - (shares * pulls).sum(-1, true)) * scale;
+  return {with_tokens_outside(of_scores.matmul(keys), q.scalar_type()),
+          sum_of_groups(of_scores.transpose(2, 3).matmul(queries), k.size(1), k.scalar_type()),
+          sum_of_groups(shares.transpose(2, 3).matmul(g), v.size(1), v.scalar_type())};
+}
+
+// ---- operations ----
+
+Attended causal_attention_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const FirstKey& first_key,
+                             double scale) {
+  const auto first = dense_first_key(first_key);
+  if (runs_attention_loops(q, k, v)) return detail::attention_forward_loops({q, k, v, first, scale});
+  return attention_by_formula(q, k, v, first, scale);
+}
+
+AttentionGradients causal_attention_backward_of(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
+                                                const at::Tensor& v, const at::Tensor& log_sums,
+                                                const FirstKey& first_key, double scale) {
+  const auto first = dense_first_key(first_key);
+  if (runs_attention_loops(q, k, v) && grad.scalar_type() == q.scalar_type()) {
+    return detail::attention_backward_loops({q, k, v, first, scale}, grad, log_sums.contiguous());
+  }
+  return gradients_by_formula(grad, q, k, v, log_sums, first, scale);
+}
+
+Attended call_causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const FirstKey& first_key,
+                               double scale) {
+  static const auto op =
+      detail::operation<Attended(const at::Tensor&, const at::Tensor&, const at::Tensor&, const FirstKey&, double)>(
+          "tessera::causal_attention");
+  return op.call(q, k, v, first_key, scale);
+}
+
+AttentionGradients call_causal_attention_backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
+                                                  const at::Tensor& v, const at::Tensor& log_sums,
+                                                  const FirstKey& first_key, double scale) {
+  static const auto op =
+      detail::operation<AttentionGradients(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                           const at::Tensor&, const FirstKey&, double)>(
+          "tessera::causal_attention_backward");
+  return op.call(grad, q, k, v, log_sums, first_key, scale);
+}
+
+// known: result and log sums, where they have been computed before.
+struct CausalAttentionNode : torch::autograd::Function<CausalAttentionNode> {
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q,
+                                                const at::Tensor& k, const at::Tensor& v, const FirstKey& first_key,
+                                                double scale, const FirstKey& known_result,
+                                                const FirstKey& known_log_sums) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    auto [result, log_sums] = known_result ? Attended{known_result->detach(), known_log_sums->detach()}
+                                           : call_causal_attention(q, k, v, first_key, scale);
+    ctx->set_materialize_grads(false);
+    ctx->save_for_backward({q, k, v, log_sums, first_key.value_or(at::Tensor())});
+    ctx->saved_data["scale"] = scale;
+    ctx->mark_non_differentiable({log_sums});
+    return {result, log_sums};
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    if (!grads[0].defined()) return torch::autograd::variable_list(7);
+    const auto saved = ctx->get_saved_variables();
+    const auto first_key = saved[4].defined() ? FirstKey(saved[4]) : std::nullopt;
+    const auto [q, k, v] = call_causal_attention_backward(grads[0], saved[0], saved[1], saved[2], saved[3], first_key,
+                                                          ctx->saved_data["scale"].toDouble());
+    return {q, k, v, {}, {}, {}, {}};
+  }
+};
+
+Attended differentiable_causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                         const FirstKey& first_key, double scale) {
+  const auto results = CausalAttentionNode::apply(q, k, v, first_key, scale, std::nullopt, std::nullopt);
+  return {results[0], results[1]};
+}
+
+// ---- sharding ----
+
+// [B, H, T, ...], in memory [B, T, H, ...].
+OutputShape tokens_outside(const std::vector<int64_t>& sizes) {
+  const int64_t d = sizes.back();
+  return {sizes, {sizes[1] * sizes[2] * d, d, sizes[1] * d, 1}};
+}
+
+// Rows, and heads with their keys and values; all tensors but first_key [B, T] have both.
+void propose_attention_cuts(const OpCall& call, Proposal& proposal, size_t outputs) {
+  const int first_key = call.input_at(call.arg_named("first_key"));
+  const int64_t dims[] = {0, 1};
+  const auto add = [&](int64_t dim) {
+    Strategy strategy;
+    for (size_t i = 0; i < outputs; ++i) strategy.outputs.push_back(Shard(dim));
+    for (size_t i = 0; i < call.inputs.size(); ++i) {
+      const bool whole = static_cast<int>(i) == first_key && dim == 1;
+      strategy.inputs.push_back(whole ? Placement(Replicate()) : Placement(Shard(dim)));
+    }
+    proposal.strategies.push_back(std::move(strategy));
+  };
+  const auto& query = call.inputs[static_cast<size_t>(call.input_at(call.arg_named("query")))];
+  const auto& key = call.inputs[static_cast<size_t>(call.input_at(call.arg_named("key")))];
+  proposal.strided = query.sizes[1] == key.sizes[1];
+  detail::propose_cuts(call, proposal, dims, add);
+}
+
+void propose_causal_attention(const OpCall& call, Proposal& proposal) {
+  propose_attention_cuts(call, proposal, 2);
+  const auto sizes = call.inputs[0].sizes.vec();
+  proposal.outputs.push_back(tokens_outside(sizes));
+  proposal.output({sizes[0], sizes[1], sizes[2]});
+}
+
+void propose_causal_attention_backward(const OpCall& call, Proposal& proposal) {
+  propose_attention_cuts(call, proposal, 3);
+  for (const size_t input : {1, 2, 3}) proposal.outputs.push_back(tokens_outside(call.inputs[input].sizes.vec()));
+}
+
+}  // namespace
+
+namespace detail {
+
+void define_causal_attention(torch::Library& library) {
+  library.def(
+      "causal_attention(Tensor query, Tensor key, Tensor value, Tensor? first_key, float scale) -> (Tensor, Tensor)");
+  library.impl("causal_attention",
+               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(causal_attention_of)));
+  library.impl("causal_attention",
+               torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_causal_attention)));
+  library.def(
+      "causal_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor log_sums, "
+      "Tensor? first_key, float scale) -> (Tensor, Tensor, Tensor)");
+  library.impl("causal_attention_backward",
+               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(causal_attention_backward_of)));
+  has_no_derivative(library, "causal_attention_backward");
+}
+
+void register_causal_attention_rules() {
+  register_rule("tessera::causal_attention", propose_causal_attention);
+  register_rule("tessera::causal_attention_backward", propose_causal_attention_backward);
+}
+
+}  // namespace detail
+
+namespace kernels {
+
+bool runs_causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  return is_dtensor(q) == is_dtensor(k) && is_dtensor(q) == is_dtensor(v) &&
+         runs_attention_loops(local_part(q), local_part(k), local_part(v));
+}
+
+at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const CausalAttentionOptions& options) {
+  TESSERA_CHECK(q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes() && q.size(0) == k.size(0) && k.size(1) > 0 &&
+                    q.size(1) % k.size(1) == 0 && q.size(2) == k.size(2) && q.size(3) == k.size(3),
+                ErrorKind::kShape,
+                "[kernels.attention] found q of {} dims, k of {}: wanted q [B, H, T, d], k and v [B, G, T, d] with H a "
+                "multiple of G",
+                q.dim(), k.dim());
+  FirstKey first_key;
+  if (options.first_key.defined()) {
+    const auto& given = options.first_key;
+    TESSERA_CHECK(given.scalar_type() == at::kLong && given.dim() == 2 && given.size(0) == q.size(0) &&
+                      given.size(1) == q.size(2) && !is_dtensor(given),
+                  ErrorKind::kShape, "[kernels.attention] first_key: found {} elements of {}, wanted int64 [{}, {}]",
+                  given.numel(), c10::toString(given.scalar_type()), q.size(0), q.size(2));
+    first_key =
+        !is_dtensor(q) ? given : from_local(given, device_mesh(q), Placements(placements(q).size(), Replicate()));
+  }
+  const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3))));
+  auto* const kept = is_dtensor(q) ? nullptr : KeptResults::current();
+  if (kept == nullptr) return std::get<0>(call_causal_attention(q, k, v, first_key, scale));
+  if (kept->mode() == KeptResults::Mode::kReplay) {
+    const auto known = kept->next();
+    return CausalAttentionNode::apply(q, k, v, first_key, scale, FirstKey(known.at(0)), FirstKey(known.at(1)))[0];
+  }
+  const auto [result, log_sums] = call_causal_attention(q, k, v, first_key, scale);
+  kept->keep({result, log_sums});
+  return result;
+}
+
+}  // namespace kernels
+}  // namespace tessera

@@ -1,0 +1,159 @@
+#include "tessera/kernels/attention/context_layout.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives/collectives.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::string_view kUnshardName = "context";
+
+struct HeldLayout final : torch::CustomClassHolder {
+  HeldLayout(const ContextLayout& layout, std::shared_ptr<comm::Group> group)
+      : layout(layout), group(std::move(group)) {}
+  ContextLayout layout;
+  std::shared_ptr<comm::Group> group;
+};
+
+at::Tensor wire_form(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kBool ? tensor.to(at::kByte) : tensor;
+}
+
+// [ranks, ...]: of each rank a part like `one` whose dim `dim` is `tokens` long.
+at::Tensor parts_of_ranks(const at::Tensor& one, int64_t dim, int64_t ranks, int64_t tokens) {
+  auto sizes = one.sizes().vec();
+  sizes[static_cast<size_t>(dim)] = tokens;
+  sizes.insert(sizes.begin(), ranks);
+  return at::empty(sizes, one.options());
+}
+
+struct Unshard : torch::autograd::Function<Unshard> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& own,
+                            const c10::intrusive_ptr<HeldLayout>& held, int64_t dim) {
+    ctx->saved_data["held"] = c10::IValue::make_capsule(held);
+    ctx->saved_data["dim"] = dim;
+    return held->layout.gathered(*held->group, own, dim, kUnshardName);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    TESSERA_CHECK(!c10::GradMode::is_enabled(), ErrorKind::kInternal,
+                  "[context.unshard] has no second derivative. Differentiate without create_graph.");
+    const auto& held = static_cast<HeldLayout&>(*ctx->saved_data["held"].toCapsule());
+    const int64_t dim = ctx->saved_data["dim"].toInt();
+    return {held.layout.scattered_sum(*held.group, grads[0], dim, kUnshardName), {}, {}};
+  }
+};
+
+}  // namespace
+
+ContextLayout::ContextLayout(int64_t tokens, int64_t ranks, Order order)
+    : tokens_(tokens), ranks_(ranks), order_(order) {
+  TESSERA_CHECK(tokens >= 0 && ranks >= 1, ErrorKind::kShape,
+                "[context.layout] found {} tokens over {} ranks, wanted none or more over one or more.", tokens, ranks);
+}
+
+ContextLayout ContextLayout::of_pytorch(int64_t tokens, int64_t ranks) {
+  const bool divides = ranks >= 1 && tokens % (2 * ranks) == 0;
+  return ContextLayout(tokens, ranks, divides ? Order::kBalanced : Order::kContiguous);
+}
+
+ContextChunk ContextLayout::chunk(int64_t index) const {
+  const int64_t least = tokens_ / chunks(), longer = tokens_ % chunks();
+  return {.begin = index * least + std::min(index, longer), .tokens = least + (index < longer ? 1 : 0)};
+}
+
+std::vector<ContextChunk> ContextLayout::chunks_of(int64_t rank) const {
+  TESSERA_CHECK(0 <= rank && rank < ranks_, ErrorKind::kShape,
+                "[context.layout] found rank {}, wanted one of the {} over which the sequence lies.", rank, ranks_);
+  std::vector<ContextChunk> held = {chunk(rank)};
+  if (order_ == Order::kBalanced) held.push_back(chunk(2 * ranks_ - 1 - rank));
+  if (held.size() == 2) held[1].local = held[0].tokens;
+  std::erase_if(held, [](const ContextChunk& each) { return each.tokens == 0; });
+  return held;
+}
+
+int64_t ContextLayout::tokens_of(int64_t rank) const {
+  int64_t sum = 0;
+  for (const auto& each : chunks_of(rank)) sum += each.tokens;
+  return sum;
+}
+
+int64_t ContextLayout::most_tokens() const {
+  int64_t most = 0;
+  for (int64_t rank = 0; rank < ranks_; ++rank) most = std::max(most, tokens_of(rank));
+  return most;
+}
+
+at::Tensor ContextLayout::positions(int64_t rank) const {
+  std::vector<at::Tensor> parts;
+  for (const auto& each : chunks_of(rank)) parts.push_back(at::arange(each.begin, each.end(), at::kLong));
+  return parts.empty() ? at::empty({0}, at::kLong) : at::cat(parts);
+}
+
+at::Tensor ContextLayout::gathered(comm::Group& group, const at::Tensor& own, int64_t dim,
+                                   std::string_view name) const {
+  if (tokens_ == 0) return own.contiguous();
+  const int64_t most = most_tokens(), tokens = own.size(dim);
+  const auto by_rank = parts_of_ranks(own, dim, ranks_, most);
+  auto filled = own.contiguous();
+  if (tokens != most) {
+    filled = at::zeros(by_rank.sizes().slice(1), own.options());
+    filled.narrow(dim, 0, tokens).copy_(own);
+  }
+  comm::all_gather_into(group, by_rank, filled, name).wait();
+  std::vector<std::pair<int64_t, at::Tensor>> parts;
+  for (int64_t rank = 0; rank < ranks_; ++rank) {
+    for (const auto& chunk : chunks_of(rank)) {
+      parts.emplace_back(chunk.begin, by_rank[rank].narrow(dim, chunk.local, chunk.tokens));
+    }
+  }
+  std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<at::Tensor> in_order;
+  for (auto& part : parts) in_order.push_back(std::move(part.second));
+  return at::cat(in_order, dim);
+}
+
+at::Tensor ContextLayout::scattered_sum(comm::Group& group, const at::Tensor& whole, int64_t dim,
+                                        std::string_view name) const {
+  const auto by_rank = parts_of_ranks(whole, dim, ranks_, most_tokens()).zero_();
+  for (int64_t rank = 0; rank < ranks_; ++rank) {
+    for (const auto& chunk : chunks_of(rank)) {
+      by_rank[rank].narrow(dim, chunk.local, chunk.tokens).copy_(whole.narrow(dim, chunk.begin, chunk.tokens));
+    }
+  }
+  const auto own = at::empty(by_rank.sizes().slice(1), whole.options());
+  comm::reduce_scatter_into(group, own, by_rank, comm::ReduceOp::kSum, name).wait();
+  return own.narrow(dim, 0, tokens_of(group.rank())).contiguous();
+}
+
+at::Tensor ContextLayout::shard(const at::Tensor& whole, int64_t dim, int64_t rank) const {
+  const bool fits = whole.defined() && dim >= -whole.dim() && dim < whole.dim() && whole.size(dim) == tokens_;
+  TESSERA_CHECK(fits, ErrorKind::kShape,
+                "[context.shard] found dim {} of a tensor {}, wanted a dim of the {} tokens of the sequence.", dim,
+                whole.defined() ? c10::str(whole.sizes()) : "that is undefined", tokens_);
+  std::vector<at::Tensor> parts;
+  for (const auto& each : chunks_of(rank)) parts.push_back(whole.narrow(dim, each.begin, each.tokens));
+  return parts.empty() ? whole.narrow(dim, 0, 0).clone() : at::cat(parts, dim);
+}
+
+at::Tensor ContextLayout::unshard(const std::shared_ptr<comm::Group>& group, const at::Tensor& own, int64_t dim) const {
+  TESSERA_CHECK(group != nullptr, ErrorKind::kShape, "[context.unshard] found no group, wanted that of {} ranks.",
+                ranks_);
+  const int64_t size = group->size(), rank = group->rank();
+  const bool fits =
+      own.defined() && dim >= -own.dim() && dim < own.dim() && size == ranks_ && own.size(dim) == tokens_of(rank);
+  TESSERA_CHECK(fits, ErrorKind::kShape,
+                "[context.unshard] found dim {} of a tensor {} in a group of {}, wanted the {} of {} tokens that rank "
+                "{} of {} holds.",
+                dim, own.defined() ? c10::str(own.sizes()) : "that is undefined", size,
+                rank < ranks_ ? tokens_of(rank) : 0, tokens_, rank, ranks_);
+  const int64_t at = dim < 0 ? dim + own.dim() : dim;
+  return Unshard::apply(wire_form(own), c10::make_intrusive<HeldLayout>(*this, group), at).to(own.scalar_type());
+}
+
+}  // namespace tessera

@@ -1,0 +1,212 @@
+#include "tessera/kernels/attention/flash_attention.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <limits>
+
+#include "tessera/base/error.h"
+#include "tessera/kernels/dispatch/device_kernels.h"
+#include "tessera/kernels/attention/head_groups.h"
+#include "tessera/kernels/autograd/kept_results.h"
+
+namespace tessera::kernels {
+namespace {
+
+// The kernels read whole vectors of a head, up to this size.
+constexpr int64_t kHeadVector = 8, kLargestHead = 256;
+
+at::Tensor rows_without_gaps(const at::Tensor& tensor) { return tensor.stride(-1) == 1 ? tensor : tensor.contiguous(); }
+
+bool is_packed(const FlashOptions& options) { return options.begins.defined(); }
+bool has_window(const FlashOptions& options) { return options.causal && options.window > 0; }
+
+std::optional<at::Tensor> begins_of(const FlashOptions& options) {
+  return is_packed(options) ? std::optional(options.begins) : std::nullopt;
+}
+
+std::optional<double> scale_of(const FlashOptions& options) {
+  return options.scale > 0 ? std::optional(options.scale) : std::nullopt;
+}
+
+// ---- memory-efficient attention ----
+
+// Their kernels read log sums up to a multiple of this many queries.
+constexpr int64_t kSumsTogether = 32;
+enum EfficientMask : int64_t { kNoMask = 0, kCausalFromTopLeft = 1 };
+
+bool in_16_bits(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
+
+struct EfficientCall {
+  std::optional<at::Tensor> begins;
+  std::optional<int64_t> longest, window;
+  int64_t mask;
+  std::optional<double> scale;
+};
+
+EfficientCall efficient_call_of(const FlashOptions& options) {
+  return {.begins = begins_of(options),
+          .longest = is_packed(options) ? std::optional(options.longest) : std::nullopt,
+          .window = has_window(options) ? std::optional(options.window) : std::nullopt,
+          .mask = options.causal ? kCausalFromTopLeft : kNoMask,
+          .scale = scale_of(options)};
+}
+
+// Rows of documents are one row of the kernels, which know no groups of heads.
+at::Tensor as_rows(const at::Tensor& tensor) { return tensor.dim() == 3 ? tensor.unsqueeze(0) : tensor; }
+at::Tensor as_given(const at::Tensor& rows, const at::Tensor& like) { return like.dim() == 3 ? rows.squeeze(0) : rows; }
+
+FlashResult efficient_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                              const FlashOptions& options) {
+  const auto call = efficient_call_of(options);
+  const int64_t heads = q.size(-2);
+  const auto results = at::_efficient_attention_forward(
+      rows_without_gaps(as_rows(q)), rows_without_gaps(as_rows(repeat_heads(k, /*dim=*/-2, heads))),
+      rows_without_gaps(as_rows(repeat_heads(v, /*dim=*/-2, heads))), /*bias=*/std::nullopt, call.begins, call.begins,
+      call.longest, call.longest, /*dropout_p=*/0.0, call.mask, /*compute_log_sumexp=*/true, call.scale,
+      /*seqlen_k=*/std::nullopt, call.window);
+  const auto& log_sums = std::get<1>(results);
+  return {as_given(std::get<0>(results), q), call.begins ? log_sums : log_sums.narrow(2, 0, q.size(1))};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> efficient_backward(const at::Tensor& gradient, const at::Tensor& q,
+                                                                  const at::Tensor& k, const at::Tensor& v,
+                                                                  const FlashResult& result,
+                                                                  const FlashOptions& options) {
+  const auto call = efficient_call_of(options);
+  const int64_t heads = q.size(-2), longest_q = call.longest.value_or(as_rows(q).size(1)),
+                longest_k = call.longest.value_or(as_rows(k).size(1));
+  const int64_t missing = (kSumsTogether - result.log_sums.size(2) % kSumsTogether) % kSumsTogether;
+  const auto log_sums =
+      missing == 0 ? result.log_sums.contiguous()
+                   : at::constant_pad_nd(result.log_sums, {0, missing}, std::numeric_limits<double>::infinity());
+  const auto random = at::empty({}, q.options().dtype(at::kLong));  // of dropout, which there is none of
+  const auto [grad_q, grad_k, grad_v, grad_bias] = at::_efficient_attention_backward(
+      as_rows(gradient).contiguous(), rows_without_gaps(as_rows(q)),
+      rows_without_gaps(as_rows(repeat_heads(k, /*dim=*/-2, heads))),
+      rows_without_gaps(as_rows(repeat_heads(v, /*dim=*/-2, heads))),
+      /*bias=*/std::nullopt, as_rows(result.out).contiguous(), call.begins, call.begins, longest_q, longest_k, log_sums,
+      /*dropout_p=*/0.0, random, random, call.mask,
+      /*bias_requires_grad=*/false, call.scale, /*num_splits_key=*/std::nullopt, call.window);
+  return {as_given(grad_q, q), sum_heads(as_given(grad_k, k), /*dim=*/-2, k.size(-2)),
+          sum_heads(as_given(grad_v, v), /*dim=*/-2, v.size(-2))};
+}
+
+// ---- flash attention ----
+
+struct FlashCall {
+  std::optional<at::Tensor> begins;
+  int64_t queries, keys;
+  bool causal;
+  std::optional<double> scale;
+  std::optional<int64_t> left, right;  // a window is told in place of `causal`
+};
+
+FlashCall call_of(const at::Tensor& q, const at::Tensor& k, const FlashOptions& options) {
+  const bool packed = is_packed(options), window = has_window(options);
+  FlashCall call{.begins = begins_of(options),
+                 .queries = packed ? options.longest : q.size(1),
+                 .keys = packed ? options.longest : k.size(1),
+                 .causal = options.causal && !window,
+                 .scale = scale_of(options),
+                 .left = std::nullopt,
+                 .right = std::nullopt};
+  if (window) call.left = options.window - 1, call.right = 0;
+  return call;
+}
+
+// Whose result is known, so that what it adds is the derivative.
+struct KnownFlash : torch::autograd::Function<KnownFlash> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, const at::Tensor& out, const at::Tensor& log_sums,
+                            const std::optional<at::Tensor>& begins, int64_t longest, bool causal, int64_t window,
+                            double scale) {
+    const auto result = out.detach();
+    ctx->save_for_backward({q, k, v, result, log_sums, begins.value_or(at::Tensor())});
+    ctx->saved_data["longest"] = longest;
+    ctx->saved_data["causal"] = causal;
+    ctx->saved_data["window"] = window;
+    ctx->saved_data["scale"] = scale;
+    return result;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    TESSERA_CHECK(!c10::GradMode::is_enabled(), ErrorKind::kInternal,
+                  "[kernels.flash] attention has no second derivative here. Differentiate without create_graph.");
+    const auto saved = ctx->get_saved_variables();
+    const auto [q, k, v] = flash_backward(grads[0], saved[0], saved[1], saved[2], {saved[3], saved[4]},
+                                          {.begins = saved[5],
+                                           .longest = ctx->saved_data["longest"].toInt(),
+                                           .causal = ctx->saved_data["causal"].toBool(),
+                                           .window = ctx->saved_data["window"].toInt(),
+                                           .scale = ctx->saved_data["scale"].toDouble()});
+    return {q, k, v, {}, {}, {}, {}, {}, {}, {}};
+  }
+};
+
+}  // namespace
+
+bool has_flash_attention(c10::Device device, at::ScalarType dtype) {
+  if (dtype == at::kFloat) {
+    static detail::DeviceKernels efficient{"aten::_efficient_attention_forward", "aten::_efficient_attention_backward"};
+    return efficient.run_on(device, dtype, [&] {
+      const auto two = at::zeros({1, 2, 1, kHeadVector}, at::TensorOptions(dtype).device(device));
+      const FlashOptions windowed{.window = 1};
+      flash_backward(two, two, two, two, flash_forward(two, two, two, windowed), windowed);
+    });
+  }
+  if (!in_16_bits(dtype)) return false;
+  static detail::DeviceKernels fused{"aten::_flash_attention_forward", "aten::_flash_attention_backward"};
+  return fused.run_on(device, dtype, [&] {
+    const auto one = at::zeros({1, 1, 1, kHeadVector}, at::TensorOptions(dtype).device(device));
+    flash_forward(one, one, one, {});
+  });
+}
+
+bool takes_flash_heads(int64_t head_dim) { return head_dim % kHeadVector == 0 && head_dim <= kLargestHead; }
+
+bool runs_flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  return takes_flash_heads(q.size(-1)) && q.numel() > 0 && k.numel() > 0 && k.scalar_type() == q.scalar_type() &&
+         v.scalar_type() == q.scalar_type() && has_flash_attention(q.device(), q.scalar_type());
+}
+
+FlashResult flash_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const FlashOptions& options) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  if (!in_16_bits(q.scalar_type())) return efficient_forward(q, k, v, options);
+  const auto call = call_of(q, k, options);
+  const auto results = at::_flash_attention_forward(
+      rows_without_gaps(q), rows_without_gaps(k), rows_without_gaps(v), call.begins, call.begins, call.queries,
+      call.keys, /*dropout_p=*/0.0, call.causal, /*return_debug_mask=*/false, call.scale, call.left, call.right);
+  return {std::get<0>(results), std::get<1>(results)};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(const at::Tensor& gradient, const at::Tensor& q,
+                                                              const at::Tensor& k, const at::Tensor& v,
+                                                              const FlashResult& result, const FlashOptions& options) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  if (!in_16_bits(q.scalar_type())) return efficient_backward(gradient, q, k, v, result, options);
+  const auto call = call_of(q, k, options);
+  const auto begins = call.begins.value_or(at::Tensor());
+  // Of dropout, which there is none of.
+  const auto random = at::empty({2}, q.options().dtype(at::kUInt64)), unused = at::empty({0}, q.options());
+  return at::_flash_attention_backward(
+      rows_without_gaps(gradient), rows_without_gaps(q), rows_without_gaps(k), rows_without_gaps(v),
+      rows_without_gaps(result.out), result.log_sums.contiguous(), begins, begins, call.queries, call.keys,
+      /*dropout_p=*/0.0, call.causal, random, unused, call.scale, call.left, call.right);
+}
+
+at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const FlashOptions& options) {
+  auto* const kept = KeptResults::current();
+  FlashResult result;
+  if (kept != nullptr && kept->mode() == KeptResults::Mode::kReplay) {
+    const auto known = kept->next();
+    result = {known.at(0), known.at(1)};
+  } else {
+    result = flash_forward(q, k, v, options);
+    if (kept != nullptr) kept->keep({result.out, result.log_sums});
+  }
+  return KnownFlash::apply(q, k, v, result.out, result.log_sums, begins_of(options), options.longest, options.causal,
+                           options.window, options.scale);
+}
+
+}  // namespace tessera::kernels

@@ -1,0 +1,60 @@
+#include "tessera/kernels/attention/kept_attention.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/autograd/kept_results.h"
+
+namespace tessera::kernels {
+namespace {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+// Attention whose result and log sums of exponentials are known.
+struct KnownAttention : torch::autograd::Function<KnownAttention> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, const at::Tensor& output, const at::Tensor& log_sums,
+                            const OptionalTensor& mask, bool causal, std::optional<double> scale) {
+    const auto result = output.detach();
+    ctx->save_for_backward({q, k, v, result, log_sums, mask.value_or(at::Tensor())});
+    ctx->saved_data["causal"] = causal;
+    ctx->saved_data["scale"] = scale;
+    return result;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    const auto mask = saved[5].defined() ? OptionalTensor(saved[5]) : std::nullopt;
+    const auto [q, k, v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+        grads[0], saved[0], saved[1], saved[2], saved[3], saved[4], /*dropout_p=*/0.0,
+        ctx->saved_data["causal"].toBool(), mask, ctx->saved_data["scale"].toOptional<double>());
+    return {q, k, v, {}, {}, {}, {}, {}};
+  }
+};
+
+at::Tensor with_heads(const at::Tensor& tensor, int64_t heads) {
+  const int64_t groups = tensor.size(1);
+  return groups == heads ? tensor : tensor.repeat_interleave(heads / groups, 1);
+}
+
+}  // namespace
+
+bool keeps_attention(const at::Tensor& q) { return KeptResults::current() != nullptr && q.is_cpu() && !is_dtensor(q); }
+
+at::Tensor kept_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const KeptAttentionOptions& options) {
+  auto& kept = *KeptResults::current();
+  const auto keys = with_heads(k, q.size(1)), values = with_heads(v, q.size(1));
+  if (kept.mode() == KeptResults::Mode::kReplay) {
+    const auto known = kept.next();
+    return KnownAttention::apply(q, keys, values, known.at(0), known.at(1), options.mask, options.causal,
+                                 options.scale);
+  }
+  const auto [output, log_sums] = at::_scaled_dot_product_flash_attention_for_cpu(
+      q, keys, values, /*dropout_p=*/0.0, options.causal, options.mask, options.scale);
+  kept.keep({output, log_sums});
+  return output;
+}
+
+}  // namespace tessera::kernels

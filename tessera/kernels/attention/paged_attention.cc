@@ -1,0 +1,92 @@
+#include "tessera/kernels/attention/paged_attention.h"
+
+#include <ATen/Parallel.h>
+
+#include <cmath>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/kernels/simd/row_kernels.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kMostRows = 24;        // queries that go over the pages together
+constexpr int64_t kLeastWork = 1 << 15;  // products of a thread's share
+
+struct Share {
+  const PagedTokens* sequence;
+  int64_t first, tokens, kv_head;
+};
+
+void check_wanted(const PagedAttention& wanted) {
+  const auto &q = wanted.queries, &k = wanted.keys, &v = wanted.values;
+  const auto fits = [](const at::Tensor& tensor) { return tensor.is_cpu() && tensor.scalar_type() == at::kFloat; };
+  TESSERA_CHECK(fits(q) && fits(k) && fits(v) && q.dim() == 3 && q.is_contiguous() && k.dim() == 4 &&
+                    k.sizes() == v.sizes() && k.strides() == v.strides() && k.size(2) == kPageTokens &&
+                    k.size(3) == q.size(2) && k.stride(3) == 1 && k.stride(2) == k.size(3) &&
+                    k.stride(1) == kPageTokens * k.size(3) && q.size(1) % k.size(1) == 0,
+                ErrorKind::kShape,
+                "[kernels.paged_attention] found queries {} and keys {}, wanted fp32 [N, heads, d] and "
+                "[pages, kv_heads, {}, d] on the CPU",
+                c10::str(q.sizes()), c10::str(k.sizes()), kPageTokens);
+}
+
+}  // namespace
+
+at::Tensor paged_attention(const PagedAttention& wanted) {
+  check_wanted(wanted);
+  const auto& q = wanted.queries;
+  const int64_t heads = q.size(1), d = q.size(2), kv_heads = wanted.keys.size(1), group = heads / kv_heads;
+  const int64_t block = std::max<int64_t>(1, kMostRows / group);
+  const auto out = at::empty_like(q);
+  std::vector<Share> shares;
+  int64_t work = 0;
+  for (const auto& sequence : wanted.sequences) {
+    work += sequence.rows * (sequence.first_position + sequence.rows) * heads * d;
+    for (int64_t first = 0; first < sequence.rows; first += block) {
+      for (int64_t head = 0; head < kv_heads; ++head) {
+        shares.push_back({&sequence, first, std::min(block, sequence.rows - first), head});
+      }
+    }
+  }
+  const float* queries = q.const_data_ptr<float>();
+  const float *keys = wanted.keys.const_data_ptr<float>(), *values = wanted.values.const_data_ptr<float>();
+  float* results = out.data_ptr<float>();
+  const int64_t page_stride = wanted.keys.stride(0), head_stride = wanted.keys.stride(1);
+  const double scale = wanted.scale > 0 ? wanted.scale : 1 / std::sqrt(static_cast<double>(d));
+  const auto count = static_cast<int64_t>(shares.size());
+  at::parallel_for(
+      0, count, std::max<int64_t>(1, count * kLeastWork / std::max<int64_t>(1, work)), [&](int64_t begin, int64_t end) {
+        std::vector<const float*> key_pages, value_pages;
+        std::vector<float> scratch(static_cast<size_t>(detail::scratch_floats(block * group, d, kPageTokens)));
+        for (int64_t i = begin; i < end; ++i) {
+          const auto& share = shares[static_cast<size_t>(i)];
+          const auto& sequence = *share.sequence;
+          key_pages.clear();
+          value_pages.clear();
+          for (const int32_t page : sequence.pages) {
+            key_pages.push_back(keys + page * page_stride + share.kv_head * head_stride);
+            value_pages.push_back(values + page * page_stride + share.kv_head * head_stride);
+          }
+          const int64_t at = ((sequence.first_row + share.first) * heads + share.kv_head * group) * d;
+          detail::row_kernels().attend({.queries = queries + at,
+                                        .out = results + at,
+                                        .token_stride = heads * d,
+                                        .tokens = share.tokens,
+                                        .group = group,
+                                        .head_dim = d,
+                                        .first_position = sequence.first_position + share.first,
+                                        .window = wanted.window,
+                                        .scale = static_cast<float>(scale),
+                                        .softcap = static_cast<float>(wanted.softcap),
+                                        .keys = key_pages.data(),
+                                        .values = value_pages.data(),
+                                        .page_tokens = kPageTokens,
+                                        .scratch = scratch.data()});
+        }
+      });
+  return out;
+}
+
+}  // namespace tessera

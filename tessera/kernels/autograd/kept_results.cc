@@ -1,0 +1,41 @@
+#include "tessera/kernels/autograd/kept_results.h"
+
+#include "tessera/base/error.h"
+
+namespace tessera::kernels {
+namespace {
+
+KeptResults*& results_in_force() {
+  thread_local KeptResults* results = nullptr;
+  return results;
+}
+
+}  // namespace
+
+KeptResults::Scope::Scope(std::shared_ptr<KeptResults> results, Mode mode)
+    : results_(std::move(results)), before_(results_in_force()) {
+  if (results_) {
+    results_->mode_ = mode;
+    results_->products_ = 0;
+    results_->taken_ = 0;
+  }
+  results_in_force() = results_.get();
+}
+
+void KeptResults::Scope::end() {
+  if (ended_) return;
+  ended_ = true;
+  results_in_force() = before_;
+}
+
+KeptResults* KeptResults::current() { return results_in_force(); }
+
+std::vector<at::Tensor> KeptResults::next() {
+  TESSERA_CHECK(taken_ < results_.size(), ErrorKind::kInternal,
+                "[kernels.kept_results] the second forward calls more kernels than the first, which kept {} results. "
+                "Forward must do the same both times.",
+                results_.size());
+  return std::move(results_[taken_++]);
+}
+
+}  // namespace tessera::kernels

@@ -1,0 +1,48 @@
+#include "tessera/kernels/autograd/remade.h"
+
+#include <c10/core/GradMode.h>
+
+#include "tessera/dtensor/tensor/local_part.h"
+
+namespace tessera::detail {
+
+Remade::Source Remade::source(torch::autograd::AutogradContext& context, std::function<at::Tensor()> make) {
+  auto& kept = context.saved_data["remade"];
+  if (kept.isNone()) kept = at::IValue::make_capsule(c10::make_intrusive<Result>());
+  return {std::move(make), c10::static_intrusive_pointer_cast<Result>(kept.toCapsule())};
+}
+
+at::Tensor Remade::get() {
+  auto& result = *source_.result;
+  const bool is_last = --result.users <= 0;
+  if (c10::GradMode::is_enabled()) return source_.make();  // part of a graph of its own
+  if (!result.value.defined()) result.value = source_.make();
+  return is_last ? std::exchange(result.value, {}) : result.value;
+}
+
+namespace {
+
+// Memory that comes and goes under a tensor is of no allocator; the weight's own is there when its product goes back.
+bool is_there_with(const at::Tensor& parameter, const at::Tensor& weight) {
+  const auto& own = local_part(parameter).storage();
+  const auto* const others = local_part(weight).storage().unsafeGetStorageImpl();
+  return own.unsafeGetStorageImpl() == others || (own.allocator() != nullptr && own.resizable());
+}
+
+}  // namespace
+
+c10::intrusive_ptr<Remade> remade(const at::Tensor& result, const at::Tensor& weight) {
+  if (!result.device().is_cpu() || result.output_nr() != 0) return {};
+  const auto& node = result.grad_fn();
+  if (!node) return {};
+  for (const auto source_of : {source_of_gated, source_of_rms_norm}) {
+    auto source = source_of(node.get());
+    if (!source.make) continue;
+    if (source.parameter.defined() && !is_there_with(source.parameter, weight)) return {};
+    source.parameter.reset();
+    return c10::make_intrusive<Remade>(node, std::move(source));
+  }
+  return {};
+}
+
+}  // namespace tessera::detail

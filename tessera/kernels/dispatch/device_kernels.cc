@@ -1,0 +1,42 @@
+#include "tessera/kernels/dispatch/device_kernels.h"
+
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+
+#include "tessera/base/log.h"
+
+namespace tessera::detail {
+
+DeviceKernels::DeviceKernels(std::initializer_list<const char*> operations) : first_(*operations.begin()) {
+  for (const char* name : operations) {
+    const auto found = c10::Dispatcher::singleton().findSchema({name, ""});
+    if (found) operations_.push_back(*found);
+    known_ = known_ && found.has_value();
+  }
+}
+
+bool DeviceKernels::on(c10::Device device) const {
+  if (!known_ || device.is_cpu() || device.is_meta()) return false;
+  const auto key = c10::computeDispatchKey(std::nullopt, std::nullopt, device);
+  return std::all_of(operations_.begin(), operations_.end(),
+                     [key](const auto& each) { return each.hasKernelForDispatchKey(key); });
+}
+
+bool DeviceKernels::run_on(c10::Device device, at::ScalarType dtype, const std::function<void()>& attempt) {
+  if (!on(device)) return false;
+  const std::lock_guard lock(mutex_);
+  const auto [found, fresh] = tried_.try_emplace({device.type(), device.index(), dtype}, false);
+  if (!fresh) return found->second;
+  try {
+    const c10::NoGradGuard no_grad;
+    attempt();
+    found->second = true;
+  } catch (const c10::Error& error) {
+    log_info("[kernels] {} goes without {} of {}: {}", device.str(), first_, c10::toString(dtype),
+             error.what_without_backtrace());
+  }
+  return found->second;
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,48 @@
+#include "tessera/kernels/dispatch/operations.h"
+
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+
+#include <algorithm>
+
+#include "tessera/dtensor/rules/table.h"
+
+namespace tessera::detail {
+
+void ensure_operations() {
+  // Never destroyed: the dispatcher keeps calling the kernels. Volatile, or the pointer would be optimised away and the
+  // leak checker would find nobody who holds them.
+  static auto* volatile library = [] {
+    auto* made = new torch::Library(torch::Library::FRAGMENT, "tessera", std::nullopt, __FILE__, __LINE__);
+    define_linear(*made);
+    define_rms_norm(*made);
+    define_rotary(*made);
+    define_gated(*made);
+    define_linear_cross_entropy(*made);
+    define_causal_attention(*made);
+    register_linear_rules();
+    register_rms_norm_rules();
+    register_rotary_rules();
+    register_gated_rules();
+    register_linear_cross_entropy_rules();
+    register_causal_attention_rules();
+    return made;
+  }();
+  (void)library;
+}
+
+void has_no_derivative(torch::Library& library, const char* name) {
+  library.impl(name, torch::dispatch(c10::DispatchKey::Autograd, torch::autograd::autogradNotImplementedFallback()));
+}
+
+void add_partial_of(const OpCall& call, Proposal& proposal, std::initializer_list<int> inputs) {
+  for (const auto& partial : partials_among(call)) {
+    if (!is_additive(partial)) continue;
+    Strategy strategy{{partial}, c10::SmallVector<Placement, 4>(call.inputs.size(), Replicate())};
+    for (const int input : inputs) {
+      if (input < static_cast<int>(call.inputs.size())) strategy.inputs[static_cast<size_t>(input)] = partial;
+    }
+    proposal.strategies.push_back(std::move(strategy));
+  }
+}
+
+}  // namespace tessera::detail

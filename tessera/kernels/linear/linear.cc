@@ -1,0 +1,287 @@
+#include "tessera/kernels/linear/linear.h"
+
+#include <c10/core/GradMode.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/autograd/deferred_gradients.h"
+#include "tessera/kernels/linear/linear_choice.h"
+#include "tessera/kernels/dispatch/operations.h"
+#include "tessera/kernels/autograd/remade.h"
+#include "tessera/kernels/simd/row_kernels.h"
+#include "tessera/kernels/rows/row_loops.h"
+#include "tessera/kernels/simd/vector_level.h"
+#include "tessera/kernels/autograd/kept_results.h"
+
+namespace tessera {
+namespace {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+// Below this many rows a product is bound by reading the weight, and setting up oneDNN costs more than it brings.
+constexpr int64_t kMinRows = 16;
+
+bool is_plain_cpu_float(const at::Tensor& tensor) {
+  return tensor.is_cpu() && tensor.scalar_type() == at::kFloat && !is_dtensor(tensor);
+}
+
+bool runs_on_onednn(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
+  return is_plain_cpu_float(x) && is_plain_cpu_float(weight) && x.dim() >= 1 && weight.dim() == 2 &&
+         x.size(-1) == weight.size(1) && (!bias || is_plain_cpu_float(*bias)) &&
+         x.numel() >= kMinRows * weight.size(1) && weight.size(0) >= kMinRows && weight.size(1) >= kMinRows &&
+         detail::onednn_is_faster();
+}
+
+// Products of 16 bits that are computed in fp32 and rounded once.
+bool runs_in_fp32(const at::Tensor& a, const at::Tensor& b, int64_t rows) {
+  return rows >= kMinRows && b.size(0) >= kMinRows && b.size(1) >= kMinRows && b.scalar_type() == a.scalar_type() &&
+         !is_dtensor(a) && !is_dtensor(b) && detail::runs_in_fp32(a) && detail::runs_in_fp32(b);
+}
+
+// [..., n] as [rows, n], also without elements.
+at::Tensor as_rows(const at::Tensor& tensor) {
+  const auto leading = tensor.sizes().slice(0, static_cast<size_t>(tensor.dim()) - 1);
+  return tensor.reshape({c10::multiply_integers(leading), tensor.size(-1)});
+}
+
+void check_shapes(c10::IntArrayRef x, c10::IntArrayRef weight, std::optional<c10::IntArrayRef> bias) {
+  const bool fits = !x.empty() && weight.size() == 2 && x.back() == weight[1];
+  TESSERA_CHECK(fits && (!bias || (bias->size() == 1 && bias->front() == weight[0])), ErrorKind::kShape,
+                "[kernels.linear] x [{}], weight [{}], bias {}: wanted [..., in], [out, in] and [out]",
+                fmt::join(x, ", "), fmt::join(weight, ", "),
+                bias ? fmt::format("[{}]", fmt::join(*bias, ", ")) : "none");
+}
+
+at::Tensor linear_of(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
+  check_shapes(x.sizes(), weight.sizes(), bias ? std::optional(bias->sizes()) : std::nullopt);
+  TESSERA_CHECK(x.scalar_type() == weight.scalar_type(), ErrorKind::kShape,
+                "[kernels.linear] found x of {} and a weight of {}, wanted one dtype", c10::toString(x.scalar_type()),
+                c10::toString(weight.scalar_type()));
+  // at::linear takes such a bias or refuses it by how x lies in memory.
+  if (bias && bias->scalar_type() != x.scalar_type()) return at::matmul(x, weight.t()).add_(*bias);
+  if (runs_in_fp32(x, weight, x.numel() / std::max<int64_t>(x.size(-1), 1))) {
+    const auto wide = [](const at::Tensor& tensor) { return tensor.to(at::kFloat); };
+    return linear_of(wide(x), wide(weight), bias ? OptionalTensor(wide(*bias)) : bias).to(x.scalar_type());
+  }
+  if (!runs_on_onednn(x, weight, bias)) return at::linear(x, weight, bias);
+  auto sizes = x.sizes().vec();
+  sizes.back() = weight.size(0);
+  return detail::onednn_product(as_rows(x), weight, bias.value_or(at::Tensor())).view(sizes);
+}
+
+at::Tensor weight_gradient_of(const at::Tensor& grad, const at::Tensor& x) {
+  return product_nt(as_rows(grad).t(), as_rows(x).t());
+}
+
+at::Tensor weight_gradient(const at::Tensor& grad, const at::Tensor& x) {
+  static const auto op =
+      detail::operation<at::Tensor(const at::Tensor&, const at::Tensor&)>("tessera::linear_weight_gradient");
+  return op.call(grad, x);
+}
+
+at::Tensor call_linear(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
+  static const auto op =
+      detail::operation<at::Tensor(const at::Tensor&, const at::Tensor&, const OptionalTensor&)>("tessera::linear");
+  return op.call(x, weight, bias);
+}
+
+// y = x weight^T + bias through a node that keeps of x and weight what its gradients need, as libtorch's does, but not
+// an x that can be made again (detail/remade.h). Its derivative is made of differentiable products. known: y, where it
+// has been computed before.
+struct Linear : torch::autograd::Function<Linear> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
+                            const OptionalTensor& bias, const OptionalTensor& known) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->set_materialize_grads(false);
+    const bool keeps_weight = x.requires_grad() || kernels::DeferredGradients::taking_weights() != nullptr;
+    const auto again = weight.requires_grad() ? detail::remade(x, weight) : nullptr;
+    const bool keeps_x = weight.requires_grad() && !again;
+    ctx->save_for_backward({keeps_x ? x : at::Tensor(), keeps_weight ? weight : at::Tensor()});
+    if (again) ctx->saved_data["x"] = at::IValue::make_capsule(again);
+    ctx->saved_data["has_bias"] = bias.has_value();
+    return known ? known->detach() : call_linear(x, weight, bias);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    if (!grads[0].defined()) return torch::autograd::variable_list(4);
+    const auto saved = ctx->get_saved_variables();
+    const auto &weight = saved[1], &grad = grads[0];
+    at::Tensor grad_x, grad_weight, grad_bias;
+    if (ctx->needs_input_grad(0)) grad_x = call_linear(grad, weight.t().conj(), std::nullopt);
+    if (ctx->needs_input_grad(1)) {
+      const auto again = ctx->saved_data.find("x");
+      const at::Tensor x = again == ctx->saved_data.end()
+                               ? saved[0]
+                               : c10::static_intrusive_pointer_cast<detail::Remade>(again->second.toCapsule())->get();
+      auto* const later = kernels::DeferredGradients::taking_weights();
+      if (later != nullptr && weight.defined() && !c10::GradMode::is_enabled()) {
+        later->add(weight, [grad, x] { return weight_gradient(grad, x.conj()); });
+      } else {
+        grad_weight = weight_gradient(grad, x.conj());
+      }
+    }
+    if (ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)) {
+      std::vector<int64_t> leading(static_cast<size_t>(grad.dim()) - 1);
+      std::iota(leading.begin(), leading.end(), 0);
+      grad_bias = leading.empty() ? grad : grad.sum(leading);
+    }
+    return {grad_x, grad_weight, grad_bias, at::Tensor()};
+  }
+};
+
+struct WeightGradient : torch::autograd::Function<WeightGradient> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& x) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->set_materialize_grads(false);
+    ctx->save_for_backward({grad, x});
+    return weight_gradient(grad, x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    if (!grads[0].defined()) return torch::autograd::variable_list(2);
+    const auto saved = ctx->get_saved_variables();
+    return {call_linear(saved[1].conj(), grads[0], std::nullopt),
+            call_linear(saved[0].conj(), grads[0].t(), std::nullopt)};
+  }
+};
+
+// One node on plain tensors and DTensors, as libtorch's keeps x or a copy of it by how x lies in memory.
+at::Tensor differentiable_linear(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
+  if (torch::autograd::compute_requires_grad(x, weight, bias)) return Linear::apply(x, weight, bias, std::nullopt);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return call_linear(x, weight, bias);
+}
+
+at::Tensor differentiable_weight_gradient(const at::Tensor& grad, const at::Tensor& x) {
+  return WeightGradient::apply(grad, x);
+}
+
+std::vector<int64_t> with_last(c10::IntArrayRef sizes, int64_t last) {
+  auto changed = sizes.vec();
+  changed.back() = last;
+  return changed;
+}
+
+// x [..., k], weight [n, k], bias [n]: rows are independent, n cuts the weight, k leaves a sum. Of a sum every rank
+// adds its part, so the bias must be one too.
+void propose_linear(const OpCall& call, Proposal& proposal) {
+  const auto &x = call.inputs[0], &weight = call.inputs[1];
+  check_shapes(x.sizes, weight.sizes,
+               call.inputs.size() > 2 ? std::optional<c10::IntArrayRef>(call.inputs[2].sizes) : std::nullopt);
+  const int64_t last = x.dim() - 1;
+  const auto add = [&](const Placement& output, const Placement& of_x, const Placement& of_weight,
+                       const Placement& of_bias) {
+    Strategy strategy{{output}, {of_x, of_weight, of_bias}};
+    strategy.inputs.resize(call.inputs.size());
+    proposal.strategies.push_back(std::move(strategy));
+  };
+  for (int64_t dim = 0; dim < last; ++dim) add(Shard(dim), Shard(dim), Replicate(), Replicate());
+  add(Shard(last), Replicate(), Shard(0), Shard(0));
+  add(Partial(), Shard(last), Shard(1), Partial());
+  detail::add_partial_of(call, proposal, {0, 2});
+  detail::add_partial_of(call, proposal, {1, 2});
+  proposal.output(with_last(x.sizes, weight.sizes[0]));
+}
+
+// grad [..., n], x [..., k]: [n, k], a sum over the rows.
+void propose_weight_gradient(const OpCall& call, Proposal& proposal) {
+  const auto &grad = call.inputs[0], &x = call.inputs[1];
+  const int64_t last = x.dim() - 1;
+  for (int64_t dim = 0; dim < last; ++dim) proposal.strategies.push_back({{Partial()}, {Shard(dim), Shard(dim)}});
+  proposal.strategies.push_back({{Shard(0)}, {Shard(last), Replicate()}});
+  proposal.strategies.push_back({{Shard(1)}, {Replicate(), Shard(last)}});
+  detail::add_partial_of(call, proposal, {0});
+  detail::add_partial_of(call, proposal, {1});
+  proposal.output({grad.sizes.back(), x.sizes.back()});
+}
+
+}  // namespace
+
+namespace detail {
+
+void define_linear(torch::Library& library) {
+  library.def("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
+  library.impl("linear", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(linear_of)));
+  library.impl("linear", torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_linear)));
+  library.def("linear_weight_gradient(Tensor grad, Tensor x) -> Tensor");
+  library.impl("linear_weight_gradient",
+               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(weight_gradient_of)));
+  library.impl("linear_weight_gradient",
+               torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_weight_gradient)));
+}
+
+void register_linear_rules() {
+  register_rule("tessera::linear", propose_linear);
+  register_rule("tessera::linear_weight_gradient", propose_weight_gradient);
+}
+
+}  // namespace detail
+
+std::string_view linear_kernel_name() { return detail::onednn_is_faster() ? "onednn" : "aten"; }
+
+std::string_view linear_kernel_name(at::ScalarType type) {
+  return detail::fp32_is_faster_for(type) ? "fp32" : "native";
+}
+
+std::string describe_cpu_kernels() {
+  return fmt::format("fp32 products {}, bf16 products {}, fp16 products {}, loops {}", linear_kernel_name(),
+                     linear_kernel_name(at::kBFloat16), linear_kernel_name(at::kHalf), detail::row_kernels().name);
+}
+
+void agree_on_kernels(comm::Group& group) {
+  if (group.size() == 1) return;
+  const auto level = static_cast<char>('0' + static_cast<int>(detail::vector_level()));
+  const auto sign = [](bool choice) { return choice ? '1' : '0'; };
+  const std::string own = {sign(detail::has_onednn()), sign(detail::onednn_is_faster()), level,
+                           sign(detail::fp32_is_faster_for(at::kBFloat16)),
+                           sign(detail::fp32_is_faster_for(at::kHalf))};
+  const auto all = comm::all_gather_bytes(group, own);
+  const bool possible = std::ranges::all_of(all, [](const std::string& each) { return each.at(0) == '1'; });
+  detail::set_linear_choice(possible && all.front().at(1) == '1');
+  detail::set_fp32_choice(at::kBFloat16, all.front().at(3) == '1');
+  detail::set_fp32_choice(at::kHalf, all.front().at(4) == '1');
+  char least = level;
+  for (const auto& each : all) least = std::min(least, each.at(2));
+  detail::set_vector_level(static_cast<detail::VectorLevel>(least - '0'));
+}
+
+namespace {
+
+// oneDNN's entry copies a first operand that is transposed, slowly.
+at::Tensor dense_left(const at::Tensor& a) {
+  const bool is_transposed = a.stride(0) == 1 && a.stride(1) >= a.size(0);
+  if (!is_transposed || a.size(0) % 16 != 0 || a.size(1) % 16 != 0 || !detail::runs_row_loops(a)) return a;
+  return detail::transposed_loop(a.t());
+}
+
+}  // namespace
+
+at::Tensor product_nt(const at::Tensor& a, const at::Tensor& b) {
+  const bool large = a.size(0) >= kMinRows && b.size(0) >= kMinRows && a.size(1) >= kMinRows;
+  if (large && is_plain_cpu_float(a) && is_plain_cpu_float(b) && detail::onednn_is_faster()) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return detail::onednn_product(dense_left(a), b, {});
+  }
+  if (runs_in_fp32(a, b, a.size(0))) return product_nt(a.to(at::kFloat), b.to(at::kFloat)).to(a.scalar_type());
+  return at::mm(a, b.t());
+}
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  const auto given = bias.defined() ? OptionalTensor(bias) : std::nullopt;
+  auto* const kept = kernels::KeptResults::current();
+  if (kept == nullptr || !kept->keeps_next_product()) return call_linear(x, weight, given);
+  if (kept->mode() == kernels::KeptResults::Mode::kReplay) return Linear::apply(x, weight, given, kept->next().at(0));
+  const auto y = call_linear(x, weight, given);
+  kept->keep({y});
+  return y;
+}
+
+}  // namespace tessera

@@ -1,0 +1,218 @@
+#include "tessera/kernels/linear/linear_choice.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/version.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <mutex>
+#include <string_view>
+
+#include "tessera/base/error.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/machine/host.h"
+#include "tessera/base/log.h"
+#include "tessera/base/files/user_cache.h"
+
+namespace tessera::detail {
+namespace {
+
+using LinearPointwise = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+                                   std::string_view, c10::List<std::optional<at::Scalar>>,
+                                   std::optional<std::string_view>);
+
+// Without oneDNN in libtorch there is no such op.
+const std::optional<c10::TypedOperatorHandle<LinearPointwise>>& linear_pointwise() {
+  static const auto handle = []() -> std::optional<c10::TypedOperatorHandle<LinearPointwise>> {
+    const auto found = c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""});
+    if (!found || !found->hasKernelForDispatchKey(c10::DispatchKey::CPU)) return std::nullopt;
+    return found->typed<LinearPointwise>();
+  }();
+  return handle;
+}
+
+thread_local std::optional<bool> used;  // by UseLinearKernel
+
+constexpr ChoiceNames kFp32Names{"onednn", "aten"}, k16BitNames{"fp32", "native"};
+
+// Made once for the process: by its ranks together, by the environment, by what is kept or measured.
+class ProcessChoice {
+ public:
+  ProcessChoice(const char* variable, std::string_view kind, const ChoiceNames& names, std::function<bool()> measure)
+      : variable_(variable), kind_(kind), names_(names), measure_(std::move(measure)) {}
+
+  void agree(bool choice) { agreed_ = choice ? Agreed::kYes : Agreed::kNo; }
+  bool get() {
+    if (const auto agreed = agreed_.load(); agreed != Agreed::kNothing) return agreed == Agreed::kYes;
+    std::call_once(made_, [&] { own_ = make(); });
+    return own_;
+  }
+
+ private:
+  enum class Agreed { kNothing, kNo, kYes };
+  bool make() const;
+
+  const char* variable_;
+  std::string_view kind_;
+  ChoiceNames names_;
+  std::function<bool()> measure_;
+  std::atomic<Agreed> agreed_{Agreed::kNothing};
+  std::once_flag made_;
+  bool own_ = false;
+};
+
+template <class F>
+double best_seconds(int rounds, F&& call) {
+  double best = 1e9;
+  for (int round = 0; round < rounds; ++round) {
+    const auto begin = std::chrono::steady_clock::now();
+    call();
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  return best;
+}
+
+struct Seconds {
+  double first, second;
+};
+
+template <class First, class Second>
+Seconds best_of(const char* what, First&& first, Second&& second) {
+  at::NoGradGuard no_grad;
+  Seconds best{1e9, 1e9};
+  for (int round = 0; round < 4; ++round) {
+    best.first = std::min(best.first, best_seconds(2, first));
+    best.second = std::min(best.second, best_seconds(2, second));
+  }
+  log_debug("[kernels.linear] {}: {:.3f} ms and {:.3f} ms", what, best.first * 1e3, best.second * 1e3);
+  return best;
+}
+
+// By how much the first way has to win: a near tie must not go one way today and the other tomorrow.
+constexpr double kClearly = 1.1;
+
+bool measure_onednn() {
+  const auto x = at::ones({256, 512}), weight = at::ones({768, 512});
+  const auto found = best_of(
+      "fp32 256x512x768 by oneDNN and at::linear", [&] { onednn_product(x, weight, {}); },
+      [&] { at::linear(x, weight); });
+  return found.first * kClearly < found.second;
+}
+
+// A product with a square weight, and that of its gradient, whose first operand lies transposed.
+Seconds in_fp32_and_native(at::ScalarType type, int64_t rows, int64_t columns) {
+  const auto x = at::ones({rows, columns}, type), weight = at::ones({columns, columns}, type);
+  const auto both = [](const at::Tensor& a, const at::Tensor& b) { return at::linear(a, b).t().mm(a); };
+  return best_of(
+      "16 bits in fp32 and in their dtype", [&] { both(x.to(at::kFloat), weight.to(at::kFloat)).to(type); },
+      [&] { both(x, weight); });
+}
+
+// Without instructions a large product takes too long to be tried, and a small one says enough. With them a small one
+// says how long calls take.
+bool measure_fp32(at::ScalarType type) {
+  const auto small = in_fp32_and_native(type, 128, 256);
+  if (small.first * 4 < small.second) return true;
+  const auto large = in_fp32_and_native(type, 512, 768);
+  return large.first * kClearly < large.second;
+}
+
+// One file for each processor model and libtorch. Not for each number of threads, though a measurement depends on that
+// a little: ranks of one machine round alike, however many of them share its cores.
+std::filesystem::path choice_file(std::string_view kind) {
+  const auto folder = user_cache();
+  if (folder.empty()) return {};
+  std::string processor = processor_model();
+  for (char& c : processor) {
+    if (!std::isalnum(static_cast<unsigned char>(c))) c = '-';
+  }
+  return folder / fmt::format("{}-{}-torch{}", kind, processor, TORCH_VERSION);
+}
+
+std::optional<bool> read_choice(const std::filesystem::path& file, const ChoiceNames& names) {
+  std::error_code missing;
+  if (!std::filesystem::exists(file, missing)) return std::nullopt;
+  try {
+    const auto text = read_file(file, 64);
+    if (text == fmt::format("{}\n", names.yes)) return true;
+    if (text == fmt::format("{}\n", names.no)) return false;
+  } catch (const Error& unreadable) {
+    log_debug("[kernels.linear] {}", unreadable.what());
+  }
+  return std::nullopt;
+}
+
+bool ProcessChoice::make() const {
+  if (const char* given = std::getenv(variable_); given && *given) {
+    const std::string_view name = given;
+    TESSERA_CHECK(name == names_.yes || name == names_.no, ErrorKind::kConfig,
+                  "[kernels.linear] {}: found '{}', wanted {} or {}. Correct it or unset it.", variable_, name,
+                  names_.yes, names_.no);
+    return name == names_.yes;
+  }
+  const auto file = choice_file(kind_);
+  return file.empty() ? measure_() : kept_choice(file, names_, measure_);
+}
+
+ProcessChoice& onednn_choice() {
+  static ProcessChoice choice("TESSERA_LINEAR", "linear", kFp32Names, measure_onednn);
+  return choice;
+}
+
+ProcessChoice& fp32_choice(at::ScalarType type) {
+  constexpr const char* kVariable = "TESSERA_LINEAR_16";
+  static ProcessChoice bf16(kVariable, "linear-bf16", k16BitNames, [] { return measure_fp32(at::kBFloat16); });
+  static ProcessChoice fp16(kVariable, "linear-fp16", k16BitNames, [] { return measure_fp32(at::kHalf); });
+  return type == at::kHalf ? fp16 : bf16;
+}
+
+}  // namespace
+
+at::Tensor onednn_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  return linear_pointwise()->call(x, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt, "none",
+                                  c10::List<std::optional<at::Scalar>>(), "");
+}
+
+bool kept_choice(const std::filesystem::path& file, const ChoiceNames& names, const std::function<bool()>& measure) {
+  if (const auto kept = read_choice(file, names)) return *kept;
+  const bool measured = measure();
+  std::error_code ignored;
+  std::filesystem::create_directories(file.parent_path(), ignored);
+  const auto temporary = fmt::format("{}.{}", file.string(), ::getpid());
+  try {
+    publish_file(temporary, fmt::format("{}\n", measured ? names.yes : names.no));
+  } catch (const Error& error) {
+    log_debug("[kernels.linear] the choice is not kept: {}", error.what());
+    return measured;
+  }
+  const bool first = ::link(temporary.c_str(), file.c_str()) == 0;
+  ::unlink(temporary.c_str());
+  return first ? measured : read_choice(file, names).value_or(measured);
+}
+
+UseLinearKernel::UseLinearKernel(bool onednn) : before_(used) {
+  TESSERA_CHECK(!onednn || linear_pointwise(), ErrorKind::kConfig, "[kernels.linear] this libtorch has no oneDNN");
+  used = onednn;
+}
+
+UseLinearKernel::~UseLinearKernel() { used = before_; }
+
+bool has_onednn() { return linear_pointwise().has_value(); }
+
+void set_linear_choice(bool onednn) { onednn_choice().agree(onednn); }
+
+bool onednn_is_faster() { return used ? *used : linear_pointwise() && onednn_choice().get(); }
+
+bool fp32_is_faster_for(at::ScalarType type) { return fp32_choice(type).get(); }
+
+bool runs_in_fp32(const at::Tensor& operand) {
+  const auto type = operand.scalar_type();
+  return (type == at::kBFloat16 || type == at::kHalf) && operand.is_cpu() && fp32_is_faster_for(type);
+}
+
+void set_fp32_choice(at::ScalarType type, bool fp32) { fp32_choice(type).agree(fp32); }
+
+}  // namespace tessera::detail

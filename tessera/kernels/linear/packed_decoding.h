@@ -1,0 +1,18 @@
+// Decoding of packed weights by operations of libtorch, on any device. The values are bitwise those of the CPU's
+// decoders. Thread-safe; no communication.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/formats/gguf/gguf_quants.h"
+
+namespace tessera::detail {
+
+// codes: uint8, two to each byte, the first in the upper half; scales: float32, one for each `block` codes of them all,
+// the last block may be shorter; table: float32 [16]. The first `count` values of the codes, float32 [count].
+at::Tensor decode_codes(const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& table, int64_t block,
+                        int64_t count);
+// bytes: uint8 [rows, bytes of a row of whole blocks]. float32 [rows, in].
+at::Tensor decode_gguf_rows(GgmlType type, const at::Tensor& bytes, int64_t in);
+
+}  // namespace tessera::detail

@@ -1,0 +1,171 @@
+#include "tessera/kernels/linear/row_product.h"
+
+#include <ATen/Parallel.h>
+
+#include <atomic>
+
+#include "tessera/base/error.h"
+#include "tessera/formats/gguf/gguf_quants.h"
+#include "tessera/kernels/linear/q4_blocks.h"
+#include "tessera/kernels/simd/row_kernels.h"
+
+namespace tessera {
+namespace {
+
+using detail::Float16;
+using detail::Q4Block;
+
+constexpr int64_t kLeastWork = 1 << 16;  // products of a thread's share
+
+void multiply(const float* x, int64_t m, const RowWeight& weight, int64_t first, int64_t count, float* y) {
+  const auto& kernels = detail::row_kernels();
+  const int64_t k = weight.in(), n = weight.out();
+  const float* scales = weight.scales().defined() ? weight.scales().const_data_ptr<float>() + first : nullptr;
+  const void* data = weight.values().const_data_ptr();
+  switch (weight.dtype()) {
+    case RowDtype::kFloat32:
+      return kernels.float32(x, m, k, static_cast<const float*>(data) + first * k, scales, count, k, y + first, n);
+    case RowDtype::kBFloat16:
+      return kernels.bfloat16(x, m, k, static_cast<const uint16_t*>(data) + first * k, scales, count, k, y + first, n);
+    case RowDtype::kFloat16:
+      return kernels.float16(x, m, k, static_cast<const Float16*>(data) + first * k, scales, count, k, y + first, n);
+    case RowDtype::kInt8:
+      return kernels.int8(x, m, k, static_cast<const int8_t*>(data) + first * k, scales, count, k, y + first, n);
+    case RowDtype::kInt4:
+      return kernels.q4(x, m, k, static_cast<const Q4Block*>(data) + first * (k / Q4Block::kElements), scales, count, k,
+                        y + first, n);
+  }
+}
+
+c10::ScalarType element_type(RowDtype dtype) {
+  return dtype == RowDtype::kFloat32 ? at::kFloat : dtype == RowDtype::kFloat16 ? at::kHalf : at::kBFloat16;
+}
+
+at::Tensor q4_blocks_of(const at::Tensor& weight) {
+  const int64_t out = weight.size(0), in = weight.size(1), blocks = in / Q4Block::kElements;
+  auto packed = at::empty({out, blocks * static_cast<int64_t>(sizeof(Q4Block))}, at::kByte);
+  auto* const to = reinterpret_cast<Q4Block*>(packed.mutable_data_ptr<uint8_t>());
+  constexpr int64_t kBlock = 4096;  // rows that are widened at once
+  for (int64_t first = 0; first < out; first += kBlock) {
+    const int64_t count = std::min(kBlock, out - first);
+    const auto rows = weight.narrow(0, first, count).to(at::kFloat).contiguous();
+    const float* from = rows.const_data_ptr<float>();
+    std::atomic<bool> fits = true;
+    at::parallel_for(0, count, std::max<int64_t>(1, kLeastWork / std::max<int64_t>(1, in)),
+                     [&](int64_t begin, int64_t end) {
+                       const auto rows_of = [&](auto* data, int64_t width) {
+                         return std::span(data + begin * width, static_cast<size_t>((end - begin) * width));
+                       };
+                       if (!detail::to_q4_blocks(rows_of(from, in), rows_of(to + first * blocks, blocks))) fits = false;
+                     });
+    TESSERA_CHECK(
+        fits, ErrorKind::kFormat,
+        "[kernels.row_product] a weight [{}, {}] has elements that are not finite, or beyond 65504, which four "
+        "bits cannot hold. Are the weights intact? Else take bfloat16.",
+        out, in);
+  }
+  return packed;
+}
+
+}  // namespace
+
+RowWeight RowWeight::of(const at::Tensor& weight, RowDtype dtype) {
+  TESSERA_CHECK(weight.dim() == 2 && weight.is_cpu() && weight.is_floating_point(), ErrorKind::kShape,
+                "[kernels.row_product] found a weight of {} dims on {}, wanted [out, in] on the CPU", weight.dim(),
+                weight.device().str());
+  const at::NoGradGuard no_grad;
+  if (dtype == RowDtype::kInt4 && weight.size(1) % Q4Block::kElements != 0) dtype = RowDtype::kInt8;
+  RowWeight made;
+  made.dtype_ = dtype;
+  made.in_ = weight.size(1);
+  if (dtype == RowDtype::kInt4) {
+    made.values_ = q4_blocks_of(weight.detach());
+    return made;
+  }
+  if (dtype != RowDtype::kInt8) {
+    made.values_ = weight.detach().to(element_type(dtype)).contiguous();
+    return made;
+  }
+  made.values_ = at::empty(weight.sizes(), at::kChar);
+  made.scales_ = at::empty({weight.size(0)}, at::kFloat);
+  constexpr int64_t kBlock = 4096;  // rows that are widened at once
+  for (int64_t first = 0; first < weight.size(0); first += kBlock) {
+    const int64_t count = std::min(kBlock, weight.size(0) - first);
+    const auto rows = weight.narrow(0, first, count).to(at::kFloat);
+    const auto scales = rows.abs().amax(1).div_(127);
+    made.scales_.narrow(0, first, count).copy_(scales);
+    const auto steps = at::where(scales.gt(0), scales, at::ones_like(scales)).unsqueeze(1);
+    made.values_.narrow(0, first, count).copy_(rows.div(steps).round_().clamp_(-127, 127));
+  }
+  return made;
+}
+
+at::Tensor RowWeight::widened() const {
+  if (dtype_ != RowDtype::kInt4) {
+    const auto values = values_.to(at::kFloat);
+    return scales_.defined() ? values.mul(scales_.unsqueeze(1)) : values;
+  }
+  auto values = at::empty({out(), in_}, at::kFloat);
+  dequantize(GgmlType::kQ4_1, std::as_bytes(std::span(values_.const_data_ptr<uint8_t>(), values_.nbytes())),
+             {values.mutable_data_ptr<float>(), static_cast<size_t>(values.numel())});
+  return values;
+}
+
+std::vector<at::Tensor> row_products(const at::Tensor& given, std::span<const RowWeight* const> weights,
+                                     std::span<const at::Tensor> biases) {
+  TESSERA_CHECK(given.is_cpu() && given.scalar_type() == at::kFloat && given.dim() >= 1, ErrorKind::kShape,
+                "[kernels.row_product] found {} on {}, wanted fp32 rows on the CPU", toString(given.scalar_type()),
+                given.device().str());
+  const auto x = given.contiguous();
+  std::vector<at::Tensor> results;
+  int64_t columns = 0;
+  for (const auto* weight : weights) {
+    TESSERA_CHECK(x.size(-1) == weight->in(), ErrorKind::kShape,
+                  "[kernels.row_product] rows of {} and a weight [{}, {}]", x.size(-1), weight->out(), weight->in());
+    auto sizes = x.sizes().vec();
+    sizes.back() = weight->out();
+    results.push_back(at::empty(sizes, x.options()));
+    columns += weight->out();
+  }
+  const int64_t k = x.size(-1), m = c10::multiply_integers(x.sizes().slice(0, static_cast<size_t>(x.dim() - 1)));
+  const float* rows = x.const_data_ptr<float>();
+  const int64_t share = std::max<int64_t>(16, kLeastWork / std::max<int64_t>(1, m * k));
+  at::parallel_for(0, columns, share, [&](int64_t begin, int64_t end) {
+    for (size_t i = 0; i < weights.size() && begin < end; ++i) {
+      const int64_t n = weights[i]->out();
+      if (begin < n) multiply(rows, m, *weights[i], begin, std::min(end, n) - begin, results[i].data_ptr<float>());
+      begin = std::max<int64_t>(0, begin - n);
+      end -= n;
+    }
+  });
+  for (size_t i = 0; i < biases.size(); ++i) {
+    if (biases[i].defined()) results[i].add_(biases[i]);
+  }
+  return results;
+}
+
+at::Tensor row_product(const at::Tensor& x, const RowWeight& weight, const at::Tensor& bias) {
+  const RowWeight* one = &weight;
+  return row_products(x, std::span(&one, 1), std::span(&bias, 1))[0];
+}
+
+at::Tensor row_gate(const at::Tensor& gate, const at::Tensor& up, bool gelu) {
+  TESSERA_CHECK(gate.sizes() == up.sizes() && gate.scalar_type() == at::kFloat && up.scalar_type() == at::kFloat &&
+                    gate.is_contiguous() && up.is_contiguous() && gate.is_cpu() && up.is_cpu() && gate.dim() >= 1,
+                ErrorKind::kShape, "[kernels.row_gate] wanted two contiguous fp32 tensors of one shape on the CPU");
+  const auto out = at::empty_like(gate);
+  const int64_t width = gate.size(-1), rows = width == 0 ? 0 : gate.numel() / width;
+  const float *a = gate.const_data_ptr<float>(), *b = up.const_data_ptr<float>();
+  float* to = out.data_ptr<float>();
+  at::parallel_for(0, rows, std::max<int64_t>(1, (1 << 13) / std::max<int64_t>(1, width)),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t row = begin; row < end; ++row) {
+                       detail::row_kernels().gate(a + row * width, b + row * width, width, gelu, to + row * width);
+                     }
+                   });
+  return out;
+}
+
+std::string_view row_kernels_name() { return detail::row_kernels().name; }
+
+}  // namespace tessera

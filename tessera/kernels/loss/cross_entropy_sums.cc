@@ -1,0 +1,171 @@
+#include "tessera/kernels/loss/cross_entropy_sums.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "tessera/kernels/loss/head_chunks.h"
+#include "tessera/kernels/dispatch/operations.h"
+#include "tessera/kernels/rows/row_loops.h"
+#include "tessera/base/ignored_label.h"
+#include "tessera/kernels/linear/linear.h"
+
+namespace tessera::detail {
+namespace {
+
+// The number of rows with a label is another one in each step, and oneDNN makes code for each shape that it meets (2 MB
+// of address space, 2 ms): with rows of zeros behind them there are few.
+int64_t rows_to_fill(int64_t rows) {
+  constexpr int64_t kMultiple = 16;
+  return (kMultiple - rows % kMultiple) % kMultiple;
+}
+
+// The rows of one call, and what they add up to.
+class Summation {
+ public:
+  Summation(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels, const ClassPart& part,
+            const CrossEntropyWanted& wanted)
+      : hidden_(hidden),
+        weight_(weight),
+        labels_(labels),
+        part_(part),
+        wide_(wide_type(hidden.scalar_type())),
+        softcap_(wanted.softcap),
+        by_rows_(part.others.empty() && softcap_ <= 0 && wide_ == at::kFloat && weight.size(0) > 0 &&
+                 labels.device() == hidden.device() && has_row_loops(hidden.device(), wide_)) {
+    // Elsewhere labels are the host's to read, and rows without one are not here at all.
+    if (!labels.is_cpu()) read_on_device();
+    loss_ = at::zeros({}, hidden.options().dtype(at::kDouble));
+    if (wanted.hidden_gradient) grad_hidden_ = at::empty_like(hidden);
+    if (wanted.weight_gradient) grad_weight_ = at::zeros(weight.sizes(), weight.options().dtype(wide_));
+  }
+
+  CrossEntropySums run(int64_t chunk_bytes) {
+    const int64_t count = labels_.size(0);
+    const int64_t tensors = softcap_ > 0 || factor_.defined() ? 2 : 1;  // logits; the cap's slope, or log-probs
+    const int64_t row_bytes =
+        std::max<int64_t>(1, part_.most) * static_cast<int64_t>(c10::elementSize(wide_)) * tensors;
+    for (const auto& chunk : row_chunks(count, row_bytes, chunk_bytes)) add_chunk(chunk.begin, chunk.rows);
+    if (grad_hidden_.defined()) together(grad_hidden_, comm::ReduceOp::kSum);
+    return {loss_.to(wide_), grad_hidden_, grad_weight_};
+  }
+
+ private:
+  // What the labels of an accelerator say, without the host.
+  void read_on_device() {
+    ignored_ = labels_.eq(kIgnoredLabel).unsqueeze(1);
+    if (by_rows_ || !part_.others.empty() || softcap_ > 0 || weight_.size(0) == 0) return;
+    const auto classes = labels_.unsqueeze(1);
+    target_ = classes.clamp(0, weight_.size(0) - 1);
+    factor_ = at::ones(target_.sizes(), hidden_.options().dtype(wide_));
+    factor_.masked_fill_(target_.ne(classes), std::numeric_limits<double>::quiet_NaN()).masked_fill_(ignored_, 0);
+    minus_ = factor_.neg();
+  }
+
+  // All classes of an accelerator without loops of ours, by ATen's fused kernels.
+  void add_whole_rows(int64_t begin, const at::Tensor& h, at::Tensor logits) {
+    const auto of_rows = [&](const at::Tensor& all) { return all.narrow(0, begin, h.size(0)); };
+    const auto logprobs = at::_log_softmax(logits, 1, /*half_to_float=*/false);
+    logits.reset();
+    loss_.sub_(logprobs.gather(1, of_rows(target_)).mul_(of_rows(factor_)).sum(at::kDouble));
+    if (!wants_gradient()) return;
+    // softmax - onehot, in place of the log-probs
+    const auto g = logprobs.exp_().scatter_add_(1, of_rows(target_), of_rows(minus_)).mul_(of_rows(factor_));
+    add_gradients(begin, h.size(0), h, g);
+  }
+
+  void together(const at::Tensor& values, comm::ReduceOp op) const {
+    for (auto* group : part_.others) comm::all_reduce(*group, values, op, "linear_cross_entropy").wait();
+  }
+
+  // Takes the maximum over all classes off each row.
+  void level(at::Tensor& logits) const {
+    const auto least = -std::numeric_limits<double>::infinity();
+    const auto most =
+        logits.size(1) > 0 ? logits.amax(1, true) : at::full({logits.size(0), 1}, least, logits.options());
+    together(most, comm::ReduceOp::kMax);
+    logits.sub_(most);
+  }
+
+  bool wants_gradient() const { return grad_hidden_.defined() || grad_weight_.defined(); }
+
+  // Of `rows` rows; what h and g have behind them is zero.
+  void add_gradients(int64_t begin, int64_t rows, const at::Tensor& h, const at::Tensor& g) const {
+    if (grad_hidden_.defined()) {
+      const auto grad = product_nt(g.to(weight_.scalar_type()), weight_.t());
+      grad_hidden_.narrow(0, begin, rows).copy_(grad.narrow(0, 0, rows));
+    }
+    if (grad_weight_.defined()) add_head_gradient(grad_weight_, g, h.to(wide_));
+  }
+
+  void add_chunk(int64_t begin, int64_t rows) {
+    const auto ignored = ignored_.defined() ? ignored_.narrow(0, begin, rows) : at::Tensor();
+    auto h = hidden_.narrow(0, begin, rows);
+    if (ignored.defined()) h = h.masked_fill(ignored, 0);
+    if (const int64_t more = labels_.is_cpu() ? rows_to_fill(rows) : 0; more > 0) {
+      h = at::constant_pad_nd(h, {0, 0, 0, more});
+    }
+    auto all = product_nt(h, weight_).to(wide_).contiguous();  // whose rows behind the others are zero and stay so
+    auto logits = all.narrow(0, 0, rows);
+    if (by_rows_) {
+      loss_.add_(cross_entropy_rows(logits, labels_.narrow(0, begin, rows), wants_gradient()).sum(at::kDouble));
+      if (wants_gradient()) add_gradients(begin, rows, h, all);
+      return;
+    }
+    if (factor_.defined()) {
+      logits.reset();
+      return add_whole_rows(begin, h, std::move(all));
+    }
+    const auto slope = cap_logits(logits, softcap_, wants_gradient());
+    level(logits);
+    // The label's place among this part's classes, and whether it has one.
+    const int64_t classes = weight_.size(0);
+    const auto place = (labels_.narrow(0, begin, rows) - part_.first).unsqueeze(1);
+    const auto own = place.ge(0).logical_and_(place.lt(classes)).to(wide_);
+    const auto target = place.clamp_(0, std::max<int64_t>(0, classes - 1));
+    // Of the exponentials; the label's own logit; where nobody has looked at the labels, the classes that are it.
+    auto sums = at::zeros({ignored.defined() ? 3 : 2, rows, 1}, logits.options());
+    if (ignored.defined()) sums[2].copy_(own);
+    if (classes > 0) {
+      sums[1].copy_(logits.gather(1, target)).mul_(own);
+      sums[0].copy_(logits.exp_().sum(1, true));
+    }
+    together(sums, comm::ReduceOp::kSum);
+    auto losses = sums[0].log() - sums[1];
+    if (ignored.defined()) {
+      losses.masked_fill_(sums[2].eq(0), std::numeric_limits<double>::quiet_NaN()).masked_fill_(ignored, 0);
+      sums[0].masked_fill_(ignored, std::numeric_limits<double>::infinity());
+    }
+    loss_.add_(losses.sum(at::kDouble));
+    if (!wants_gradient()) return;
+    auto g = logits.div_(sums[0]);  // softmax - onehot, in place of the logits
+    if (classes > 0) g.scatter_add_(1, target, own.neg());
+    if (slope.defined()) g.mul_(slope);
+    add_gradients(begin, rows, h, all);
+  }
+
+  at::Tensor hidden_, weight_, labels_;
+  // Of an accelerator's labels, [rows, 1] each. Where it has all classes: the label's class; 1, 0 where there is no
+  // label, NaN where it is no class; and the negative of that.
+  at::Tensor ignored_, target_, factor_, minus_;
+  const ClassPart& part_;
+  at::ScalarType wide_;
+  double softcap_;
+  bool by_rows_;  // by the loops of row_loops.h: of all classes, in fp32, without a cap
+  at::Tensor loss_, grad_hidden_, grad_weight_;
+};
+
+}  // namespace
+
+CrossEntropySums cross_entropy_sums(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
+                                    const ClassPart& part, const CrossEntropyWanted& wanted) {
+  const auto labelled = labels.is_cpu() ? std::optional<LabelledRows>(labels) : std::nullopt;
+  Summation summation(labelled ? labelled->of(hidden) : hidden, weight, labelled ? labelled->of(labels) : labels, part,
+                      wanted);
+  auto sums = summation.run(wanted.chunk_bytes);
+  if (labelled && wanted.hidden_gradient) sums.grad_hidden = labelled->to_all(sums.grad_hidden);
+  if (wanted.weight_gradient) sums.grad_weight = sums.grad_weight.to(weight.scalar_type());
+  return sums;
+}
+
+}  // namespace tessera::detail

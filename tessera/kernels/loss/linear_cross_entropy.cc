@@ -1,0 +1,223 @@
+#include "tessera/kernels/loss/linear_cross_entropy.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <limits>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/rules/table.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/autograd/deferred_gradients.h"
+#include "tessera/kernels/loss/cross_entropy_sums.h"
+#include "tessera/kernels/dispatch/operations.h"
+#include "tessera/kernels/loss/wrong_label.h"
+
+namespace tessera {
+namespace {
+
+using detail::ClassPart;
+using Triple = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+void check_shapes(c10::IntArrayRef hidden, c10::IntArrayRef weight, const at::Tensor& labels) {
+  TESSERA_CHECK(
+      hidden.size() == 2 && weight.size() == 2 && labels.dim() == 1 && hidden[1] == weight[1] &&
+          labels.size(0) == hidden[0] && labels.scalar_type() == at::kLong,
+      ErrorKind::kShape,
+      "[kernels.linear_cross_entropy] found {}-d hidden, {}-d weight, {} labels of {}: wanted [N, d], [V, d] and "
+      "N int64 labels",
+      hidden.size(), weight.size(), labels.numel(), c10::toString(labels.scalar_type()));
+}
+
+// The rows of a call that lie on this rank, and the groups over which they are cut.
+struct RowPart {
+  int64_t first = 0;
+  std::vector<comm::Group*> others{};
+};
+
+int64_t greatest(const RowPart& part, int64_t value, const at::Tensor& like) {
+  if (part.others.empty()) return value;
+  const auto most = at::full({1}, value, like.options().dtype(at::kLong));
+  for (auto* group : part.others) comm::all_reduce(*group, most, comm::ReduceOp::kMax, "labels").wait();
+  return most.item<int64_t>();
+}
+
+// COLLECTIVE over part.others: a label that is wrong on one rank is an error of all, before they wait for one another.
+// Not of labels on an accelerator, for which the host would have to wait: their loss is NaN.
+void check_labels(const at::Tensor& labels, int64_t classes, const RowPart& part) {
+  if (!labels.is_cpu()) return;
+  const int64_t own = first_wrong_label(labels, classes);
+  const bool any = own >= 0;
+  const int64_t at = greatest(part, any ? part.first + own : -1, labels);
+  if (at < 0) return;
+  const bool mine = any && at == part.first + own;
+  const int64_t value =
+      greatest(part, mine ? labels[own].item<int64_t>() : std::numeric_limits<int64_t>::min(), labels);
+  raise(ErrorKind::kShape, "[kernels.linear_cross_entropy] label {}: found {}, wanted one of the {} classes or {}", at,
+        value, classes, kIgnoredLabel);
+}
+
+Triple with_gradients(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
+                      bool hidden_gradient, bool weight_gradient, int64_t chunk_bytes, double softcap) {
+  check_shapes(hidden.sizes(), weight.sizes(), labels);
+  if (hidden.is_meta()) {
+    const auto loss = at::empty({}, hidden.options().dtype(detail::wide_type(hidden.scalar_type())));
+    return {loss, hidden_gradient ? at::empty_like(hidden) : at::Tensor(),
+            weight_gradient ? at::empty(weight.sizes(), weight.options()) : at::Tensor()};
+  }
+  check_labels(labels, weight.size(0), {});
+  const auto sums = detail::cross_entropy_sums(hidden, weight, labels, {.most = weight.size(0)},
+                                               {hidden_gradient, weight_gradient, chunk_bytes, softcap});
+  return {sums.loss, sums.grad_hidden, sums.grad_weight};
+}
+
+// ---- shards ----
+
+std::vector<int64_t> mesh_dims_that_cut(const Placements& placements) {
+  std::vector<int64_t> dims;
+  for (size_t m = 0; m < placements.size(); ++m) {
+    if (placements[m].is_any_shard()) dims.push_back(static_cast<int64_t>(m));
+  }
+  return dims;
+}
+
+std::vector<comm::Group*> groups_of(const DeviceMesh& mesh, const std::vector<int64_t>& dims) {
+  std::vector<comm::Group*> groups;
+  for (const int64_t dim : dims) groups.push_back(mesh.group(dim).get());
+  return groups;
+}
+
+// Where this rank's part of a dim that mesh dims cut begins, and how much it is.
+LocalRange own_range(int64_t size, const DeviceMesh& mesh, const std::vector<int64_t>& dims) {
+  LocalRange range{.size = size, .offset = 0};
+  for (const int64_t dim : dims) {  // outermost first
+    const auto inner = local_range(range.size, mesh.size(dim), mesh.local_rank(dim));
+    range = {.size = inner.size, .offset = range.offset + inner.offset};
+  }
+  return range;
+}
+
+int64_t largest_part(int64_t size, const DeviceMesh& mesh, const std::vector<int64_t>& dims) {
+  for (const int64_t dim : dims) size = local_range(size, mesh.size(dim), 0).size;
+  return size;
+}
+
+// Runs on the parts; hidden and labels are cut on some mesh dims, the classes on others.
+LocalFunction on_parts(const OpCall& call, const Choice& choice) {
+  const auto class_dims = mesh_dims_that_cut(choice.inputs[1]), row_dims = mesh_dims_that_cut(choice.inputs[2]);
+  if (class_dims.empty() && row_dims.empty()) return {};
+  const int64_t classes = call.inputs[1].sizes[0], rows = call.inputs[2].sizes[0];
+  return [=](const detail::LocalCall& local) {
+    const auto hidden = local.arg(0).toTensor(), weight = local.arg(1).toTensor(), labels = local.arg(2).toTensor();
+    check_labels(labels, classes, {own_range(rows, local.mesh, row_dims).offset, groups_of(local.mesh, row_dims)});
+    const ClassPart part{own_range(classes, local.mesh, class_dims).offset,
+                         largest_part(classes, local.mesh, class_dims), groups_of(local.mesh, class_dims)};
+    const auto sums = detail::cross_entropy_sums(
+        hidden, weight, labels, part,
+        {local.arg(3).toBool(), local.arg(4).toBool(), local.arg(5).toInt(), local.arg(6).toDouble()});
+    local.finish({sums.loss, sums.grad_hidden, sums.grad_weight});
+  };
+}
+
+// hidden [N, d], weight [V, d], labels [N] -> loss, grad_hidden, grad_weight
+void propose(const OpCall& call, Proposal& proposal) {
+  const auto &hidden = call.inputs[0], &weight = call.inputs[1];
+  check_shapes(hidden.sizes, weight.sizes, *call.inputs[2].tensor);
+  proposal.strategies.push_back({{Partial(), Shard(0), Partial()}, {Shard(0), Replicate(), Shard(0)}});
+  proposal.strategies.push_back({{Replicate(), Replicate(), Shard(0)}, {Replicate(), Shard(0), Replicate()}});
+  proposal.strided = false;
+  proposal.output({});
+  proposal.output(hidden.sizes);
+  proposal.output(weight.sizes);
+  proposal.local = on_parts;
+}
+
+// ---- derivative ----
+
+Triple call_with_gradients(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
+                           bool hidden_gradient, bool weight_gradient, int64_t chunk_bytes, double softcap) {
+  static const auto op =
+      detail::operation<Triple(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool, bool, int64_t, double)>(
+          "tessera::linear_cross_entropy_with_gradients");
+  return op.call(hidden, weight, labels, hidden_gradient, weight_gradient, chunk_bytes, softcap);
+}
+
+// `gradient` times `factor`: in its own memory when nobody can ask for it again.
+at::Tensor scaled(const at::Tensor& gradient, const at::Tensor& factor, bool keep) {
+  if (!gradient.defined()) return {};
+  const auto converted = factor.to(gradient.scalar_type());
+  return keep ? gradient * converted : gradient.mul_(converted);
+}
+
+struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& weight,
+                            const at::Tensor& labels, bool wants_hidden, bool wants_weight, int64_t chunk_bytes,
+                            double softcap) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    const auto [loss, grad_hidden, grad_weight] =
+        call_with_gradients(hidden, weight, labels, wants_hidden, wants_weight, chunk_bytes, softcap);
+    // Results of our own, which FSDP never frees: kept outside save_for_backward so that backward can give them away.
+    ctx->saved_data["grad_hidden"] = grad_hidden;
+    auto* const sooner = kernels::DeferredGradients::current();
+    const bool hands_on = sooner != nullptr && sooner->loss_factor && grad_weight.defined();
+    if (hands_on) sooner->add(weight, [g = grad_weight.mul_(*sooner->loss_factor)] { return g; });
+    ctx->saved_data["grad_weight"] = hands_on ? at::Tensor() : grad_weight;
+    return loss;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    const bool keep = torch::autograd::get_current_graph_task_keep_graph();
+    TESSERA_CHECK(ctx->saved_data.count("grad_hidden"), ErrorKind::kInternal,
+                  "[kernels.linear_cross_entropy] backward a second time. Set retain_graph in the first.");
+    const at::Tensor grad_hidden = ctx->saved_data["grad_hidden"].toTensor();
+    const at::Tensor grad_weight = ctx->saved_data["grad_weight"].toTensor();
+    if (!keep) ctx->saved_data.clear();
+    const at::Tensor none;
+    return {scaled(grad_hidden, grads[0], keep), scaled(grad_weight, grads[0], keep), none, none, none, none, none};
+  }
+};
+
+at::Tensor differentiable(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
+                          int64_t chunk_bytes, double softcap) {
+  const bool grad = at::GradMode::is_enabled();
+  return LinearCrossEntropy::apply(hidden, weight, labels, grad && hidden.requires_grad(),
+                                   grad && weight.requires_grad(), chunk_bytes, softcap);
+}
+
+}  // namespace
+
+namespace detail {
+
+void define_linear_cross_entropy(torch::Library& library) {
+  library.def(
+      "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor labels, int chunk_bytes=67108864, float softcap=0.) "
+      "-> Tensor");
+  library.impl("linear_cross_entropy",
+               torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(differentiable)));
+  library.def(
+      "linear_cross_entropy_with_gradients(Tensor hidden, Tensor weight, Tensor labels, bool hidden_gradient, "
+      "bool weight_gradient, int chunk_bytes, float softcap) -> (Tensor, Tensor, Tensor)");
+  library.impl("linear_cross_entropy_with_gradients",
+               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(with_gradients)));
+  has_no_derivative(library, "linear_cross_entropy_with_gradients");
+}
+
+void register_linear_cross_entropy_rules() { register_rule("tessera::linear_cross_entropy_with_gradients", propose); }
+
+}  // namespace detail
+
+at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
+                                const LinearCrossEntropyOptions& options) {
+  static const auto op =
+      detail::operation<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, double)>(
+          "tessera::linear_cross_entropy");
+  check_shapes(hidden.sizes(), weight.sizes(), labels);
+  auto beside = labels;
+  if (is_dtensor(hidden) && !is_dtensor(labels)) {
+    beside = from_local(labels, device_mesh(hidden), Placements(placements(hidden).size(), Replicate()));
+  }
+  return op.call(hidden, weight, beside, options.chunk_bytes, options.softcap);
+}
+
+}  // namespace tessera

@@ -1,0 +1,181 @@
+#include "tessera/kernels/rows/gated.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/rules/table.h"
+#include "tessera/kernels/dispatch/operations.h"
+#include "tessera/kernels/autograd/remade.h"
+#include "tessera/kernels/rows/row_loops.h"
+
+namespace tessera {
+namespace {
+
+using detail::Remade;
+using GatePair = std::tuple<at::Tensor, at::Tensor>;
+
+struct Silu {
+  static constexpr const char* kName = "tessera::swiglu";
+  static constexpr const char* kBackward = "tessera::swiglu_backward";
+  static constexpr auto kGate = detail::Gate::kSilu;
+  static at::Tensor of(const at::Tensor& x) { return at::silu(x); }
+  static at::Tensor derivative(const at::Tensor& grad, const at::Tensor& x) { return at::silu_backward(grad, x); }
+  // The same of differentiable operations.
+  static at::Tensor differentiable_derivative(const at::Tensor& grad, const at::Tensor& x) {
+    const auto s = at::sigmoid(x);
+    return grad * s * (1 + x * (1 - s));
+  }
+};
+
+struct GeluTanh {
+  static constexpr const char* kName = "tessera::geglu";
+  static constexpr const char* kBackward = "tessera::geglu_backward";
+  static constexpr auto kGate = detail::Gate::kGeluTanh;
+  static at::Tensor of(const at::Tensor& x) { return at::gelu(x, "tanh"); }
+  static at::Tensor derivative(const at::Tensor& grad, const at::Tensor& x) {
+    return at::gelu_backward(grad, x, "tanh");
+  }
+  static at::Tensor differentiable_derivative(const at::Tensor& grad, const at::Tensor& x) {
+    return derivative(grad, x);
+  }
+};
+
+bool runs_gate_loop(const at::Tensor& gate, const at::Tensor& up) {
+  return detail::runs_row_loops(gate) && up.device() == gate.device() && up.scalar_type() == gate.scalar_type() &&
+         up.sizes() == gate.sizes();
+}
+
+template <class Activation>
+at::Tensor gated_of(const at::Tensor& gate, const at::Tensor& up) {
+  if (runs_gate_loop(gate, up)) return detail::gate_loop(Activation::kGate, gate.contiguous(), up.contiguous());
+  return Activation::of(gate).mul_(up);
+}
+
+// (grad_gate, grad_up)
+template <class Activation>
+GatePair gated_backward_of(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
+  if (runs_gate_loop(gate, up) && runs_gate_loop(gate, grad)) {
+    return detail::gate_backward_loop(Activation::kGate, grad.contiguous(), gate.contiguous(), up.contiguous());
+  }
+  return {Activation::derivative(grad * up, gate), Activation::of(gate).mul_(grad)};
+}
+
+template <class Activation>
+at::Tensor call_gated(const at::Tensor& gate, const at::Tensor& up) {
+  static const auto op = detail::operation<at::Tensor(const at::Tensor&, const at::Tensor&)>(Activation::kName);
+  return op.call(gate, up);
+}
+
+template <class Activation>
+GatePair call_gated_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
+  static const auto op =
+      detail::operation<GatePair(const at::Tensor&, const at::Tensor&, const at::Tensor&)>(Activation::kBackward);
+  return op.call(grad, gate, up);
+}
+
+template <class Activation>
+struct Gated : torch::autograd::Function<Gated<Activation>> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& gate, const at::Tensor& up) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->set_materialize_grads(false);
+    ctx->save_for_backward({gate, up});
+    return call_gated<Activation>(gate, up);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    if (!grads[0].defined()) return torch::autograd::variable_list(2);
+    const auto saved = ctx->get_saved_variables();
+    const auto [grad_gate, grad_up] = call_gated_backward<Activation>(grads[0], saved[0], saved[1]);
+    return {grad_gate, grad_up};
+  }
+};
+
+template <class Activation>
+at::Tensor differentiable_gated(const at::Tensor& gate, const at::Tensor& up) {
+  return Gated<Activation>::apply(gate, up);
+}
+
+template <class Activation>
+GatePair differentiable_gated_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
+  if (torch::autograd::compute_requires_grad(grad, gate, up)) {
+    return {Activation::differentiable_derivative(grad * up, gate), Activation::of(gate) * grad};
+  }
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return call_gated_backward<Activation>(grad, gate, up);
+}
+
+// Element by element; linear in one operand: in `up` forward, in `grad` backward.
+Rule gate_rule(int linear_in, size_t results) {
+  return [linear_in, results](const OpCall& call, Proposal& proposal) {
+    const auto& sizes = call.inputs[0].sizes;
+    for (size_t dim = 0; dim < sizes.size(); ++dim) {
+      proposal.strategies.push_back(detail::alike(call, Shard(static_cast<int64_t>(dim))));
+    }
+    detail::add_partial_of(call, proposal, {linear_in});
+    for (size_t i = 0; i < results; ++i) proposal.output(sizes);
+  };
+}
+
+template <class Activation>
+void implement(torch::Library& library, const char* name, const char* backward) {
+  library.impl(name, torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(gated_of<Activation>)));
+  library.impl(name, torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_gated<Activation>)));
+  library.impl(backward,
+               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(gated_backward_of<Activation>)));
+  library.impl(backward,
+               torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_gated_backward<Activation>)));
+}
+
+template <class Activation>
+Remade::Source source_of(torch::autograd::Node* node) {
+  auto* const own = dynamic_cast<torch::autograd::CppNode<Gated<Activation>>*>(node);
+  if (own == nullptr) return {};
+  return Remade::source(own->ctx_, [own] {
+    const auto saved = own->ctx_.get_saved_variables();
+    return call_gated<Activation>(saved[0], saved[1]);
+  });
+}
+
+void check_gate(const char* name, const at::Tensor& gate, const at::Tensor& up) {
+  TESSERA_CHECK(gate.sizes() == up.sizes() && gate.scalar_type() == up.scalar_type(), ErrorKind::kShape,
+                "[kernels.{}] gate has {} elements of {}, up {} of {}: wanted equal shapes and dtypes", name,
+                gate.numel(), c10::toString(gate.scalar_type()), up.numel(), c10::toString(up.scalar_type()));
+}
+
+}  // namespace
+
+namespace detail {
+
+Remade::Source source_of_gated(torch::autograd::Node* node) {
+  auto source = source_of<Silu>(node);
+  return source.make ? source : source_of<GeluTanh>(node);
+}
+
+void define_gated(torch::Library& library) {
+  library.def("swiglu(Tensor gate, Tensor up) -> Tensor");
+  library.def("swiglu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)");
+  implement<Silu>(library, "swiglu", "swiglu_backward");
+  library.def("geglu(Tensor gate, Tensor up) -> Tensor");
+  library.def("geglu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)");
+  implement<GeluTanh>(library, "geglu", "geglu_backward");
+}
+
+void register_gated_rules() {
+  for (const char* name : {Silu::kName, GeluTanh::kName}) register_rule(name, gate_rule(/*linear_in=*/1, 1));
+  for (const char* name : {Silu::kBackward, GeluTanh::kBackward}) register_rule(name, gate_rule(/*linear_in=*/0, 2));
+}
+
+}  // namespace detail
+
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
+  check_gate("swiglu", gate, up);
+  return call_gated<Silu>(gate, up);
+}
+
+at::Tensor geglu(const at::Tensor& gate, const at::Tensor& up) {
+  check_gate("geglu", gate, up);
+  return call_gated<GeluTanh>(gate, up);
+}
+
+}  // namespace tessera

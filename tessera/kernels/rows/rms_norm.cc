@@ -1,0 +1,284 @@
+#include "tessera/kernels/rows/rms_norm.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/_fused_rms_norm.h>
+#include <ATen/ops/_fused_rms_norm_backward.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include <cmath>
+
+#include "tessera/base/error.h"
+#include "tessera/kernels/dispatch/device_kernels.h"
+#include "tessera/kernels/dispatch/operations.h"
+#include "tessera/kernels/autograd/remade.h"
+#include "tessera/kernels/rows/row_loops.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kGrainElements = 1 << 14;  // a thread's least share of work
+
+int64_t grain_rows(int64_t width) { return std::max<int64_t>(1, kGrainElements / width); }
+
+bool runs_as_loop(const at::Tensor& x, const at::Tensor& weight) {
+  return x.is_cpu() && x.scalar_type() == at::kFloat && weight.is_cpu() && weight.scalar_type() == at::kFloat &&
+         x.numel() > 0;
+}
+
+// y = x * inverse_rms * weight, row by row.
+std::pair<at::Tensor, at::Tensor> forward_loop(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  const int64_t width = x.size(-1), rows = x.numel() / width;
+  auto y = at::empty_like(x);
+  auto sizes = x.sizes().vec();
+  sizes.back() = 1;
+  auto inverse_rms = at::empty(sizes, x.options());
+  const float *in = x.const_data_ptr<float>(), *w = weight.const_data_ptr<float>();
+  float *out = y.mutable_data_ptr<float>(), *inverse = inverse_rms.mutable_data_ptr<float>();
+  at::parallel_for(0, rows, grain_rows(width), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* from = in + row * width;
+      float* to = out + row * width;
+      float squares = 0;
+#pragma omp simd reduction(+ : squares)
+      for (int64_t i = 0; i < width; ++i) squares += from[i] * from[i];
+      const float scale = 1.0F / std::sqrt(squares / static_cast<float>(width) + static_cast<float>(eps));
+      inverse[row] = scale;
+#pragma omp simd
+      for (int64_t i = 0; i < width; ++i) to[i] = w[i] * (from[i] * scale);
+    }
+  });
+  return {y, inverse_rms};
+}
+
+// With n = x * inverse_rms: grad_x = inverse_rms * (g w - n mean(g w n)), grad_weight = sum over rows of g n. The sum
+// over rows is taken in blocks of fixed size, so that it does not depend on the number of threads.
+std::pair<at::Tensor, at::Tensor> backward_loop(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
+                                                const at::Tensor& inverse_rms) {
+  const int64_t width = x.size(-1), rows = x.numel() / width;
+  const int64_t block = std::max(grain_rows(width), (rows + 63) / 64), blocks = (rows + block - 1) / block;
+  auto grad_x = at::empty_like(x);
+  auto partial = at::zeros({blocks, width}, x.options());
+  const float *g = grad.const_data_ptr<float>(), *in = x.const_data_ptr<float>(), *w = weight.const_data_ptr<float>();
+  const float* inverse = inverse_rms.const_data_ptr<float>();
+  float *out = grad_x.mutable_data_ptr<float>(), *sums = partial.mutable_data_ptr<float>();
+  at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin * block; row < std::min(rows, end * block); ++row) {
+      const float *g_row = g + row * width, *x_row = in + row * width, scale = inverse[row];
+      float *to = out + row * width, *sum = sums + row / block * width;
+      float dot = 0;
+#pragma omp simd reduction(+ : dot)
+      for (int64_t i = 0; i < width; ++i) dot += g_row[i] * w[i] * x_row[i];
+      const float pull = dot * scale * scale / static_cast<float>(width);
+#pragma omp simd
+      for (int64_t i = 0; i < width; ++i) {
+        to[i] = scale * (g_row[i] * w[i] - x_row[i] * pull);
+        sum[i] += g_row[i] * x_row[i] * scale;
+      }
+    }
+  });
+  return {grad_x, partial.sum(0)};
+}
+
+// What the rows are multiplied with.
+at::Tensor factors_of(const at::Tensor& weight, bool one_plus) { return one_plus ? weight + 1 : weight.contiguous(); }
+
+bool runs_in_lanes(const at::Tensor& x, const at::Tensor& weight) {
+  return detail::runs_row_loops(x, /*lanes=*/16) && weight.device() == x.device() &&
+         weight.scalar_type() == x.scalar_type();
+}
+
+// In fp32, side by side.
+at::Tensor wide_factors(const at::Tensor& weight, bool one_plus) {
+  return factors_of(weight.to(at::kFloat), one_plus).contiguous();
+}
+
+// Whether libtorch has kernels of its own for the device (CUDA, XPU). They take a weight of the input's dtype, which
+// one more than it of 16 bits would round.
+bool runs_fused(const at::Tensor& x, const at::Tensor& weight, bool one_plus) {
+  if (x.is_cpu() || x.is_meta() || x.numel() == 0 || weight.scalar_type() != x.scalar_type()) return false;
+  if (one_plus && x.element_size() < 4) return false;
+  static const detail::DeviceKernels fused{"aten::_fused_rms_norm", "aten::_fused_rms_norm_backward"};
+  return fused.on(x.device());
+}
+
+// (y, inverse_rms [..., 1])
+std::tuple<at::Tensor, at::Tensor> rms_norm_of(const at::Tensor& given, const at::Tensor& weight, double eps,
+                                               bool one_plus) {
+  const auto x = given.contiguous();
+  if (runs_fused(x, weight, one_plus)) return at::_fused_rms_norm(x, weight.sizes(), factors_of(weight, one_plus), eps);
+  if (runs_in_lanes(x, weight)) {
+    return detail::rms_norm_loop(x, wide_factors(weight, one_plus), eps, /*rounds_first=*/!one_plus);
+  }
+  if (runs_as_loop(x, weight)) {
+    auto [y, inverse_rms] = forward_loop(x, factors_of(weight, one_plus), eps);
+    return {y, inverse_rms};
+  }
+  const auto wide = x.to(detail::wide_type(x.scalar_type()));
+  const auto inverse_rms = wide.square().mean(-1, true).add_(eps).rsqrt_();
+  const auto normed = wide.mul(inverse_rms);
+  if (!one_plus) return {weight * normed.to(x.scalar_type()), inverse_rms};
+  return {normed.mul(weight.to(wide.scalar_type()) + 1).to(x.scalar_type()), inverse_rms};
+}
+
+using Pair = std::tuple<at::Tensor, at::Tensor>;
+
+// (grad_x, grad_weight), of operations that have derivatives.
+Pair gradients_by_operations(const at::Tensor& grad_y, const at::Tensor& x, const at::Tensor& weight,
+                             const at::Tensor& inverse_rms, bool one_plus) {
+  const auto wide = detail::wide_type(x.scalar_type());
+  const auto normed = x.to(wide).mul(inverse_rms);
+  const auto grad = grad_y.to(wide);
+  const auto scaled = grad * factors_of(weight.to(wide), one_plus);
+  const auto grad_x = inverse_rms * (scaled - normed * (scaled * normed).mean(-1, true));
+  auto grad_weight = grad * normed;
+  if (x.dim() > 1) grad_weight = grad_weight.flatten(0, -2).sum(0);
+  return {grad_x.to(x.scalar_type()), grad_weight.to(weight.scalar_type())};
+}
+
+// (grad_x, grad_weight)
+std::tuple<at::Tensor, at::Tensor> rms_norm_backward_of(const at::Tensor& grad_y, const at::Tensor& x,
+                                                        const at::Tensor& weight, const at::Tensor& inverse_rms,
+                                                        bool one_plus) {
+  if (runs_fused(x, weight, one_plus) && grad_y.scalar_type() == x.scalar_type()) {
+    return at::_fused_rms_norm_backward(grad_y.contiguous(), x.contiguous(), weight.sizes(), inverse_rms.contiguous(),
+                                        factors_of(weight, one_plus), {true, true});
+  }
+  if (runs_in_lanes(x, weight) && grad_y.scalar_type() == x.scalar_type()) {
+    const auto [grad_x, grad_weight] = detail::rms_norm_backward_loop(
+        grad_y.contiguous(), x.contiguous(), wide_factors(weight, one_plus), inverse_rms.contiguous());
+    return {grad_x, grad_weight.to(weight.scalar_type())};
+  }
+  if (runs_as_loop(x, weight) && grad_y.scalar_type() == at::kFloat) {
+    auto [grad_x, grad_weight] =
+        backward_loop(grad_y.contiguous(), x.contiguous(), factors_of(weight, one_plus), inverse_rms.contiguous());
+    return {grad_x, grad_weight};
+  }
+  return gradients_by_operations(grad_y, x, weight, inverse_rms, one_plus);
+}
+
+Pair call_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, bool one_plus) {
+  static const auto op =
+      detail::operation<Pair(const at::Tensor&, const at::Tensor&, double, bool)>("tessera::rms_norm");
+  return op.call(x, weight, eps, one_plus);
+}
+
+Pair call_rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
+                            const at::Tensor& inverse_rms, bool one_plus) {
+  static const auto op =
+      detail::operation<Pair(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, bool)>(
+          "tessera::rms_norm_backward");
+  return op.call(grad, x, weight, inverse_rms, one_plus);
+}
+
+struct RmsNorm : torch::autograd::Function<RmsNorm> {
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
+                                                const at::Tensor& weight, double eps, bool one_plus) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    auto [y, inverse_rms] = call_rms_norm(x, weight, eps, one_plus);
+    ctx->set_materialize_grads(false);
+    ctx->save_for_backward({x, weight, inverse_rms});
+    ctx->saved_data["one_plus"] = one_plus;
+    ctx->saved_data["eps"] = eps;
+    ctx->mark_non_differentiable({inverse_rms});
+    return {y, inverse_rms};
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    if (!grads[0].defined()) return torch::autograd::variable_list(4);
+    const auto saved = ctx->get_saved_variables();
+    const bool one_plus = ctx->saved_data["one_plus"].toBool();
+    const auto [grad_x, grad_weight] = call_rms_norm_backward(grads[0], saved[0], saved[1], saved[2], one_plus);
+    return {grad_x, grad_weight, at::Tensor(), at::Tensor()};
+  }
+};
+
+// Of differentiable operations, where a gradient of the gradient is wanted.
+Pair differentiable_rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
+                                      const at::Tensor& inverse_rms, bool one_plus) {
+  if (!torch::autograd::compute_requires_grad(grad, x, weight)) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return call_rms_norm_backward(grad, x, weight, inverse_rms, one_plus);
+  }
+  const auto square = x.to(detail::wide_type(x.scalar_type())).square().mean(-1, true);
+  const auto eps = inverse_rms.detach().pow(-2) - square.detach();  // forward knew it as a number
+  return gradients_by_operations(grad, x, weight, (square + eps).rsqrt(), one_plus);
+}
+
+Pair differentiable_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, bool one_plus) {
+  const auto results = RmsNorm::apply(x, weight, eps, one_plus);
+  return {results[0], results[1]};
+}
+
+std::vector<int64_t> row_sizes(const TensorInput& x) {
+  auto sizes = x.sizes.vec();
+  sizes.back() = 1;
+  return sizes;
+}
+
+// x [..., d], weight [d] -> y, inverse_rms: rows are independent.
+void propose_rms_norm(const OpCall& call, Proposal& proposal) {
+  const auto& x = call.inputs[0];
+  for (int64_t dim = 0; dim + 1 < x.dim(); ++dim) {
+    proposal.strategies.push_back({{Shard(dim), Shard(dim)}, {Shard(dim), Replicate()}});
+  }
+  proposal.output(x.sizes);
+  proposal.output(row_sizes(x));
+}
+
+// grad, x, weight, inverse_rms -> grad_x, grad_weight (a sum over rows): linear in grad.
+void propose_rms_norm_backward(const OpCall& call, Proposal& proposal) {
+  const auto& x = call.inputs[1];
+  for (int64_t dim = 0; dim + 1 < x.dim(); ++dim) {
+    proposal.strategies.push_back({{Shard(dim), Partial()}, {Shard(dim), Shard(dim), Replicate(), Shard(dim)}});
+  }
+  detail::add_partial_of(call, proposal, {0});
+  proposal.output(x.sizes);
+  proposal.output(call.inputs[2].sizes);
+}
+
+}  // namespace
+
+namespace detail {
+
+Remade::Source source_of_rms_norm(torch::autograd::Node* node) {
+  auto* const own = dynamic_cast<torch::autograd::CppNode<RmsNorm>*>(node);
+  if (own == nullptr) return {};
+  auto source = Remade::source(own->ctx_, [own] {
+    const auto saved = own->ctx_.get_saved_variables();
+    const auto& data = own->ctx_.saved_data;
+    return std::get<0>(call_rms_norm(saved[0], saved[1], data.at("eps").toDouble(), data.at("one_plus").toBool()));
+  });
+  source.parameter = own->ctx_.get_saved_variables()[1];
+  return source;
+}
+
+void define_rms_norm(torch::Library& library) {
+  library.def("rms_norm(Tensor x, Tensor weight, float eps, bool one_plus=False) -> (Tensor, Tensor)");
+  library.impl("rms_norm", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(rms_norm_of)));
+  library.impl("rms_norm", torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_rms_norm)));
+  library.def(
+      "rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor inverse_rms, bool one_plus=False) -> "
+      "(Tensor, Tensor)");
+  library.impl("rms_norm_backward",
+               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(rms_norm_backward_of)));
+  library.impl("rms_norm_backward",
+               torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_rms_norm_backward)));
+}
+
+void register_rms_norm_rules() {
+  register_rule("tessera::rms_norm", propose_rms_norm);
+  register_rule("tessera::rms_norm_backward", propose_rms_norm_backward);
+}
+
+}  // namespace detail
+
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, bool one_plus) {
+  TESSERA_CHECK(x.dim() >= 1 && weight.dim() == 1 && x.size(-1) == weight.size(0), ErrorKind::kShape,
+                "[kernels.rms_norm] input: found last dim {}, wanted the weight's {}", x.dim() ? x.size(-1) : 0,
+                weight.numel());
+  return std::get<0>(call_rms_norm(x, weight, eps, one_plus));
+}
+
+}  // namespace tessera

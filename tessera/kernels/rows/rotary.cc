@@ -1,0 +1,127 @@
+#include "tessera/kernels/rows/rotary.h"
+
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/dispatch/operations.h"
+#include "tessera/kernels/rows/row_loops.h"
+
+namespace tessera {
+namespace {
+
+// Of any device that has no loop: the product of all with the cosines, then what each half takes of the other.
+at::Tensor rotate_ops(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, double sign) {
+  const auto halves = x.unflatten(-1, {2, x.size(-1) / 2});
+  const auto s = sin.unsqueeze(2);
+  auto y = at::empty(halves.sizes(), x.options().dtype(at::promote_types(x.scalar_type(), at::kFloat)));
+  at::mul_out(y, halves, cos.unsqueeze(2).unsqueeze(3));
+  y.select(3, 0).addcmul_(halves.select(3, 1), s, -sign);
+  y.select(3, 1).addcmul_(halves.select(3, 0), s, sign);
+  return y.flatten(3).to(x.scalar_type());
+}
+
+// sign -1 rotates back.
+at::Tensor rotate(const at::Tensor& given, const at::Tensor& cos, const at::Tensor& sin, float sign) {
+  if (detail::runs_row_loops(given, /*lanes=*/32) && cos.device() == given.device() && sin.device() == given.device()) {
+    return detail::rotary_loop(given.contiguous(), cos, sin, sign);
+  }
+  if (!given.is_cpu() || given.scalar_type() != at::kFloat) return rotate_ops(given, cos, sin, sign);
+  const auto x = given.contiguous();
+  auto y = at::empty_like(x);
+  const int64_t length = x.size(1), heads = x.size(2), half = x.size(3) / 2;
+  const int64_t batch_step = cos.size(0) == 1 ? 0 : length * half;
+  const float *in = x.const_data_ptr<float>(), *c = cos.const_data_ptr<float>(), *s = sin.const_data_ptr<float>();
+  float* out = y.mutable_data_ptr<float>();
+  at::parallel_for(0, x.size(0) * length, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      const int64_t angle = token / length * batch_step + token % length * half;
+      for (int64_t head = 0; head < heads; ++head) {
+        const float *low = in + (token * heads + head) * 2 * half, *high = low + half;
+        float *to_low = out + (token * heads + head) * 2 * half, *to_high = to_low + half;
+#pragma omp simd
+        for (int64_t i = 0; i < half; ++i) {
+          const float sine = sign * s[angle + i];
+          to_low[i] = low[i] * c[angle + i] - high[i] * sine;
+          to_high[i] = high[i] * c[angle + i] + low[i] * sine;
+        }
+      }
+    }
+  });
+  return y;
+}
+
+at::Tensor rotary_of(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back) {
+  return rotate(x, cos.contiguous(), sin.contiguous(), back ? -1 : 1);
+}
+
+at::Tensor call_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back) {
+  static const auto op =
+      detail::operation<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool)>("tessera::rotary");
+  return op.call(x, cos, sin, back);
+}
+
+struct Rotary : torch::autograd::Function<Rotary> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& cos,
+                            const at::Tensor& sin, bool back) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->set_materialize_grads(false);
+    ctx->save_for_backward({cos, sin});
+    ctx->saved_data["back"] = back;
+    return call_rotary(x, cos, sin, back);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    if (!grads[0].defined()) return torch::autograd::variable_list(4);
+    const auto saved = ctx->get_saved_variables();
+    const bool back = ctx->saved_data["back"].toBool();
+    return {call_rotary(grads[0], saved[0], saved[1], !back), at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+at::Tensor differentiable_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back) {
+  return Rotary::apply(x, cos, sin, back);
+}
+
+// x [B, T, H, d], cos and sin [B or 1, T, d/2]: rows, tokens and heads are independent; linear in x.
+void propose_rotary(const OpCall& call, Proposal& proposal) {
+  const auto row = call.inputs[1].sizes[0] == 1 ? Replicate() : Shard(0);
+  proposal.strategies.push_back({{Shard(0)}, {Shard(0), row, row}});
+  proposal.strategies.push_back({{Shard(1)}, {Shard(1), Shard(1), Shard(1)}});
+  proposal.strategies.push_back({{Shard(2)}, {Shard(2), Replicate(), Replicate()}});
+  detail::add_partial_of(call, proposal, {0});
+  proposal.output(call.inputs[0].sizes);
+}
+
+at::Tensor beside(const at::Tensor& angles, const at::Tensor& x) {
+  if (!is_dtensor(x) || is_dtensor(angles)) return angles;
+  return from_local(angles, device_mesh(x), Placements(placements(x).size(), Replicate()));
+}
+
+}  // namespace
+
+namespace detail {
+
+void define_rotary(torch::Library& library) {
+  library.def("rotary(Tensor x, Tensor cos, Tensor sin, bool back=False) -> Tensor");
+  library.impl("rotary", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(rotary_of)));
+  library.impl("rotary", torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_rotary)));
+}
+
+void register_rotary_rules() { register_rule("tessera::rotary", propose_rotary); }
+
+}  // namespace detail
+
+at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  TESSERA_CHECK(
+      x.dim() == 4 && x.size(3) % 2 == 0 && cos.dim() == 3 && cos.sizes() == sin.sizes() &&
+          cos.size(2) * 2 == x.size(3) && cos.size(1) == x.size(1) && (cos.size(0) == 1 || cos.size(0) == x.size(0)) &&
+          cos.scalar_type() == at::kFloat && sin.scalar_type() == at::kFloat,
+      ErrorKind::kShape,
+      "[kernels.rotary] found x of {} dims and cos of {} dims, wanted x [B, T, H, d] and fp32 cos, sin [B, T, d/2]",
+      x.dim(), cos.dim());
+  return call_rotary(x, beside(cos, x), beside(sin, x), /*back=*/false);
+}
+
+}  // namespace tessera

@@ -1,0 +1,233 @@
+#include "tessera/kernels/rows/row_loops.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "tessera/base/error.h"
+#include "tessera/kernels/rows/row_twins.h"
+#include "tessera/kernels/simd/lanes_avx2.h"
+#include "tessera/kernels/simd/lanes_avx512.h"
+
+namespace tessera::detail {
+
+bool has_row_loops(c10::Device device, at::ScalarType type) {
+  if (device.is_cuda()) return cuda::has_row_twins(type);
+  return device.is_cpu() && (type == at::kFloat || type == at::kBFloat16) && has_lanes();
+}
+
+bool runs_row_loops(const at::Tensor& tensor, int64_t lanes) {
+  return has_row_loops(tensor.device(), tensor.scalar_type()) && tensor.numel() > 0 &&
+         (!tensor.is_cpu() || lanes == 1 || tensor.size(-1) % lanes == 0);
+}
+
+#ifdef TESSERA_HAS_LANES
+namespace {
+
+constexpr int64_t kLoopElements = 1 << 14;  // a thread's least share of work
+
+int64_t rows_at_once(int64_t width) { return std::max<int64_t>(1, kLoopElements / width); }
+
+template <class Run>
+void for_dtype_of(const at::Tensor& tensor, const Run& run) {
+  tensor.scalar_type() == at::kFloat ? run(float()) : run(c10::BFloat16());
+}
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"  // of what GCC 12's own headers leave undefined
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")
+namespace rows_avx512 {
+using namespace lanes_avx512;
+#include "tessera/kernels/rows/row_loops_body.h"
+}  // namespace rows_avx512
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+namespace rows_avx2 {
+using namespace lanes_avx2;
+#include "tessera/kernels/rows/row_loops_body.h"
+}  // namespace rows_avx2
+#pragma GCC pop_options
+#pragma GCC diagnostic pop
+
+}  // namespace
+
+namespace on_cpu {
+
+at::Tensor gate_loop(Gate kind, const at::Tensor& gate, const at::Tensor& up) {
+  auto y = at::empty_like(gate);
+  for_dtype_of(gate, [&]<class T>(T) {
+    const T *from = gate.const_data_ptr<T>(), *factor = up.const_data_ptr<T>();
+    T* to = y.mutable_data_ptr<T>();
+    const auto range = for_lanes(rows_avx512::gate_range<T>, rows_avx2::gate_range<T>);
+    at::parallel_for(0, gate.numel(), kLoopElements,
+                     [&](int64_t begin, int64_t end) { range(kind, from, factor, to, begin, end); });
+  });
+  return y;
+}
+
+std::tuple<at::Tensor, at::Tensor> gate_backward_loop(Gate kind, const at::Tensor& grad, const at::Tensor& gate,
+                                                      const at::Tensor& up) {
+  auto grad_gate = at::empty_like(gate), grad_up = at::empty_like(gate);
+  for_dtype_of(gate, [&]<class T>(T) {
+    const T *g = grad.const_data_ptr<T>(), *from = gate.const_data_ptr<T>(), *factor = up.const_data_ptr<T>();
+    T *to_gate = grad_gate.mutable_data_ptr<T>(), *to_up = grad_up.mutable_data_ptr<T>();
+    const auto range = for_lanes(rows_avx512::gate_backward_range<T>, rows_avx2::gate_backward_range<T>);
+    at::parallel_for(0, gate.numel(), kLoopElements,
+                     [&](int64_t begin, int64_t end) { range(kind, g, from, factor, to_gate, to_up, begin, end); });
+  });
+  return {grad_gate, grad_up};
+}
+
+std::tuple<at::Tensor, at::Tensor> rms_norm_loop(const at::Tensor& x, const at::Tensor& factors, double eps,
+                                                 bool rounds_first) {
+  const int64_t width = x.size(-1), rows = x.numel() / width;
+  auto y = at::empty_like(x);
+  auto sizes = x.sizes().vec();
+  sizes.back() = 1;
+  auto inverse_rms = at::empty(sizes, x.options().dtype(at::kFloat));
+  for_dtype_of(x, [&]<class T>(T) {
+    const T* from = x.const_data_ptr<T>();
+    const float* by = factors.const_data_ptr<float>();
+    T* to = y.mutable_data_ptr<T>();
+    float* inverse = inverse_rms.mutable_data_ptr<float>();
+    const auto norm_row = for_lanes(rows_avx512::norm_row<T>, rows_avx2::norm_row<T>);
+    at::parallel_for(0, rows, rows_at_once(width), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        norm_row(from + row * width, by, width, static_cast<float>(eps), rounds_first, to + row * width, inverse[row]);
+      }
+    });
+  });
+  return {y, inverse_rms};
+}
+
+std::tuple<at::Tensor, at::Tensor> rms_norm_backward_loop(const at::Tensor& grad, const at::Tensor& x,
+                                                          const at::Tensor& factors, const at::Tensor& inverse_rms) {
+  const int64_t width = x.size(-1), rows = x.numel() / width;
+  const int64_t block = std::max(rows_at_once(width), (rows + 63) / 64), blocks = (rows + block - 1) / block;
+  auto grad_x = at::empty_like(x);
+  auto partial = at::zeros({blocks, width}, x.options().dtype(at::kFloat));
+  for_dtype_of(x, [&]<class T>(T) {
+    const T *g = grad.const_data_ptr<T>(), *from = x.const_data_ptr<T>();
+    const float *by = factors.const_data_ptr<float>(), *inverse = inverse_rms.const_data_ptr<float>();
+    T* to = grad_x.mutable_data_ptr<T>();
+    float* sums = partial.mutable_data_ptr<float>();
+    const auto row_backward = for_lanes(rows_avx512::norm_row_backward<T>, rows_avx2::norm_row_backward<T>);
+    at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin * block; row < std::min(rows, end * block); ++row) {
+        row_backward(g + row * width, from + row * width, by, width, inverse[row], to + row * width,
+                     sums + row / block * width);
+      }
+    });
+  });
+  return {grad_x, partial.sum(0)};
+}
+
+at::Tensor rotary_loop(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, float sign) {
+  const int64_t tokens = x.size(1), heads = x.size(2), width = x.size(3);
+  const int64_t angle_row = cos.size(0) == 1 ? 0 : tokens * (width / 2);
+  auto y = at::empty_like(x);
+  for_dtype_of(x, [&]<class T>(T) {
+    const T* from = x.const_data_ptr<T>();
+    const float *c = cos.const_data_ptr<float>(), *s = sin.const_data_ptr<float>();
+    T* to = y.mutable_data_ptr<T>();
+    const auto rotate_head = for_lanes(rows_avx512::rotate_head<T>, rows_avx2::rotate_head<T>);
+    at::parallel_for(0, x.size(0) * tokens, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t token = begin; token < end; ++token) {
+        const int64_t angle = token / tokens * angle_row + token % tokens * (width / 2);
+        for (int64_t at = token * heads * width; at < (token + 1) * heads * width; at += width) {
+          rotate_head(from + at, c + angle, s + angle, sign, width / 2, to + at);
+        }
+      }
+    });
+  });
+  return y;
+}
+
+at::Tensor cross_entropy_rows(const at::Tensor& logits, const at::Tensor& labels, bool wants_gradient) {
+  const int64_t rows = logits.size(0), classes = logits.size(1);
+  auto losses = at::empty({rows}, logits.options());
+  float *of = logits.mutable_data_ptr<float>(), *to = losses.mutable_data_ptr<float>();
+  const auto label = labels.contiguous();
+  const int64_t* classes_of = label.const_data_ptr<int64_t>();
+  const auto soften_row = for_lanes(rows_avx512::soften_row, rows_avx2::soften_row);
+  at::parallel_for(0, rows, rows_at_once(classes), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      to[row] = soften_row(of + row * classes, classes, classes_of[row], wants_gradient);
+    }
+  });
+  return losses;
+}
+
+}  // namespace on_cpu
+
+at::Tensor transposed_loop(const at::Tensor& x) {
+  const int64_t rows = x.size(0), columns = x.size(1), step = x.stride(0);
+  auto y = at::empty({columns, rows}, x.options());
+  const float* from = x.const_data_ptr<float>();
+  float* to = y.mutable_data_ptr<float>();
+  const auto range = for_lanes(rows_avx512::transpose_rows, rows_avx2::transpose_rows);
+  constexpr int64_t kAtOnce = 16;  // columns, a line of memory of each row
+  at::parallel_for(0, columns / kAtOnce, std::max<int64_t>(1, kLoopElements / (kAtOnce * rows)),
+                   [&](int64_t begin, int64_t end) { range(from, step, rows, to, begin * kAtOnce, end * kAtOnce); });
+  return y;
+}
+#else
+namespace on_cpu {
+
+[[noreturn]] void raise_no_loops() { raise(ErrorKind::kInternal, "[kernels.row_loops] not made for this processor"); }
+at::Tensor gate_loop(Gate, const at::Tensor&, const at::Tensor&) { raise_no_loops(); }
+std::tuple<at::Tensor, at::Tensor> gate_backward_loop(Gate, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
+  raise_no_loops();
+}
+std::tuple<at::Tensor, at::Tensor> rms_norm_loop(const at::Tensor&, const at::Tensor&, double, bool) {
+  raise_no_loops();
+}
+std::tuple<at::Tensor, at::Tensor> rms_norm_backward_loop(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                                          const at::Tensor&) {
+  raise_no_loops();
+}
+at::Tensor rotary_loop(const at::Tensor&, const at::Tensor&, const at::Tensor&, float) { raise_no_loops(); }
+at::Tensor cross_entropy_rows(const at::Tensor&, const at::Tensor&, bool) { raise_no_loops(); }
+
+}  // namespace on_cpu
+at::Tensor transposed_loop(const at::Tensor&) { on_cpu::raise_no_loops(); }
+#endif
+
+at::Tensor gate_loop(Gate kind, const at::Tensor& gate, const at::Tensor& up) {
+  return gate.is_cuda() ? cuda::gate(kind, gate, up) : on_cpu::gate_loop(kind, gate, up);
+}
+
+std::tuple<at::Tensor, at::Tensor> gate_backward_loop(Gate kind, const at::Tensor& grad, const at::Tensor& gate,
+                                                      const at::Tensor& up) {
+  return gate.is_cuda() ? cuda::gate_backward(kind, grad, gate, up) : on_cpu::gate_backward_loop(kind, grad, gate, up);
+}
+
+std::tuple<at::Tensor, at::Tensor> rms_norm_loop(const at::Tensor& x, const at::Tensor& factors, double eps,
+                                                 bool rounds_first) {
+  return x.is_cuda() ? cuda::rms_norm(x, factors, eps, rounds_first)
+                     : on_cpu::rms_norm_loop(x, factors, eps, rounds_first);
+}
+
+std::tuple<at::Tensor, at::Tensor> rms_norm_backward_loop(const at::Tensor& grad, const at::Tensor& x,
+                                                          const at::Tensor& factors, const at::Tensor& inverse_rms) {
+  return x.is_cuda() ? cuda::rms_norm_backward(grad, x, factors, inverse_rms)
+                     : on_cpu::rms_norm_backward_loop(grad, x, factors, inverse_rms);
+}
+
+at::Tensor rotary_loop(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, float sign) {
+  return x.is_cuda() ? cuda::rotary(x, cos, sin, sign) : on_cpu::rotary_loop(x, cos, sin, sign);
+}
+
+at::Tensor cross_entropy_rows(const at::Tensor& logits, const at::Tensor& labels, bool wants_gradient) {
+  return logits.is_cuda() ? cuda::cross_entropy_rows(logits, labels, wants_gradient)
+                          : on_cpu::cross_entropy_rows(logits, labels, wants_gradient);
+}
+
+}  // namespace tessera::detail

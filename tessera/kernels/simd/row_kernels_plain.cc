@@ -1,0 +1,85 @@
+#include <c10/util/Half.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+#include "tessera/kernels/simd/row_kernels.h"
+
+#define ROW_TARGET
+
+namespace tessera::detail {
+namespace plain_rows {
+namespace {
+
+// Eight lanes that any compiler makes vectors of what the target has.
+constexpr int kLanes = 8, kTileRows = 2, kTileColumns = 2, kByteColumns = 2, kWideColumns = 4, kTallRows = 0,
+              kFewRows = 0, kQ4Rows = 2, kQ4Columns = 2, kQ4Wide = 8;
+struct Lanes {
+  float of[kLanes];
+};
+
+inline float widened(float value) { return value; }
+inline float widened(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+inline float widened(Float16 value) { return c10::detail::fp16_ieee_to_fp32_value(value.bits); }
+inline float widened(int8_t value) { return value; }
+
+inline Lanes fill(float value) {
+  Lanes lanes;
+  for (float& lane : lanes.of) lane = value;
+  return lanes;
+}
+inline Lanes zero() { return fill(0); }
+template <class Weight>
+Lanes load(const Weight* from) {
+  Lanes lanes;
+  for (int i = 0; i < kLanes; ++i) lanes.of[i] = widened(from[i]);
+  return lanes;
+}
+struct Q4Scale {
+  float d, m;
+};
+inline Q4Scale scale_of(const Q4Block& block) {
+  return {c10::detail::fp16_ieee_to_fp32_value(block.d), c10::detail::fp16_ieee_to_fp32_value(block.m)};
+}
+inline Lanes values_of(const Q4Block& block, Q4Scale scale, int part) {
+  Lanes lanes;
+  for (int i = 0; i < kLanes; ++i) {
+    const int code = block.codes[part % 2 * kLanes + i] >> part / 2 * 4 & 15;
+    lanes.of[i] = scale.d * static_cast<float>(code) + scale.m;
+  }
+  return lanes;
+}
+inline void store(float* to, const Lanes& lanes) { std::copy_n(lanes.of, kLanes, to); }
+inline Lanes times(const Lanes& a, const Lanes& b) {
+  Lanes lanes;
+  for (int i = 0; i < kLanes; ++i) lanes.of[i] = a.of[i] * b.of[i];
+  return lanes;
+}
+inline Lanes fma(const Lanes& a, const Lanes& b, const Lanes& c) {
+  Lanes lanes;
+  for (int i = 0; i < kLanes; ++i) lanes.of[i] = a.of[i] * b.of[i] + c.of[i];
+  return lanes;
+}
+inline float sum(const Lanes& lanes) {
+  const float* a = lanes.of;
+  return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
+}
+
+#include "tessera/kernels/simd/row_kernels_body.h"
+
+}  // namespace
+}  // namespace plain_rows
+
+const RowKernels& plain_row_kernels() {
+  using namespace plain_rows;
+  static constexpr RowKernels kernels{"plain",          products<float>, products<uint16_t>, products<Float16>,
+                                      products<int8_t>, q4_products,     attend_head,        gate_row};
+  return kernels;
+}
+
+}  // namespace tessera::detail
+
+#undef ROW_TARGET

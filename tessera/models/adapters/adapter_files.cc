@@ -1,0 +1,344 @@
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
+#include <set>
+
+#include "tessera/base/error.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/text/json.h"
+#include "tessera/base/log.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/base/files/staged.h"
+#include "tessera/comm/collectives/agreement.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/formats/tensor_files/finite.h"
+#include "tessera/formats/safetensors/safetensors_writer.h"
+#include "tessera/formats/tensor_files/tensor_files.h"
+#include "tessera/models/adapters/adapters.h"
+#include "tessera/models/tensors/local_part.h"
+#include "tessera/models/tensors/stage_values.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kConfigFile = "adapter_config.json";
+constexpr const char *kWeightsFile = "adapter_model.safetensors", *kTorchFile = "adapter_model.bin";
+constexpr const char* kPeftPrefix = "base_model.model.";
+constexpr double kMostAlpha = 1e9;
+
+// PEFT keeps DoRA's magnitudes under the name that they had as a parameter.
+std::string peft_name(const std::string& own) {
+  const std::string suffix = ".lora_magnitude_vector.weight";
+  return kPeftPrefix + (own.ends_with(suffix) ? own.substr(0, own.size() - std::string(".weight").size()) : own);
+}
+
+bool is_neutral(const Json& value) {
+  return value.is_null() || (value.is_boolean() && !value.get<bool>()) || (value.is_structured() && value.empty());
+}
+
+// PEFT reads it in any case.
+bool is_all_linear(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text == "all-linear";
+}
+
+// What changes the result and is not done here.
+void check_plain_lora(const JsonReader& top) {
+  for (const char* key :
+       {"fan_in_fan_out", "modules_to_save", "layers_to_transform", "rank_pattern", "alpha_pattern", "exclude_modules",
+        "target_parameters", "trainable_token_indices", "layer_replication", "lora_bias", "use_qalora",
+        "alora_invocation_tokens", "arrow_config", "velora_config", "use_bdlora"}) {
+    const auto found = top.value().find(key);
+    if (found == top.value().end() || is_neutral(*found)) continue;
+    raise(ErrorKind::kConfig,
+          "{}: {}: found {}, wanted none: this version has plain LoRA and DoRA only. Merge the adapter with PEFT "
+          "(merge_and_unload) and start from the result.",
+          top.name(), key, describe(*found));
+  }
+  const auto bias = top.string("bias", "none");
+  if (bias != "none") top.at("bias").fail("none: this version trains no biases beside adapters");
+  const auto init = top.find("init_lora_weights");
+  if (!init || init->value().is_boolean()) return;
+  static const std::set<std::string> kKeepBase = {"gaussian", "eva", "orthogonal"};
+  const auto how = init->as_string();
+  if (!kKeepBase.contains(how))
+    init->fail("true, false, gaussian, eva or orthogonal: others change the base's weights");
+}
+
+// A text is a regular expression of whole paths, and a list holds names, as PEFT has it.
+void read_targets(const JsonReader& top, AdapterConfig& config) {
+  const auto found = top.find("target_modules");
+  if (!found) raise(ErrorKind::kFormat, "{}: target_modules is missing", top.name());
+  if (!found->is_array()) {
+    const auto text = found->as_string();
+    if (is_all_linear(text)) return;
+    config.target_modules = {text};
+    config.target_syntax = TargetSyntax::kPeftPattern;
+    return;
+  }
+  config.target_modules.clear();
+  for (const auto& item : found->items()) config.target_modules.push_back(item.as_string());
+  config.target_syntax = TargetSyntax::kPeftNames;
+}
+
+// The weights, whatever the file is. An older torch.save, which is no zip archive, is told of with what to do.
+std::shared_ptr<const TensorFiles> open_adapter_weights(const std::filesystem::path& file) {
+  try {
+    return TensorFiles::open(file);
+  } catch (const Error& error) {
+    if (file.filename() != kTorchFile) throw;
+    raise(error.kind(),
+          "{} The adapter's weights are in {} alone, which is not as torch.save writes since PyTorch 1.6. Load it with "
+          "PEFT and save it again (PeftModel.save_pretrained), which writes {}.",
+          error.what(), kTorchFile, kWeightsFile);
+  }
+}
+
+// What is to be known of the adapters of a model, or of some stages of it, to write them.
+struct AdapterSummary {
+  Json settings = nullptr;           // what adapter_config.json says of all of them; null: there are none
+  std::vector<std::string> adapted;  // paths
+  std::set<std::string> others;      // last parts of the paths of other Linears
+  std::vector<detail::SharedParameter> parameters;
+};
+
+std::string last_part(const std::string& path) { return path.substr(path.rfind('.') + 1); }
+
+AdapterSummary summary_of(CausalLM& model) {
+  AdapterSummary out;
+  out.parameters = detail::shared_parameters(model, detail::Parameters::kOfAdapters);
+  for (const auto& [path, module] : model.named_modules()) {
+    if (const auto* linear = dynamic_cast<nn::LoraLinear*>(module)) {
+      out.adapted.push_back(path);
+      const auto& settings = linear->settings();
+      out.settings = {{"lora_alpha", settings.alpha},
+                      {"lora_dropout", settings.dropout ? settings.dropout->probability : 0.0},
+                      {"r", settings.rank},
+                      {"use_dora", settings.dora},
+                      {"use_rslora", settings.rslora}};
+    } else if (dynamic_cast<nn::Linear*>(module)) {
+      out.others.insert(last_part(path));
+    }
+  }
+  return out;
+}
+
+std::string to_text(const AdapterSummary& summary) {
+  Json tensors = Json::array();
+  for (const auto& each : summary.parameters) {
+    tensors.push_back({{"name", each.names.front()},
+                       {"shape", each.tensor.sizes().vec()},
+                       {"dtype", static_cast<int>(each.tensor.scalar_type())}});
+  }
+  return Json{
+      {"settings", summary.settings}, {"adapted", summary.adapted}, {"others", summary.others}, {"tensors", tensors}}
+      .dump();
+}
+
+// Of all stages, in their order; the parameters are on the meta device. COLLECTIVE over the pipeline.
+AdapterSummary summary_of_stages(comm::Group& pipeline, const AdapterSummary& own) {
+  AdapterSummary out;
+  std::set<std::string> seen;
+  for (const auto& text : comm::all_gather_bytes(pipeline, to_text(own))) {
+    const Json stage = parse_json_object(text, "[models.adapters] a stage");
+    if (!stage.at("settings").is_null()) out.settings = stage.at("settings");
+    for (const auto& path : stage.at("adapted")) out.adapted.push_back(path);
+    for (const auto& name : stage.at("others")) out.others.insert(name.get<std::string>());
+    for (const auto& each : stage.at("tensors")) {
+      if (!seen.insert(each.at("name")).second) continue;
+      const auto dtype = static_cast<c10::ScalarType>(each.at("dtype").get<int>());
+      const auto shape = each.at("shape").get<std::vector<int64_t>>();
+      out.parameters.push_back(
+          {at::empty(shape, at::TensorOptions(dtype).device(at::kMeta)), {each.at("name").get<std::string>()}, {}});
+    }
+  }
+  return out;
+}
+
+// As few names as mean exactly the adapted Linears: their last parts where no other Linear is called so.
+std::vector<std::string> target_names(const AdapterSummary& summary) {
+  std::set<std::string> names;
+  for (const auto& path : summary.adapted) names.insert(last_part(path));
+  for (const auto& name : names) {
+    if (summary.others.contains(name)) return summary.adapted;
+  }
+  return {names.begin(), names.end()};
+}
+
+std::string config_text(const AdapterSummary& summary, const SaveAdaptersOptions& options) {
+  const auto text_or_null = [](const std::string& text) { return text.empty() ? Json() : Json(text); };
+  Json config = {{"alpha_pattern", Json::object()},
+                 {"base_model_name_or_path", text_or_null(options.base)},
+                 {"bias", "none"},
+                 {"fan_in_fan_out", false},
+                 {"inference_mode", true},
+                 {"init_lora_weights", true},
+                 {"layers_pattern", nullptr},
+                 {"layers_to_transform", nullptr},
+                 {"modules_to_save", nullptr},
+                 {"peft_type", "LORA"},
+                 {"rank_pattern", Json::object()},
+                 {"revision", text_or_null(options.revision)},
+                 {"target_modules", target_names(summary)},
+                 {"task_type", "CAUSAL_LM"}};
+  config.update(summary.settings);
+  return config.dump(2) + "\n";
+}
+
+void write_adapters(const AdapterSummary& summary, const std::vector<at::Tensor>& values,
+                    const std::filesystem::path& folder, const SaveAdaptersOptions& options) {
+  StagedFolder staged(folder);
+  publish_file(staged.path() / kConfigFile, config_text(summary, options));
+  std::vector<TensorSpec> specs;
+  for (const auto& parameter : summary.parameters) {
+    specs.push_back(
+        {peft_name(parameter.names.front()), parameter.tensor.scalar_type(), parameter.tensor.sizes().vec()});
+  }
+  SafetensorsWriter writer(staged.path() / kWeightsFile, specs);
+  for (size_t i = 0; i < specs.size(); ++i) {
+    check_finite(values[i], specs[i].name, "[models.adapters] " + folder.string());
+    writer.write(specs[i].name, values[i]);
+  }
+  writer.finish();
+  staged.publish();
+}
+
+// The Linears of the whole model that this one has not: they are in other stages of a pipeline.
+std::set<std::string> linears_elsewhere(CausalLM& model) {
+  std::set<std::string> names;
+  const auto whole = make_model(model.config(), {.device = c10::Device(at::kMeta)});
+  for (const auto& [path, module] : whole->named_modules()) {
+    if (dynamic_cast<nn::Linear*>(module)) names.insert(path);
+  }
+  for (const auto& [path, module] : model.named_modules()) names.erase(path);
+  return names;
+}
+
+// Of base_model.model.PATH.lora_A.weight the path.
+std::string adapted_path(const std::string& peft) {
+  const size_t prefix = std::string(kPeftPrefix).size(), end = peft.find(".lora_");
+  return !peft.starts_with(kPeftPrefix) || end == std::string::npos ? "" : peft.substr(prefix, end - prefix);
+}
+
+}  // namespace
+
+AdapterConfig read_adapter_config(const std::filesystem::path& folder) {
+  const auto path = folder / kConfigFile;
+  const std::string where = "[models.adapters] " + path.string();
+  const Json json = parse_json_object(read_file(path), where);
+  const JsonReader top(json, where);
+  const auto type = top.string("peft_type");
+  TESSERA_CHECK(type == "LORA", ErrorKind::kConfig, "{}: peft_type: found {}, wanted LORA", where, quote(type));
+  check_plain_lora(JsonReader(json, where, ErrorKind::kConfig));
+  AdapterConfig config{.rank = top.integer("r", 8, 1, int64_t{1} << 20),
+                       .alpha = top.number("lora_alpha", 8, 1e-9, kMostAlpha),
+                       .dropout = top.number("lora_dropout", 0, 0, 0.999999),
+                       .rslora = top.boolean("use_rslora", false),
+                       .dora = top.boolean("use_dora", false)};
+  read_targets(top, config);
+  return config;
+}
+
+std::filesystem::path adapter_weights_file(const std::filesystem::path& folder) {
+  for (const char* name : {kWeightsFile, kTorchFile}) {
+    if (std::filesystem::exists(folder / name)) return folder / name;
+  }
+  raise(ErrorKind::kIo, "[models.adapters] {}: found neither {} nor {}. Name a folder that PEFT saved an adapter to.",
+        folder.string(), kWeightsFile, kTorchFile);
+}
+
+void load_adapters(CausalLM& model, const std::filesystem::path& folder) {
+  const at::NoGradGuard no_grad;
+  const auto path = adapter_weights_file(folder);
+  const auto file = open_adapter_weights(path);
+  auto parameters = detail::shared_parameters(model, detail::Parameters::kOfAdapters);
+  const auto elsewhere = linears_elsewhere(model);
+  TESSERA_CHECK(!parameters.empty() || !elsewhere.empty(), ErrorKind::kConfig,
+                "[models.adapters] {}: the model has no adapters to load into. Call add_adapters first.",
+                path.string());
+  std::vector<std::string> problems;
+  bool only_shapes = true;
+  std::set<std::string> known;
+  for (const auto& parameter : parameters) {
+    const auto name = peft_name(parameter.names.front());
+    known.insert(name);
+    if (!file->contains(name)) {
+      problems.push_back(fmt::format("{} is missing", name));
+      only_shapes = false;
+    } else if (at::IntArrayRef(file->at(name).shape) != parameter.tensor.sizes()) {
+      problems.push_back(fmt::format("{}: saved [{}], model wants [{}]", name, fmt::join(file->at(name).shape, ", "),
+                                     fmt::join(parameter.tensor.sizes(), ", ")));
+    } else if (!c10::isFloatingType(file->at(name).dtype)) {
+      problems.push_back(
+          fmt::format("{}: is of {}, wanted floating numbers", name, c10::toString(file->at(name).dtype)));
+      only_shapes = false;
+    }
+  }
+  for (const auto& [name, stored] : file->tensors()) {
+    if (known.contains(name) || elsewhere.contains(adapted_path(name))) continue;
+    problems.push_back(fmt::format("{} is unexpected", quote(name)));
+    only_shapes = false;
+  }
+  if (!problems.empty()) {
+    raise(only_shapes ? ErrorKind::kShape : ErrorKind::kFormat,
+          "[models.adapters] {}: {}{}. Its {} says which Linears it is for.", path.string(), problems.front(),
+          problems.size() > 1 ? fmt::format(" (and {} more)", problems.size() - 1) : "", kConfigFile);
+  }
+  for (auto& parameter : parameters) {
+    const auto box = detail::local_part_box(parameter.tensor);
+    const auto local = detail::writable_part(parameter, c10::Device(c10::DeviceType::CPU));
+    if (local.numel() == 0) continue;
+    const auto name = peft_name(parameter.names.front());
+    file->read(name, box.offset, local);
+    if (!find_non_finite(local)) continue;
+    const auto stored = at::empty(local.sizes(), at::TensorOptions(file->at(name).dtype));
+    file->read(name, box.offset, stored);
+    check_converted(stored, local, name, "[models.adapters] " + path.string(), box.offset);
+  }
+  log_info("[models.adapters] {}: {} tensors read", path.string(), parameters.size());
+}
+
+void save_adapters(CausalLM& model, const std::filesystem::path& folder, const SaveAdaptersOptions& options) {
+  const at::NoGradGuard no_grad;
+  const auto own = summary_of(model);
+  auto all = detail::shared_parameters(model);
+  all.insert(all.end(), own.parameters.begin(), own.parameters.end());
+  std::optional<detail::StageValues> stages;
+  if (options.pipeline && options.pipeline->size() > 1) stages.emplace(*options.pipeline->group(0), all);
+  const auto summary = stages ? summary_of_stages(*options.pipeline->group(0), own) : own;
+  TESSERA_CHECK(!summary.parameters.empty(), ErrorKind::kConfig,
+                "[models.adapters] {}: the model has no adapters to save", folder.string());
+  const auto mesh = detail::mesh_of(all);
+  const bool speaks = !mesh || mesh->rank() == mesh->ranks().front();
+  std::map<std::string, at::Tensor> held;
+  for (const auto& parameter : own.parameters) held[parameter.names.front()] = parameter.tensor;
+  std::vector<at::Tensor> values;
+  for (const auto& parameter : summary.parameters) {
+    at::Tensor value;
+    if (!stages || stages->gives(parameter)) {
+      const auto& tensor = held.at(parameter.names.front());
+      value = (is_dtensor(tensor) ? full_tensor(tensor.detach()) : tensor.detach()).contiguous();
+    }
+    if (stages && speaks) value = stages->bring(parameter, value);
+    values.push_back(value);
+  }
+  const auto write = [&] {
+    if (speaks && (!stages || stages->rank() == 0)) write_adapters(summary, values, folder, options);
+  };
+  const auto write_on_mesh = [&] {
+    if (!mesh) return write();
+    std::vector<int64_t> dims(static_cast<size_t>(mesh->ndim()));
+    std::iota(dims.begin(), dims.end(), 0);
+    comm::attempt_together(mesh->ndim() == 1 ? *mesh->group(0) : *mesh->group(dims), write);
+  };
+  if (!stages) return write_on_mesh();
+  comm::attempt_together(*options.pipeline->group(0), write_on_mesh);
+}
+
+}  // namespace tessera

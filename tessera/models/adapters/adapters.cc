@@ -1,0 +1,257 @@
+#include "tessera/models/adapters/adapters.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <regex>
+#include <set>
+
+#include "tessera/base/error.h"
+#include "tessera/base/philox.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/dtensor/random/random_fill.h"
+#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/models/tensors/local_part.h"
+#include "tessera/nn/linear/quantized_linear.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kAllLinear = "all-linear";
+constexpr size_t kLongestPattern = 1000;
+
+bool is_module_name(std::string_view text) {
+  return !text.empty() &&
+         std::ranges::all_of(text, [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '.'; });
+}
+
+// Whether a name, whole or its last part, is `module`.
+bool means_module(const std::string& name, const std::string& module) {
+  return name == module || name.ends_with("." + module);
+}
+
+// Whether one entry of target_modules means the module at `path`.
+class AdapterTarget {
+ public:
+  AdapterTarget(std::string text, TargetSyntax syntax)
+      : text_(std::move(text)), all_(syntax == TargetSyntax::kRecipe && text_ == kAllLinear) {
+    const bool is_pattern =
+        syntax == TargetSyntax::kPeftPattern || (syntax == TargetSyntax::kRecipe && !all_ && !is_module_name(text_));
+    if (!is_pattern) return;
+    TESSERA_CHECK(text_.size() <= kLongestPattern, ErrorKind::kConfig,
+                  "[models.adapters] target_modules: {} has {} characters, wanted {} at most", quote(text_),
+                  text_.size(), kLongestPattern);
+    try {
+      // In time linear in the text, whatever the pattern; without back references.
+      pattern_.emplace(text_, std::regex::ECMAScript | std::regex_constants::__polynomial);
+    } catch (const std::regex_error&) {
+      raise(
+          ErrorKind::kConfig,
+          "[models.adapters] target_modules: {} is {}no regular expression of this version (ECMAScript's, without back "
+          "references). Write names of Linears, or all-linear.",
+          quote(text_), syntax == TargetSyntax::kPeftPattern ? "" : "no name and ");
+    }
+  }
+  bool means(const std::string& path) const {
+    if (all_) return true;
+    if (pattern_) return std::regex_match(path, *pattern_);
+    return means_module(path, text_);
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+  bool all_;
+  std::optional<std::regex> pattern_;
+};
+
+struct LinearPlace {
+  std::string path, name;
+  nn::Module* parent;
+  nn::Linear* linear;
+};
+
+void collect_linears(nn::Module& module, const std::string& path, std::vector<LinearPlace>& out) {
+  for (const auto& [name, child] : module.named_children()) {
+    const std::string below = path.empty() ? name : path + "." + name;
+    if (auto* linear = dynamic_cast<nn::Linear*>(child.get())) {
+      out.push_back({below, name, &module, linear});
+    } else {
+      collect_linears(*child, below, out);
+    }
+  }
+}
+
+std::vector<LinearPlace> meant_linears(CausalLM& model, const AdapterConfig& config) {
+  std::vector<LinearPlace> all, meant;
+  collect_linears(model, "", all);
+  std::vector<AdapterTarget> targets;
+  for (const auto& text : config.target_modules) targets.emplace_back(text, config.target_syntax);
+  TESSERA_CHECK(!targets.empty(), ErrorKind::kConfig,
+                "[models.adapters] target_modules: found none, wanted names of "
+                "Linears, or all-linear");
+  std::vector<bool> used(targets.size());
+  for (const auto& place : all) {
+    bool is_meant = false;
+    for (size_t i = 0; i < targets.size(); ++i) {
+      if (!targets[i].means(place.path)) continue;
+      is_meant = used[i] = true;
+    }
+    if (is_meant) meant.push_back(place);
+  }
+  std::set<std::string> names;
+  for (const auto& place : all) names.insert(place.name);
+  const bool passes_over_others = config.target_syntax == TargetSyntax::kPeftNames && !meant.empty();
+  for (size_t i = 0; i < targets.size(); ++i) {
+    const auto& text = targets[i].text();
+    TESSERA_CHECK(used[i] || (!means_module(text, "lm_head") && !means_module(text, "embed_tokens")),
+                  ErrorKind::kConfig,
+                  "[models.adapters] target_modules: {}: this version has no adapters on embedding and head. Leave it "
+                  "out; an adapter that has it can be merged with PEFT (merge_and_unload).",
+                  quote(text));
+    TESSERA_CHECK(used[i] || passes_over_others, ErrorKind::kConfig,
+                  "[models.adapters] target_modules: {} {}. Its Linears are called {}.", quote(text),
+                  config.target_syntax == TargetSyntax::kPeftPattern
+                      ? "is a regular expression, as every text there, and matches the whole path of no Linear of this "
+                        "model; a list holds names"
+                      : "is no Linear of this model",
+                  fmt::join(names, ", "));
+  }
+  return meant;
+}
+
+void check_adapter_config(const AdapterConfig& config) {
+  TESSERA_CHECK(config.rank >= 1 && config.rank <= (int64_t{1} << 20), ErrorKind::kConfig,
+                "[models.adapters] rank: found {}, wanted 1 to {}", config.rank, int64_t{1} << 20);
+  TESSERA_CHECK(std::isfinite(config.alpha) && config.alpha > 0, ErrorKind::kConfig,
+                "[models.adapters] alpha: found {}, wanted above 0", config.alpha);
+  TESSERA_CHECK(config.dropout >= 0 && config.dropout < 1, ErrorKind::kConfig,
+                "[models.adapters] dropout: found {}, wanted 0 up to 1", config.dropout);
+}
+
+void fill_uniform(detail::SharedParameter& parameter, uint64_t seed) {
+  const auto local = detail::writable_part(parameter, c10::Device(c10::DeviceType::CPU));
+  const auto& whole = parameter.tensor;
+  const auto region = is_dtensor(whole) ? tessera::detail::Region(whole.sizes(), *device_mesh(whole), placements(whole))
+                                        : tessera::detail::Region(whole.sizes());
+  const double bound = 1 / std::sqrt(static_cast<double>(whole.size(1)));
+  const auto drawn = at::empty(local.sizes(), at::kFloat);
+  tessera::detail::fill_random(drawn, region, {.seed = seed, .operation = philox_stream(parameter.names.front())},
+                               {.law = tessera::detail::Law::kUniform, .a = -bound, .b = bound});
+  local.copy_(drawn);
+}
+
+// "model.layers.3" of "model.layers.3.mlp.up_proj"; the whole path outside of layers.
+std::string layer_of(const std::string& path) {
+  constexpr std::string_view kLayers = ".layers.";
+  const size_t begin = path.find(kLayers);
+  return begin == path.npos ? path : path.substr(0, path.find('.', begin + kLayers.size()));
+}
+
+at::Tensor whole_of(const at::Tensor& parameter) {
+  return is_dtensor(parameter) ? full_tensor(parameter.detach()) : parameter.detach();
+}
+
+}  // namespace
+
+std::vector<std::string> add_adapters(CausalLM& model, const AdapterConfig& config, c10::ScalarType dtype) {
+  check_adapter_config(config);
+  TESSERA_CHECK(adapted_linears(model).empty(), ErrorKind::kConfig,
+                "[models.adapters] the model has adapters already. Add them once.");
+  const auto places = meant_linears(model, config);
+  model.set_requires_grad(false);
+  std::shared_ptr<nn::LoraDropout> dropout;
+  if (config.dropout > 0) {
+    dropout = std::make_shared<nn::LoraDropout>(nn::LoraDropout{.probability = config.dropout});
+    model.register_forward_pre_hook([dropout](nn::Module& of, nn::TensorRefs& inputs) {
+      if (of.training() && !inputs.empty() && inputs[0]->defined()) dropout->begin_call(inputs[0]->size(0));
+    });
+  }
+  std::vector<std::string> paths;
+  for (const auto& place : places) {
+    place.parent->replace_child(
+        place.name, std::make_shared<nn::LoraLinear>(*place.linear, nn::LoraSettings{.rank = config.rank,
+                                                                                     .alpha = config.alpha,
+                                                                                     .rslora = config.rslora,
+                                                                                     .dora = config.dora,
+                                                                                     .dropout = dropout,
+                                                                                     .path = place.path,
+                                                                                     .dtype = dtype}));
+    paths.push_back(place.path);
+  }
+  return paths;
+}
+
+AdaptedLinears adapted_linears(nn::Module& model) {
+  AdaptedLinears out;
+  for (const auto& [path, module] : model.named_modules()) {
+    if (auto* linear = dynamic_cast<nn::LoraLinear*>(module)) out.emplace_back(path, linear);
+  }
+  return out;
+}
+
+std::string describe_adapters(CausalLM& model) {
+  std::vector<std::string> names;  // in the model's order
+  std::set<std::string> layers;
+  const auto linears = adapted_linears(model);
+  for (const auto& [path, linear] : linears) {
+    const size_t last = path.rfind('.');
+    const auto name = path.substr(last + 1);
+    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+    layers.insert(layer_of(path));
+  }
+  const auto& config = model.config();
+  const auto all = static_cast<size_t>(config.num_hidden_layers);
+  return fmt::format("{} of {} layers{}{}", fmt::join(names, ", "),
+                     layers.size() == all ? fmt::format("{}", all) : fmt::format("{} of {}", layers.size(), all),
+                     linears.size() == names.size() * layers.size() ? "" : ", not all of them in each",
+                     config.experts.count > 0 ? "; experts and router stay frozen" : "");
+}
+
+std::shared_ptr<nn::LoraDropout> adapter_dropout(CausalLM& model) {
+  const auto linears = adapted_linears(model);
+  return linears.empty() ? nullptr : linears.front().second->settings().dropout;
+}
+
+void init_adapters(CausalLM& model, uint64_t seed) {
+  const c10::NoGradGuard no_grad;
+  for (auto& parameter : detail::shared_parameters(model, detail::Parameters::kOfAdapters)) {
+    const auto& name = parameter.names.front();
+    if (name.ends_with(".lora_A.weight")) {
+      fill_uniform(parameter, seed);
+    } else if (name.ends_with(".lora_B.weight")) {
+      detail::writable_part(parameter, c10::Device(c10::DeviceType::CPU)).zero_();
+    }
+  }
+  for (const auto& [path, linear] : adapted_linears(model)) {
+    if (!linear->lora_magnitude_vector) continue;
+    const bool is_packed = linear->packed != nullptr;
+    TESSERA_CHECK(is_packed ? linear->packed->weight.defined() : !linear->own_parameters().front().parameter.is_meta(),
+                  ErrorKind::kConfig,
+                  "[models.adapters] {}: DoRA's magnitudes begin as the norms of its rows, and it has no values yet. "
+                  "Load the base first.",
+                  path);
+    // The slot, for FSDP shows nothing in the member between forwards.
+    const at::Tensor base = is_packed ? linear->base_weight() : linear->own_parameters().front().parameter;
+    const auto norms = whole_of(base).to(at::kFloat).square().sum(1).sqrt();
+    for (auto& parameter : detail::shared_parameters(*linear->lora_magnitude_vector, detail::Parameters::kOfAdapters)) {
+      const auto local = detail::writable_part(parameter, base.device());
+      const auto box = detail::local_part_box(parameter.tensor);
+      local.copy_(norms.narrow(0, local.numel() == 0 ? 0 : box.offset[0], local.numel()));
+    }
+  }
+}
+
+at::Tensor merged_weight(nn::LoraLinear& linear, const at::Tensor& whole) {
+  const c10::NoGradGuard no_grad;
+  const auto of = [](nn::Module& part) { return whole_of(part.own_parameters().front().parameter); };
+  const at::Tensor a = of(*linear.lora_A), b = of(*linear.lora_B);
+  const at::Tensor magnitude = linear.lora_magnitude_vector ? of(*linear.lora_magnitude_vector) : at::Tensor();
+  return nn::LoraLinear::merged(whole, a, b, magnitude, linear.scaling());
+}
+
+}  // namespace tessera

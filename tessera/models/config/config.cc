@@ -1,0 +1,353 @@
+#include "tessera/models/config/config.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/text/json.h"
+#include "tessera/base/log.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/models/config/folder_family.h"
+#include "tessera/models/config/rope_config.h"
+#include "tessera/models/config/family.h"
+
+namespace tessera {
+namespace {
+
+constexpr JsonLimits kLimits{.max_bytes = 16 << 20, .max_depth = 32};
+constexpr int64_t kMaxSize = int64_t{1} << 31;      // of one dimension
+constexpr int64_t kMaxElements = int64_t{1} << 40;  // of one weight
+constexpr int64_t kMaxLayers = 4096;
+constexpr int64_t kMaxContext = int64_t{1} << 40;
+
+// The first of `architectures`; an empty list counts as absent, as in transformers.
+std::optional<std::string> first_architecture(const JsonReader& top) {
+  const auto list = top.find("architectures");
+  if (!list || (list->is_array() && list->value().empty())) return std::nullopt;
+  const auto& names = list->value();
+  TESSERA_CHECK(names.is_array() && names.front().is_string(), ErrorKind::kFormat,
+                "{}: found {}, wanted a list of names", list->name(), describe(names));
+  return names.front().get<std::string>();
+}
+
+// transformers chooses the model by model_type alone, so a file whose architectures name another one is refused.
+void check_model_type(const JsonReader& top, const ModelFamily& family) {
+  const auto type = top.string("model_type", family.model_type);
+  TESSERA_CHECK(type == family.model_type || (!family.other_model_type.empty() && type == family.other_model_type),
+                ErrorKind::kConfig,
+                "{}: model_type {} is not that of architecture {}, which is {}. Correct one of them.", top.name(),
+                quote(type, 60), family.architecture, family.model_type);
+}
+
+// The family that the file names, by which key and under which name.
+struct NamedFamily {
+  const char* key;
+  std::string name;
+  const ModelFamily* family;  // null: none of this version
+};
+
+NamedFamily named_family(const JsonReader& top) {
+  if (const auto architecture = first_architecture(top)) {
+    return {"architectures", *architecture, find_family(*architecture)};
+  }
+  const auto type = top.string("model_type", "");
+  return {"model_type", type, find_family_of_type(type)};
+}
+
+const ModelFamily& parse_family(const JsonReader& top) {
+  const auto [key, name, family] = named_family(top);
+  TESSERA_CHECK(family, ErrorKind::kFormat, "{}: {}: architecture {} is not supported. Supported: {}.", top.name(), key,
+                quote(name, 60), fmt::join(supported_architectures(), ", "));
+  check_model_type(top, *family);
+  return *family;
+}
+
+// Older models give rope_theta and rope_scaling, newer ones rope_parameters. Of both objects rope_scaling counts,
+// unless it is empty.
+RopeConfig parse_rope(const JsonReader& in, int64_t max_positions) {
+  auto object = in.find("rope_scaling");
+  if (!object || (object->is_object() && object->value().empty())) object = in.find("rope_parameters");
+  if (object && object->is_object()) {
+    for (const char* kind : {"full_attention", "sliding_attention"}) {
+      TESSERA_CHECK(!object->value().contains(kind), ErrorKind::kConfig,
+                    "{}: {}: rotary settings of one kind of layer are not supported for this architecture. Give one "
+                    "setting for all layers.",
+                    object->name(), kind);
+    }
+  }
+  return detail::read_rope(in, object,
+                           {.theta = in.number("rope_theta", 10000.0, 1.0, 1e18),
+                            .max_positions = max_positions,
+                            .original_beside_object = true});
+}
+
+// The context that a rotary scaling gives, as vLLM counts it: the factor times the original context for yarn, and times
+// max_position_embeddings for linear and dynamic. llama3 and Gemma3 have the scaled length in max_position_embeddings.
+int64_t stretched_context(const ModelConfig& config) {
+  const auto& rope = config.rope;
+  auto base = static_cast<double>(config.max_position_embeddings);
+  if (rope.kind == RopeKind::kDefault || rope.kind == RopeKind::kLlama3) return config.max_position_embeddings;
+  if (rope.kind == RopeKind::kYarn) base = static_cast<double>(rope.original_max_position_embeddings);
+  return static_cast<int64_t>(std::clamp(base * rope.factor, 1.0, static_cast<double>(kMaxContext)));
+}
+
+nn::Activation parse_activation(const JsonReader& in, const ConfigKeys& keys) {
+  const auto found = in.string(keys.activation_key, keys.activation);
+  if (found == "silu" || found == "swish") return nn::Activation::kSilu;
+  TESSERA_CHECK(found == "gelu_pytorch_tanh", ErrorKind::kConfig,
+                "{}: {} {} is not supported: wanted silu or gelu_pytorch_tanh", in.name(), keys.activation_key,
+                quote(found));
+  return nn::Activation::kGeluTanh;
+}
+
+// The method of a quantization_config, as it calls itself or as one of its keys shows.
+std::string quantization_method(const JsonReader& settings) {
+  if (!settings.is_object()) return describe(settings.value());
+  if (settings.has("quant_method")) return quote(settings.string("quant_method"), 60);
+  for (const char* key : {"load_in_4bit", "load_in_8bit", "bits", "w_bit"}) {
+    if (settings.has(key)) return fmt::format("an unnamed method, {} {}", key, describe(settings.at(key).value()));
+  }
+  return "an unnamed method";
+}
+
+void refuse_quantised(const JsonReader& in) {
+  const auto settings = in.find("quantization_config");
+  if (!settings) return;
+  raise(ErrorKind::kConfig,
+        "{}: quantization_config: weights quantised with {} are not supported. Use the unquantised model, or a GGUF "
+        "file of it.",
+        in.name(), quantization_method(*settings));
+}
+
+void warn_and_refuse(const JsonReader& top, const JsonReader& in) {
+  if (top.has("auto_map")) log_info("{}: auto_map names Python code, which is ignored", top.name());
+  if (in.number("attention_dropout", 0.0, 0, 1) > 0) {
+    log_warning("{}: attention_dropout is not applied in training", in.name());
+  }
+  refuse_quantised(top);
+  refuse_quantised(in);
+  for (const auto& reader : {top, in}) {
+    for (const char* key : {"per_layer_config", "transformers_weights", "configuration_files"}) {
+      TESSERA_CHECK(!reader.has(key), ErrorKind::kConfig, "{}: {} is not supported. Remove it, or use another model.",
+                    reader.name(), key);
+    }
+    // transformers takes null for false here.
+    TESSERA_CHECK(!reader.value().contains("is_causal") || reader.boolean("is_causal", false), ErrorKind::kConfig,
+                  "{}: is_causal: this version has causal models alone. Use one that is.", reader.name());
+  }
+}
+
+void parse_heads(const JsonReader& in, const ConfigKeys& keys, ModelConfig& config) {
+  const int64_t heads = in.integer("num_attention_heads", keys.num_attention_heads, 1, kMaxSize);
+  const bool null = in.value().contains("num_key_value_heads") && !in.has("num_key_value_heads");
+  const int64_t fewer = keys.most_key_value_heads && !null ? std::min(keys.most_key_value_heads, heads) : heads;
+  config.num_attention_heads = heads;
+  config.num_key_value_heads = in.integer("num_key_value_heads", fewer, 1, kMaxSize);
+  const bool given = in.has("head_dim") || keys.head_dim > 0;
+  TESSERA_CHECK(given || config.hidden_size % heads == 0, ErrorKind::kConfig,
+                "{}: hidden_size {} is no multiple of num_attention_heads {}", in.name(), config.hidden_size, heads);
+  config.head_dim = in.integer(
+      "head_dim", keys.head_dim ? keys.head_dim : std::max<int64_t>(1, config.hidden_size / heads), 1, 1 << 16);
+  TESSERA_CHECK(heads % config.num_key_value_heads == 0, ErrorKind::kConfig,
+                "{}: num_attention_heads {} is no multiple of num_key_value_heads {}", in.name(), heads,
+                config.num_key_value_heads);
+  TESSERA_CHECK(config.head_dim % 2 == 0, ErrorKind::kConfig, "{}: head_dim {} is odd, rotary positions need pairs",
+                in.name(), config.head_dim);
+}
+
+void parse_biases(const JsonReader& in, BiasKeys keys, ModelConfig& config) {
+  if (keys == BiasKeys::kNone) return;
+  const bool asked = keys != BiasKeys::kQueryKeyValue && in.boolean("attention_bias", false);
+  config.qkv_bias = keys == BiasKeys::kQueryKeyValue || asked;
+  config.output_bias = asked;
+  config.mlp_bias = keys == BiasKeys::kAttentionAndMlp && in.boolean("mlp_bias", false);
+}
+
+// Whether a layer of this type slides. "attention" is an older name of full_attention.
+bool parse_layer_type(const JsonReader& type, const ModelConfig& config) {
+  auto kind = type.as_string();
+  if (kind == "attention") kind = "full_attention";
+  TESSERA_CHECK(kind == "full_attention" || kind == "sliding_attention", ErrorKind::kConfig,
+                "{}: found {}, wanted full_attention or sliding_attention", type.name(), quote(kind));
+  TESSERA_CHECK(kind == "full_attention" || config.sliding_window > 0, ErrorKind::kConfig,
+                "{}: sliding_attention without a sliding_window. Set it, or make all layers full_attention.",
+                type.name());
+  return kind == "sliding_attention";
+}
+
+// Tokens that a sliding layer sees; 0: no window. Left out the key has a value, null means none.
+int64_t parse_window(const JsonReader& in, const WindowKeys& keys) {
+  const bool off = keys.switched && !in.boolean("use_sliding_window", false);
+  if (!keys.known || off) return 0;
+  const bool null = in.value().contains("sliding_window") && !in.has("sliding_window");
+  return null ? 0 : in.integer("sliding_window", keys.missing, 1, kMaxContext);
+}
+
+// The layers that slide where layer_types is left out.
+std::vector<bool> default_sliding_layers(const JsonReader& in, const WindowKeys& keys, const ModelConfig& config) {
+  std::vector<bool> slides;
+  for (int64_t i = 0; i < config.num_hidden_layers; ++i) slides.push_back(!keys.slides || keys.slides(in, i));
+  const bool any = std::find(slides.begin(), slides.end(), true) != slides.end();
+  if (config.sliding_window > 0 || !any) return slides;
+  TESSERA_CHECK(!keys.required, ErrorKind::kConfig,
+                "{}: sliding_window is null and layers slide. Set it, or make all layer_types full_attention.",
+                in.name());
+  return std::vector<bool>(slides.size(), false);
+}
+
+void parse_windows(const JsonReader& in, const WindowKeys& keys, ModelConfig& config) {
+  config.sliding_layers.assign(static_cast<size_t>(config.num_hidden_layers), false);
+  config.sliding_window = parse_window(in, keys);
+  const auto types = keys.layer_types ? in.find("layer_types") : std::nullopt;
+  if (types) {
+    const auto items = types->items();
+    TESSERA_CHECK(static_cast<int64_t>(items.size()) == config.num_hidden_layers, ErrorKind::kConfig,
+                  "{}: found {} types, wanted one for each of the {} layers", types->name(), items.size(),
+                  config.num_hidden_layers);
+    for (size_t i = 0; i < items.size(); ++i) config.sliding_layers[i] = parse_layer_type(items[i], config);
+  } else if (keys.known) {
+    config.sliding_layers = default_sliding_layers(in, keys, config);
+  }
+  if (std::none_of(config.sliding_layers.begin(), config.sliding_layers.end(), [](bool slides) { return slides; })) {
+    config.sliding_window = 0;
+  }
+}
+
+// Keys of generation, which stand in the file itself; `in` may have them, too.
+void parse_tokens(const JsonReader& top, const JsonReader& in, const ConfigKeys& keys, ModelConfig& config) {
+  const int64_t last = config.vocab_size - 1;
+  const auto ids = [&](const char* key, int64_t least, std::optional<int64_t> missing) -> std::vector<int64_t> {
+    const auto& where = top.value().contains(key) ? top : in;
+    if (const auto found = where.integers(key, least, last); !found.empty() || where.value().contains(key))
+      return found;
+    if (missing && *missing <= last) return {*missing};
+    return {};
+  };
+  if (const auto found = ids("bos_token_id", 0, keys.bos_token_id); !found.empty()) config.bos_token_id = found.front();
+  config.eos_token_ids = ids("eos_token_id", 0, keys.eos_token_id);
+  if (const auto found = ids("pad_token_id", -1, keys.pad_token_id); !found.empty())
+    config.pad_token_id = found.front();
+}
+
+void parse_dtype(const JsonReader& in, ModelConfig& config) {
+  for (const char* key : {"torch_dtype", "dtype"}) {
+    if (!in.has(key)) continue;
+    const auto spelled = in.string(key);
+    config.dtype = parse_dtype_name(spelled);
+    TESSERA_CHECK(config.dtype, ErrorKind::kConfig, "{}: {} {} is not supported: wanted float32, bfloat16 or float16",
+                  in.name(), key, quote(spelled));
+  }
+}
+
+// The keys of the text model, without what is the family's own.
+void parse_text(const JsonReader& in, const ConfigKeys& keys, ModelConfig& config) {
+  config.vocab_size = in.integer("vocab_size", keys.vocab_size, 1, kMaxSize);
+  config.hidden_size = in.integer("hidden_size", keys.hidden_size, 1, kMaxSize);
+  config.intermediate_size = in.integer("intermediate_size", keys.intermediate_size, 1, kMaxSize);
+  config.num_hidden_layers = in.integer("num_hidden_layers", keys.num_hidden_layers, 1, kMaxLayers);
+  parse_heads(in, keys, config);
+  for (const int64_t other :
+       {config.vocab_size, config.intermediate_size, config.num_attention_heads * config.head_dim}) {
+    TESSERA_CHECK(other <= kMaxElements / config.hidden_size, ErrorKind::kConfig,
+                  "{}: a weight of {} x {} is too large: at most {} elements", in.name(), other, config.hidden_size,
+                  kMaxElements);
+  }
+  config.max_position_embeddings = in.integer("max_position_embeddings", keys.max_position_embeddings, 1, kMaxContext);
+  config.rms_norm_eps = in.number("rms_norm_eps", 1e-6, 0, 1);
+  config.initializer_range = in.number("initializer_range", 0.02, 0, 100);
+  config.activation = parse_activation(in, keys);
+  parse_biases(in, keys.biases, config);
+  parse_windows(in, keys.windows, config);
+}
+
+}  // namespace
+
+std::optional<c10::ScalarType> parse_dtype_name(std::string_view name) {
+  if (name.substr(0, 6) == "torch.") name.remove_prefix(6);
+  if (name == "float32" || name == "float") return c10::ScalarType::Float;
+  if (name == "bfloat16") return c10::ScalarType::BFloat16;
+  if (name == "float16" || name == "half") return c10::ScalarType::Half;
+  if (name == "float64" || name == "double") return c10::ScalarType::Double;
+  return std::nullopt;
+}
+
+std::string dtype_name(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::ScalarType::Float:
+      return "float32";
+    case c10::ScalarType::BFloat16:
+      return "bfloat16";
+    case c10::ScalarType::Half:
+      return "float16";
+    case c10::ScalarType::Double:
+      return "float64";
+    default:
+      raise(ErrorKind::kInternal, "[models.config] {} is no dtype of a model", c10::toString(dtype));
+  }
+}
+
+ModelConfig ModelConfig::from_folder(const std::filesystem::path& dir) {
+  const auto path = dir / "config.json";
+  TESSERA_CHECK(
+      std::filesystem::exists(path) || !std::filesystem::exists(dir / "adapter_config.json"), ErrorKind::kIo,
+      "[models.config] {}: holds adapters alone. Add them to their model with 'tessera ckpt convert MODEL DIR "
+      "--to hf --adapter {}', and name DIR.",
+      dir.string(), dir.string());
+  TESSERA_CHECK(std::filesystem::exists(path), ErrorKind::kIo,
+                "[models.config] {}: holds no config.json, wanted a Hugging Face model folder or a GGUF file.",
+                dir.string());
+  return parse(read_file(path, kLimits.max_bytes), path.string());
+}
+
+ModelConfig ModelConfig::parse(std::string_view text, const std::string& name) {
+  static const Json nothing = Json::object();
+  const std::string where = "[models.config] " + name;
+  auto source = std::make_shared<Json>(parse_json_object(text, where, kLimits));
+  const JsonReader top(*source, where, ErrorKind::kConfig);
+  ModelConfig config;
+  const auto& family = parse_family(top);
+  config.architecture = family.architecture;
+  const auto nested = family.config.text_config.empty() ? top : top.find(family.config.text_config);
+  const JsonReader in = nested.value_or(JsonReader(nothing, where, ErrorKind::kConfig));
+  if (!in.is_object()) in.fail("an object");
+  warn_and_refuse(top, in);
+  parse_text(in, family.config, config);
+  // transformers reads the key of the file itself, not that of text_config.
+  config.tie_word_embeddings = top.boolean("tie_word_embeddings", family.config.tie_word_embeddings);
+  if (!family.config.own_rope) config.rope = parse_rope(in, config.max_position_embeddings);
+  if (family.config.more) family.config.more(in, top, config);
+  config.context_tokens = family.config.own_rope ? config.max_position_embeddings : stretched_context(config);
+  parse_dtype(in, config);
+  parse_dtype(top, config);
+  parse_tokens(top, in, family.config, config);
+  config.source_ = std::move(source);
+  return config;
+}
+
+std::optional<std::string> detail::unknown_architecture(const std::filesystem::path& dir) {
+  const auto path = dir / "config.json";
+  const std::string where = "[models.config] " + path.string();
+  const auto json = parse_json_object(read_file(path, kLimits.max_bytes), where, kLimits);
+  const auto named = named_family(JsonReader(json, where, ErrorKind::kConfig));
+  if (named.family) return std::nullopt;
+  return named.name;
+}
+
+std::string ModelConfig::to_json(c10::ScalarType saved_dtype) const {
+  auto saved = *source_;
+  const auto set_where_there = [&](Json& object) {
+    for (const char* key : {"torch_dtype", "dtype"}) {
+      if (object.contains(key)) object[key] = dtype_name(saved_dtype);
+    }
+  };
+  // Under the name that the file used; both readers know both.
+  if (!saved.contains("torch_dtype") && !saved.contains("dtype")) saved["dtype"] = "";
+  set_where_there(saved);
+  if (saved.contains("text_config") && saved["text_config"].is_object()) set_where_there(saved["text_config"]);
+  return saved.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace tessera

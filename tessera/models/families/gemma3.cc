@@ -1,0 +1,223 @@
+#include "tessera/models/families/gemma3.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text/json.h"
+#include "tessera/base/log.h"
+#include "tessera/base/warn_once.h"
+#include "tessera/models/gguf/gguf_gemma3.h"
+#include "tessera/models/config/rope_config.h"
+#include "tessera/models/families/qwen3.h"
+
+namespace tessera {
+namespace {
+
+nn::NormOptions gemma3_norm(const ModelConfig& config) { return {.eps = config.rms_norm_eps, .one_plus = true}; }
+
+nn::AttentionOptions gemma3_attention(const ModelConfig& config, int64_t layer) {
+  auto attention = attention_options(config, layer);
+  attention.qk_norm = gemma3_norm(config);
+  return attention;
+}
+
+DecoderParts gemma3_parts(const ModelConfig& config, const nn::ParameterOptions& options) {
+  return {.layer = [&](int64_t layer) { return std::make_shared<Gemma3DecoderLayer>(config, layer, options); },
+          .norm = gemma3_norm(config),
+          .embedding_scale = std::sqrt(static_cast<double>(config.hidden_size))};
+}
+
+}  // namespace
+
+Gemma3DecoderLayer::Gemma3DecoderLayer(const ModelConfig& config, int64_t layer, const nn::ParameterOptions& options)
+    : DecoderLayer(gemma3_attention(config, layer), config, options, gemma3_norm(config)) {
+  register_module("pre_feedforward_layernorm", pre_feedforward_layernorm,
+                  std::make_shared<nn::RMSNorm>(config.hidden_size, gemma3_norm(config), options));
+  register_module("post_feedforward_layernorm", post_feedforward_layernorm,
+                  std::make_shared<nn::RMSNorm>(config.hidden_size, gemma3_norm(config), options));
+}
+
+at::Tensor Gemma3DecoderLayer::forward(const at::Tensor& x, const LayerContext& context) {
+  const auto attended = x + (*post_attention_layernorm)((*self_attn)((*input_layernorm)(x), context));
+  return attended + (*post_feedforward_layernorm)((*mlp)((*pre_feedforward_layernorm)(attended)));
+}
+
+Gemma3Model::Gemma3Model(const ModelConfig& config, const nn::ParameterOptions& options) {
+  register_module("language_model", language_model,
+                  std::make_shared<DecoderModel>(config, gemma3_parts(config, options), options));
+}
+
+Gemma3ForConditionalGeneration::Gemma3ForConditionalGeneration(const ModelConfig& config,
+                                                               const nn::ParameterOptions& options)
+    : CausalLM(config) {
+  register_module("model", model, std::make_shared<Gemma3Model>(config, options));
+  register_module("lm_head", lm_head, make_head(config, *model->language_model->embed_tokens, options));
+}
+
+at::Tensor Gemma3ForConditionalGeneration::forward(const ModelInputs& inputs) {
+  const auto& tokens = inputs.tokens;
+  if (tokens.defined() && !tokens.is_meta() && !inputs.tokens_are_text) check_text(config(), tokens);
+  return decode(*model->language_model, lm_head.get(), inputs);
+}
+
+std::vector<std::shared_ptr<nn::Module>> Gemma3ForConditionalGeneration::blocks() {
+  return model->language_model->layers->present();
+}
+
+namespace {
+
+// All but each sixth.
+bool gemma3_layer_slides(const JsonReader& config, int64_t layer) {
+  constexpr int64_t kMost = int64_t{1} << 31;
+  const int64_t pattern = config.integer("sliding_window_pattern", 6, 1, kMost);
+  // transformers writes this key beside layer_types and never reads it.
+  const int64_t written = config.integer("_sliding_window_pattern", pattern, 1, kMost);
+  TESSERA_CHECK(written == pattern, ErrorKind::kConfig,
+                "{}: _sliding_window_pattern {} without layer_types, transformers takes {}. Give layer_types or "
+                "sliding_window_pattern.",
+                config.name(), written, pattern);
+  return (layer + 1) % pattern != 0;
+}
+
+// rope_scaling and rope_parameters.full_attention as transformers merges them: the former's keys win, and it counts by
+// rope_type, not by the older `type`, where the latter has a rope_type. `merged` holds the result.
+std::optional<JsonReader> full_rope(const JsonReader& text, const std::optional<JsonReader>& full, Json& merged) {
+  const auto scaling = text.find("rope_scaling");
+  if (!scaling) return full;
+  if (!scaling->is_object()) scaling->fail("an object");
+  if (scaling->value().empty()) return full;
+  merged = full ? full->value() : Json::object({{"rope_type", "default"}});
+  if (!merged.is_object()) full->fail("an object");
+  merged.update(scaling->value());
+  const bool renamed = scaling->has("type") && !scaling->has("rope_type") && merged.contains("rope_type");
+  TESSERA_CHECK(!renamed || merged["rope_type"] == scaling->value().at("type"), ErrorKind::kConfig,
+                "{}: type: transformers reads rope_type alone here. Call it rope_type.", scaling->name());
+  return JsonReader(merged, scaling->name(), ErrorKind::kConfig);
+}
+
+// transformers reads truncate of yarn beside the objects of the two kinds of layers, never inside them.
+void check_truncate(const JsonReader& text, const ModelConfig& config) {
+  const auto both = text.find("rope_parameters");
+  TESSERA_CHECK(config.rope.truncate && config.local_rope->truncate && !(both && both->value().contains("truncate")),
+                ErrorKind::kConfig,
+                "{}: truncate of rope_parameters: transformers reads it at another place than it is written in Gemma3. "
+                "Leave it out.",
+                text.name());
+}
+
+// Rotary settings: one object for each kind of layer, or rope_theta and rope_scaling beside rope_local_base_freq.
+void read_gemma3_rope(const JsonReader& text, ModelConfig& config) {
+  constexpr double kMost = 1e18;
+  std::optional<JsonReader> full, local;
+  if (const auto both = text.find("rope_parameters")) {
+    if (!both->is_object()) both->fail("an object");
+    full = both->find("full_attention");
+    local = both->find("sliding_attention");
+  }
+  Json merged;
+  const int64_t context = config.max_position_embeddings;
+  config.rope = detail::read_rope(text, full_rope(text, full, merged),
+                                  {.theta = text.number("rope_theta", 1e6, 1, kMost), .max_positions = context});
+  config.local_rope = detail::read_rope(
+      text, local, {.theta = text.number("rope_local_base_freq", 1e4, 1, kMost), .max_positions = context});
+  check_truncate(text, config);
+}
+
+void read_gemma3_text(const JsonReader& text, const JsonReader& /*top*/, ModelConfig& config) {
+  TESSERA_CHECK(!text.boolean("use_bidirectional_attention", false), ErrorKind::kConfig,
+                "{}: use_bidirectional_attention: this version trains causal models. Use one that is.", text.name());
+  config.query_pre_attn_scalar = text.number("query_pre_attn_scalar", 256.0, 1e-6, 1e9);
+  constexpr double kLeastCap = 1e-9;
+  for (const auto& [key, cap] : {std::pair("attn_logit_softcapping", &config.attn_logit_softcapping),
+                                 {"final_logit_softcapping", &config.final_logit_softcapping}}) {
+    if (text.has(key)) *cap = text.number(key, std::nullopt, kLeastCap, 1e9);
+  }
+  if (config.attn_logit_softcapping > 0) {
+    log_warning("{}: attn_logit_softcapping is applied, which transformers leaves out in Gemma3", text.name());
+  }
+  read_gemma3_rope(text, config);
+}
+
+void read_gemma3_with_images(const JsonReader& text, const JsonReader& top, ModelConfig& config) {
+  read_gemma3_text(text, top, config);
+  if (config.final_logit_softcapping > 0) {
+    config.final_logit_softcapping = 0;
+    log_warning_once("{}: final_logit_softcapping is left out, as transformers does in Gemma3ForConditionalGeneration",
+                     text.name());
+  }
+  constexpr int64_t kMostTokens = int64_t{1} << 31;
+  // Of both spellings transformers takes the second.
+  for (const auto& [key, alias, missing] :
+       {std::tuple("image_token_index", "image_token_id", 262'144), {"boi_token_index", "boi_token_id", 255'999}}) {
+    config.image_token_ids.push_back(top.integer(top.has(alias) ? alias : key, missing, 0, kMostTokens));
+  }
+}
+
+ConfigKeys gemma3_keys() {
+  return {.vocab_size = 262'208,
+          .hidden_size = 2304,
+          .intermediate_size = 9216,
+          .num_hidden_layers = 26,
+          .num_attention_heads = 8,
+          .most_key_value_heads = 4,
+          .head_dim = 256,
+          .max_position_embeddings = 131'072,
+          .activation = "gelu_pytorch_tanh",
+          .activation_key = "hidden_activation",
+          .tie_word_embeddings = true,
+          .biases = BiasKeys::kAttention,
+          .windows = {.known = true, .layer_types = true, .required = true, .slides = gemma3_layer_slides},
+          .bos_token_id = 2,
+          .eos_token_id = 1,
+          .pad_token_id = 0,
+          .more = read_gemma3_text,
+          .own_rope = true};
+}
+
+std::shared_ptr<CausalLM> make_gemma3(const ModelConfig& config, const nn::ParameterOptions& options) {
+  return std::make_shared<DecoderForCausalLM>(config, gemma3_parts(config, options), options);
+}
+
+std::shared_ptr<CausalLM> make_gemma3_with_images(const ModelConfig& config, const nn::ParameterOptions& options) {
+  return std::make_shared<Gemma3ForConditionalGeneration>(config, options);
+}
+
+}  // namespace
+
+const ModelFamily& gemma3_family() {
+  static const ModelFamily family{
+      .architecture = "Gemma3ForCausalLM",
+      .model_type = "gemma3_text",
+      .config = gemma3_keys(),
+      .make = make_gemma3,
+      .plan = {.name = "gemma3", .top = {{"lm_head", "colwise_gather_output"}}, .layers = normed_layer_styles()},
+      .gguf = {.architecture = "gemma3",
+               .qk_norm = true,
+               .norms_around = true,
+               .norms_one_plus = true,
+               .windows = true,
+               .set_keys = detail::set_gemma3_keys,
+               .read_keys = detail::read_gemma3_keys}};
+  return family;
+}
+
+const ModelFamily& gemma3_conditional_family() {
+  static const ModelFamily family = [] {
+    auto row = gemma3_family();
+    row.architecture = "Gemma3ForConditionalGeneration";
+    row.model_type = "gemma3";
+    row.config.text_config = "text_config";
+    row.config.more = read_gemma3_with_images;
+    row.make = make_gemma3_with_images;
+    row.plan.inner = "model.language_model";
+    row.weights = {
+        .prefixes = {{"model.language_model.", "language_model.model."}, {"lm_head.", "language_model.lm_head."}},
+        .foreign = {"vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."}};
+    row.gguf = {};  // llama.cpp keeps the vision tower in a file of its own
+    return row;
+  }();
+  return family;
+}
+
+}  // namespace tessera

@@ -1,0 +1,26 @@
+#include "tessera/models/families/mistral.h"
+
+#include "tessera/models/families/llama.h"
+
+namespace tessera {
+
+// transformers makes a config.json with layer_types a MinistralForCausalLM, which is this model with layers that see
+// all.
+const ModelFamily& mistral_family() {
+  static const ModelFamily family{
+      .architecture = "MistralForCausalLM",
+      .model_type = "mistral",
+      .other_model_type = "ministral",
+      .config = {.intermediate_size = 14336,
+                 .most_key_value_heads = 8,
+                 .max_position_embeddings = 4096 * 32,
+                 .windows = {.known = true, .layer_types = true},
+                 .bos_token_id = 1,
+                 .eos_token_id = 2},
+      .make = make_llama,
+      .plan = {.name = "llama", .top = {{"lm_head", "colwise_gather_output"}}, .layers = llama_layer_styles()},
+      .gguf = {.architecture = "llama", .interleaved_rotary = true}};
+  return family;
+}
+
+}  // namespace tessera

@@ -1,0 +1,73 @@
+#include <ATen/Parallel.h>
+
+#include <cmath>
+#include <numbers>
+
+#include "tessera/base/philox.h"
+#include "tessera/models/tensors/local_part.h"
+#include "tessera/models/files/weights.h"
+#include "tessera/nn/linear/quantized_linear.h"
+
+namespace tessera {
+namespace {
+
+// Two independent standard normals: elements 2 block and 2 block + 1 (Box and Muller).
+std::array<double, 2> normal_pair(uint64_t seed, uint64_t stream, uint64_t block) {
+  const auto words = philox(seed, block, stream);
+  const double radius = std::sqrt(-2.0 * std::log(philox_uniform(words)));
+  const double angle = 2.0 * std::numbers::pi * philox_uniform({words[2], words[3], 0, 0});
+  return {radius * std::cos(angle), radius * std::sin(angle)};
+}
+
+// One row of the last dim, whose first element has the global index `first`.
+void fill_row(float* row, int64_t width, int64_t first, uint64_t seed, uint64_t stream, double deviation) {
+  for (int64_t i = 0; i < width;) {
+    const int64_t index = first + i;
+    const auto pair = normal_pair(seed, stream, static_cast<uint64_t>(index) / 2);
+    row[i++] = static_cast<float>(pair[static_cast<size_t>(index % 2)] * deviation);
+    if (index % 2 == 0 && i < width) row[i++] = static_cast<float>(pair[1] * deviation);
+  }
+}
+
+at::Tensor normal_box(const LocalBox& box, const std::vector<int64_t>& whole, uint64_t seed, uint64_t stream,
+                      double deviation) {
+  auto values = at::empty(box.shape, at::kFloat);
+  if (values.numel() == 0) return values;
+  const int64_t width = box.shape.back(), rows = values.numel() / width;
+  auto* data = values.mutable_data_ptr<float>();
+  at::parallel_for(0, rows, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      int64_t first = box.offset.back(), rest = row, stride = whole.back();
+      for (size_t dim = box.shape.size() - 1; dim-- > 0;) {
+        first += (box.offset[dim] + rest % box.shape[dim]) * stride;
+        rest /= box.shape[dim];
+        stride *= whole[dim];
+      }
+      fill_row(data + row * width, width, first, seed, stream, deviation);
+    }
+  });
+  return values;
+}
+
+}  // namespace
+
+void init_weights(CausalLM& model, uint64_t seed, c10::Device device) {
+  at::NoGradGuard no_grad;
+  for (auto& parameter : detail::shared_parameters(model)) {
+    const auto& name = parameter.names.front();
+    const auto box = detail::local_part_box(parameter.tensor);
+    const auto whole = parameter.tensor.sizes().vec();
+    const auto local = detail::writable_part(parameter, device);
+    if (whole.size() >= 2) {
+      local.copy_(normal_box(box, whole, seed, philox_stream(name), model.config().initializer_range));
+    } else {
+      local.fill_(parameter.slots.front()->initial);
+    }
+  }
+  for (const auto& [name, packed] : nn::packed_weights(model)) {
+    const std::vector<int64_t> whole = {packed->out, packed->in};
+    packed->pack(normal_box({whole, {0, 0}}, whole, seed, philox_stream(name), model.config().initializer_range));
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,342 @@
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <set>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/base/warn_once.h"
+#include "tessera/formats/tensor_files/finite.h"
+#include "tessera/formats/tensor_files/tensor_files.h"
+#include "tessera/models/config/folder_family.h"
+#include "tessera/models/gguf/gguf_weights.h"
+#include "tessera/models/tensors/local_part.h"
+#include "tessera/models/tensors/packed_parts.h"
+#include "tessera/models/tensors/stacked_tensors.h"
+#include "tessera/models/config/family.h"
+#include "tessera/models/files/weights.h"
+#include "tessera/nn/linear/quantized_linear.h"
+
+namespace tessera {
+namespace {
+
+constexpr size_t kShownProblems = 4;
+
+bool is_weight_dtype(c10::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf || dtype == at::kDouble;
+}
+
+// Tensors that older files hold although they are computed.
+bool is_computed(std::string_view name) { return name.ends_with("rotary_emb.inv_freq"); }
+
+std::string shape_text(c10::IntArrayRef shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+
+struct Problems {
+  std::vector<std::string> lines;
+  bool only_shapes = true;
+  void add(std::string line, bool is_shape = false) {
+    lines.push_back(std::move(line));
+    only_shapes = only_shapes && is_shape;
+  }
+  void raise_if_any(const std::filesystem::path& dir) const {
+    if (lines.empty()) return;
+    const std::vector<std::string> shown(
+        lines.begin(), lines.begin() + static_cast<std::ptrdiff_t>(std::min(kShownProblems, lines.size())));
+    const auto rest = lines.size() > shown.size() ? fmt::format("; and {} more", lines.size() - shown.size()) : "";
+    raise(only_shapes ? ErrorKind::kShape : ErrorKind::kFormat,
+          "[models.load] {}: {}{}. List the folder with 'tessera ckpt ls PATH'.", dir.string(), fmt::join(shown, "; "),
+          rest);
+  }
+};
+
+// Where the folder holds a parameter: under a name, or in tensors of which it is stacked.
+struct Source {
+  std::string name;
+  std::vector<detail::StackedTensor> stacked;
+  std::vector<std::string> other_names{};  // further tensors of the folder that stand for the same parameter
+};
+
+// Tensors of the folder that the model has no place for. transformers leaves them unused and names them.
+void warn_of_unused(const std::vector<std::string>& names, const std::filesystem::path& dir) {
+  if (names.empty()) return;
+  const auto shown = std::min(kShownProblems, names.size());
+  const auto further = names.size() > shown ? fmt::format(" and {} more", names.size() - shown) : "";
+  log_warning_once("[models.load] {}: {} tensors are not of this model and stay unused: {}{}", dir.string(),
+                   names.size(), fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(shown), ", "),
+                   further);
+}
+
+void check_stored(const std::string& name, const StoredTensor& entry, c10::IntArrayRef wanted, Problems& problems) {
+  if (wanted != at::IntArrayRef(entry.shape)) {
+    problems.add(fmt::format("{}: saved {}, model wants {}", name, shape_text(entry.shape), shape_text(wanted)), true);
+  }
+  if (!is_weight_dtype(entry.dtype)) {
+    problems.add(
+        fmt::format("{}: dtype {} is not supported, wanted F32, BF16, F16 or F64", name, c10::toString(entry.dtype)));
+  }
+}
+
+// Up to the first that is missing: a file may claim more experts than it has room for.
+bool has_stacked(const std::vector<detail::StackedTensor>& stacked, int64_t columns, const TensorFiles& folder,
+                 Problems& problems) {
+  for (const auto& each : stacked) {
+    if (!folder.contains(each.name)) {
+      problems.add(fmt::format("{} is missing", each.name));
+      return false;
+    }
+    check_stored(each.name, folder.at(each.name), {each.rows, columns}, problems);
+  }
+  return true;
+}
+
+// The tensors of which a parameter with these names may be stacked: those that the folder holds, else those of the
+// first name. None for a parameter that is no stack.
+std::vector<detail::StackedTensor> stack_of(const WeightMap& map, const std::vector<std::string>& names,
+                                            const detail::SharedParameter& parameter, const TensorFiles& folder) {
+  for (const auto& name : names) {
+    auto stack = detail::stacked_tensors(map, name, parameter.tensor.sizes());
+    if (!stack.empty() && folder.contains(stack.front().name)) return stack;
+  }
+  return detail::stacked_tensors(map, names.front(), parameter.tensor.sizes());
+}
+
+// What files call the parameters that a model of this config has and this one has not.
+std::set<std::string, std::less<>> names_of_rest(const ModelConfig& config, const WeightMap& map,
+                                                 const std::vector<detail::SharedParameter>& own,
+                                                 const TensorFiles& folder) {
+  std::set<std::string> held;
+  for (const auto& parameter : own) held.insert(parameter.names.begin(), parameter.names.end());
+  std::set<std::string, std::less<>> all;
+  const auto model = make_model(config, {.device = c10::Device(at::kMeta)});
+  for (const auto& parameter : detail::shared_parameters(*model)) {
+    const auto is_held = [&](const std::string& name) { return held.contains(name); };
+    if (std::any_of(parameter.names.begin(), parameter.names.end(), is_held)) {
+      // Of a tied weight the other name.
+      for (const auto& name : parameter.names) {
+        for (const auto& each : is_held(name) ? std::vector<std::string>() : map.names_of(name)) all.insert(each);
+      }
+      continue;
+    }
+    const auto names = detail::file_names(map, parameter);
+    all.insert(names.begin(), names.end());
+    for (const auto& each : stack_of(map, names, parameter, folder)) {
+      if (folder.contains(each.name)) all.insert(each.name);
+    }
+  }
+  return all;
+}
+
+// The name of a tensor of the same stack of experts, which a model with fewer experts has no place for. transformers
+// stacks all of them, so that the shape is wrong.
+bool is_of_stack(std::string_view name, const std::vector<Source>& sources) {
+  constexpr std::string_view kExperts = ".experts.";
+  const auto at = name.find(kExperts);
+  if (at == std::string_view::npos) return false;
+  const auto layer = name.substr(0, at + kExperts.size());
+  return std::any_of(sources.begin(), sources.end(), [&](const Source& source) {
+    return !source.stacked.empty() && source.stacked.front().name.starts_with(layer);
+  });
+}
+
+// All other names of a parameter that the folder holds, too.
+std::vector<std::string> other_names(const std::vector<std::string>& names, const std::string& name,
+                                     const TensorFiles& folder) {
+  std::vector<std::string> others;
+  for (const auto& each : names) {
+    const bool seen = each == name || std::find(others.begin(), others.end(), each) != others.end();
+    if (!seen && folder.contains(each)) others.push_back(each);
+  }
+  return others;
+}
+
+std::vector<Source> match_names(const CausalLM& model, const std::vector<detail::SharedParameter>& parameters,
+                                const TensorFiles& folder, UnusedTensors allowed) {
+  const auto& map = family_of(model.config().architecture).weights;
+  Problems problems;
+  std::vector<Source> found;
+  std::set<std::string, std::less<>> known;
+  for (const auto& parameter : parameters) {
+    const auto names = detail::file_names(map, parameter);
+    const auto name = std::find_if(names.begin(), names.end(), [&](const auto& each) { return folder.contains(each); });
+    auto stacked = stack_of(map, names, parameter, folder);
+    const bool in_parts = name == names.end() && !stacked.empty() && folder.contains(stacked.front().name);
+    if (!in_parts) {
+      known.insert(names.begin(), names.end());
+      if (name == names.end()) {
+        problems.add(fmt::format("{} is missing", names.front()));
+        continue;
+      }
+      found.push_back({*name, {}, other_names(names, *name, folder)});
+      check_stored(*name, folder.at(*name), parameter.tensor.sizes(), problems);
+      for (const auto& other : found.back().other_names) {
+        check_stored(other, folder.at(other), parameter.tensor.sizes(), problems);
+      }
+      continue;
+    }
+    for (const auto& each : stacked) {
+      if (folder.contains(each.name)) known.insert(each.name);
+    }
+    if (has_stacked(stacked, parameter.tensor.size(2), folder, problems)) {
+      found.push_back({names.front(), std::move(stacked)});
+    }
+  }
+  std::optional<std::set<std::string, std::less<>>> elsewhere;  // in other stages of a pipeline
+  const auto lies_elsewhere = [&](const std::string& name) {
+    if (!elsewhere) elsewhere = names_of_rest(model.config(), map, parameters, folder);
+    return elsewhere->contains(name);
+  };
+  std::vector<std::string> unused;
+  for (const auto& [name, stored] : folder.tensors()) {
+    if (known.contains(name) || is_computed(name) || map.is_foreign(name) || lies_elsewhere(name)) continue;
+    if (allowed == UnusedTensors::kRefuse || is_of_stack(name, found)) {
+      problems.add(fmt::format("{} is unexpected", escape(name)));
+    } else {
+      unused.push_back(name);
+    }
+  }
+  // Beside what is missing they show how else it may be called.
+  for (const auto& name : problems.lines.empty() ? std::vector<std::string>() : unused) {
+    problems.add(fmt::format("{} is unexpected", escape(name)));
+  }
+  problems.raise_if_any(folder.path());
+  warn_of_unused(unused, folder.path());
+  return found;
+}
+
+// Error kFormat for values that are not finite, in the file or in the dtype of the model. `offset`: of `read` in the
+// tensor.
+void check_read(const TensorFiles& folder, const std::string& name, c10::IntArrayRef offset, const at::Tensor& read) {
+  if (!find_non_finite(read)) return;
+  const auto stored = at::empty(read.sizes(), at::TensorOptions(folder.at(name).dtype));
+  folder.read(name, offset, stored);
+  check_converted(stored, read, name, "[models.load] " + folder.path().string(), offset);
+}
+
+// Whether two tensors of the folder hold the same values in this box, in `dtype`. Some rows at a time.
+bool are_equal(const TensorFiles& folder, const std::string& left, const std::string& right, const LocalBox& box,
+               c10::ScalarType dtype) {
+  constexpr int64_t kElements = int64_t{1} << 22;
+  auto shape = box.shape;
+  auto offset = box.offset;
+  const int64_t rows = shape.empty() ? 1 : shape[0], row = rows == 0 ? 0 : c10::multiply_integers(shape) / rows;
+  const int64_t step = std::max<int64_t>(1, kElements / std::max<int64_t>(1, row));
+  for (int64_t begin = 0; begin < rows && row > 0; begin += step) {
+    if (!shape.empty()) {
+      shape[0] = std::min(step, rows - begin);
+      offset[0] = box.offset[0] + begin;
+    }
+    const auto one = at::empty(shape, at::TensorOptions(dtype)), other = at::empty_like(one);
+    folder.read(left, offset, one);
+    folder.read(right, offset, other);
+    check_read(folder, left, offset, one);  // a NaN equals nothing, and is its own error
+    check_read(folder, right, offset, other);
+    if (!at::equal(one, other)) return false;
+  }
+  return true;
+}
+
+// A parameter that the folder holds under two names, a tied head beside the embedding. transformers unties a head whose
+// values differ, whatever config.json says; a model here is tied or not before its weights are read.
+void check_tied(const std::vector<detail::SharedParameter>& parameters, const std::vector<Source>& sources,
+                const TensorFiles& folder) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const bool tied = parameters[i].names.size() > 1;
+    for (const auto& other : sources[i].other_names) {
+      TESSERA_CHECK(are_equal(folder, sources[i].name, other, detail::local_part_box(parameters[i].tensor),
+                              parameters[i].tensor.scalar_type()),
+                    ErrorKind::kFormat, "[models.load] {}: {} and {} are one parameter{} and differ. {}.",
+                    folder.path().string(), sources[i].name, other,
+                    tied ? " (tie_word_embeddings in config.json)" : " under two names",
+                    tied ? "Set tie_word_embeddings to false to use both, as transformers does, or remove the wrong one"
+                         : "Remove the wrong one");
+    }
+  }
+}
+
+// The part of `source` that lies in the box of `local`; its bytes in the folder.
+int64_t read_source(const TensorFiles& folder, const Source& source, const LocalBox& box, const at::Tensor& local) {
+  const auto read = [&](const std::string& name, c10::IntArrayRef offset, const at::Tensor& into) {
+    folder.read(name, offset, into);
+    check_read(folder, name, offset, into);
+    return into.numel() * static_cast<int64_t>(c10::elementSize(folder.at(name).dtype));
+  };
+  if (source.stacked.empty()) return read(source.name, box.offset, local);
+  int64_t bytes = 0;
+  for (const auto& each : source.stacked) {
+    const int64_t expert = each.expert - box.offset[0];
+    const int64_t begin = std::max(each.first_row, box.offset[1]);
+    const int64_t end = std::min(each.first_row + each.rows, box.offset[1] + box.shape[1]);
+    if (expert < 0 || expert >= box.shape[0] || begin >= end) continue;
+    const auto into = local[expert].narrow(0, begin - box.offset[1], end - begin);
+    bytes += read(each.name, {begin - each.first_row, box.offset[2]}, into);
+  }
+  return bytes;
+}
+
+std::shared_ptr<const TensorFiles> open_weights(const std::filesystem::path& path, FolderAdapter adapter) {
+  if (adapter == FolderAdapter::kRefuse) refuse_folder_adapter(path);
+  return TensorFiles::open(path, {.weights_only = true});
+}
+
+}  // namespace
+
+void refuse_folder_adapter(const std::filesystem::path& dir) {
+  TESSERA_CHECK(
+      !std::filesystem::exists(dir / "adapter_config.json") || !std::filesystem::exists(dir / "config.json"),
+      ErrorKind::kConfig,
+      "[models.load] {}: holds a model and, in adapter_config.json, an adapter of it. Merge them with "
+      "'tessera ckpt convert {} OUT --to hf --adapter {}', or move adapter_config.json away to use the model alone.",
+      dir.string(), dir.string(), dir.string());
+}
+
+void check_pretrained(CausalLM& model, const std::filesystem::path& dir, UnusedTensors unused) {
+  if (const auto file = detail::gguf_of(dir); !file.empty()) return detail::check_gguf(model, file);
+  const auto folder = open_weights(dir, FolderAdapter::kRefuse);
+  const auto parameters = detail::parameters_and_packed(model);
+  check_tied(parameters, match_names(model, parameters, *folder, unused), *folder);
+}
+
+std::string check_folder(const std::filesystem::path& dir) {
+  if (!std::filesystem::is_regular_file(dir / "config.json")) return "it holds no config.json";
+  if (const auto unknown = detail::unknown_architecture(dir)) {
+    return fmt::format("this version has no model of the architecture {} in its config.json", quote(*unknown, 60));
+  }
+  const auto config = ModelConfig::from_folder(dir);
+  check_pretrained(*make_model(config, {.dtype = config.dtype.value_or(at::kFloat), .device = at::kMeta}), dir);
+  return "";
+}
+
+void load_pretrained(CausalLM& model, const std::filesystem::path& dir, c10::Device device, FolderAdapter adapter) {
+  at::NoGradGuard no_grad;
+  if (const auto file = detail::gguf_of(dir); !file.empty()) return detail::load_gguf(model, file, device);
+  const auto folder = open_weights(dir, adapter);
+  auto parameters = detail::shared_parameters(model);
+  const auto sources = match_names(model, detail::parameters_and_packed(model), *folder, UnusedTensors::kWarn);
+  check_tied(parameters, sources, *folder);
+  int64_t bytes = 0;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto box = detail::local_part_box(parameters[i].tensor);
+    const auto local = detail::writable_part(parameters[i], device);
+    if (local.numel() == 0) continue;
+    bytes += read_source(*folder, sources[i], box, local);
+  }
+  auto source = sources.begin() + static_cast<std::ptrdiff_t>(parameters.size());
+  for (const auto& [name, packed] : nn::packed_weights(model)) {
+    const auto values = at::empty({packed->out, packed->in}, at::kFloat);  // one at a time
+    bytes += read_source(*folder, *source++, {values.sizes().vec(), {0, 0}}, values);
+    packed->pack(values);
+  }
+  log_info("[models.load] {}: {} parameters, {:.1f} MiB read", dir.string(), parameters.size(),
+           static_cast<double>(bytes) / (1 << 20));
+}
+
+std::shared_ptr<CausalLM> from_pretrained(const std::filesystem::path& dir, std::optional<c10::ScalarType> dtype,
+                                          c10::Device device, FolderAdapter adapter) {
+  const auto config = ModelConfig::from_folder(dir);
+  auto model = make_model(config, {.dtype = dtype.value_or(config.dtype.value_or(at::kFloat)), .device = at::kMeta});
+  load_pretrained(*model, dir, device, adapter);
+  return model;
+}
+
+}  // namespace tessera

@@ -1,0 +1,208 @@
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/log.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/formats/companions.h"
+#include "tessera/formats/tensor_files/finite.h"
+#include "tessera/formats/safetensors/safetensors_folder.h"
+#include "tessera/formats/safetensors/safetensors_writer.h"
+#include "tessera/models/adapters/adapters.h"
+#include "tessera/models/tensors/local_part.h"
+#include "tessera/models/tensors/packed_parts.h"
+#include "tessera/models/tensors/stacked_tensors.h"
+#include "tessera/models/tensors/stage_values.h"
+#include "tessera/models/config/family.h"
+#include "tessera/models/files/weights.h"
+#include "tessera/nn/linear/quantized_linear.h"
+
+namespace tessera {
+namespace {
+
+bool holds_weights(const std::filesystem::path& dir) {
+  return std::filesystem::exists(dir / "model.safetensors") ||
+         std::filesystem::exists(dir / "model.safetensors.index.json");
+}
+
+// The tensors of the folder that a model came from, where its family has any that the model does not own.
+std::optional<SafetensorsFolder> foreign_tensors(const WeightMap& map, const std::filesystem::path& source_dir) {
+  if (map.foreign.empty()) return std::nullopt;
+  if (!source_dir.empty() && holds_weights(source_dir)) return SafetensorsFolder::open(source_dir);
+  log_warning("[models.save] '{}' holds no weights: what the model does not own ({}...) is not saved",
+              source_dir.string(), map.foreign.front());
+  return std::nullopt;
+}
+
+// The folder as it grows; lives on the writing rank alone.
+class FolderInProgress {
+ public:
+  FolderInProgress(const CausalLM& model, const std::vector<detail::SharedParameter>& parameters,
+                   const std::filesystem::path& dir, const std::filesystem::path& source_dir,
+                   const SaveOptions& options)
+      : map_(family_of(model.config().architecture).weights),
+        foreign_(foreign_tensors(map_, source_dir)),
+        folder_(dir),
+        weights_(folder_.path(), specs(parameters, options), {.max_shard_bytes = options.max_shard_bytes}) {
+    const auto dtype = options.dtype.value_or(parameters.front().tensor.scalar_type());
+    publish_file(folder_.path() / "config.json", model.config().to_json(dtype));
+    if (!source_dir.empty()) copy_companions(source_dir, folder_.path());
+  }
+  void write(const detail::SharedParameter& parameter, const at::Tensor& value) {
+    const auto stacked = stacked_of(parameter);
+    if (stacked.empty()) weights_.write(saved_name(parameter), value);
+    for (const auto& each : stacked) weights_.write(each.name, value[each.expert].narrow(0, each.first_row, each.rows));
+  }
+  void publish() {
+    for (const auto& name : foreign_names()) weights_.write(name, foreign_->tensor(name));
+    weights_.finish();
+    folder_.publish();
+  }
+
+ private:
+  // As the source calls it; where there is none, the first of its names.
+  std::string saved_name(const detail::SharedParameter& parameter) const {
+    const auto names = detail::file_names(map_, parameter);
+    for (const auto& name : names) {
+      if (foreign_ && foreign_->contains(name)) return name;
+    }
+    return names.front();
+  }
+  std::vector<detail::StackedTensor> stacked_of(const detail::SharedParameter& parameter) const {
+    return detail::stacked_tensors(map_, saved_name(parameter), parameter.tensor.sizes());
+  }
+  std::vector<std::string> foreign_names() const {
+    std::vector<std::string> names;
+    if (!foreign_) return names;
+    for (const auto& [name, file] : foreign_->files()) {
+      if (map_.is_foreign(name)) names.push_back(name);
+    }
+    return names;
+  }
+  std::vector<TensorSpec> specs(const std::vector<detail::SharedParameter>& parameters,
+                                const SaveOptions& options) const {
+    std::vector<TensorSpec> out;
+    for (const auto& parameter : parameters) {
+      const auto dtype = options.dtype.value_or(parameter.tensor.scalar_type());
+      const auto stacked = stacked_of(parameter);
+      if (stacked.empty()) out.push_back({saved_name(parameter), dtype, parameter.tensor.sizes().vec()});
+      for (const auto& each : stacked) out.push_back({each.name, dtype, {each.rows, parameter.tensor.size(2)}});
+    }
+    for (const auto& name : foreign_names()) {
+      const auto& entry = foreign_->entry(name);
+      out.push_back({name, entry.dtype, entry.shape});
+    }
+    return out;
+  }
+  const WeightMap& map_;
+  std::optional<SafetensorsFolder> foreign_;
+  StagedFolder folder_;
+  SafetensorsFolderWriter weights_;
+};
+
+// How the writing rank fared, as bytes that the others can throw again.
+struct Outcome {
+  std::optional<Error> error;
+  template <class F>
+  void attempt(F&& step) {
+    if (error) return;
+    try {
+      step();
+    } catch (const Error& failed) {
+      error = failed;
+    } catch (const std::exception& failed) {
+      error = Error(ErrorKind::kInternal, fmt::format("[models.save] {}", failed.what()));
+    }
+  }
+  std::string bytes() const {
+    return error ? fmt::format("{}{}", static_cast<char>('1' + static_cast<int>(error->kind())), error->what()) : "0";
+  }
+  static void throw_if_failed(const std::string& bytes) {
+    if (bytes != "0") throw Error(static_cast<ErrorKind>(bytes.at(0) - '1'), bytes.substr(1));
+  }
+};
+
+// Gives the whole of a parameter by any of its names, with its adapter in it where that is wanted. COLLECTIVE over its
+// mesh.
+std::function<at::Tensor(const detail::SharedParameter&)> value_getter(CausalLM& model,
+                                                                       const std::vector<detail::SharedParameter>& own,
+                                                                       const SaveOptions& options) {
+  std::map<const c10::TensorImpl*, nn::LoraLinear*> adapted;
+  for (const auto& [path, linear] : options.merge_adapters ? adapted_linears(model) : AdaptedLinears{}) {
+    if (!linear->packed) adapted[linear->own_parameters().front().parameter.unsafeGetTensorImpl()] = linear;
+  }
+  std::map<std::string, nn::LoraLinear*> adapted_packed;
+  for (const auto& [path, linear] : options.merge_adapters ? adapted_linears(model) : AdaptedLinears{}) {
+    if (linear->packed) adapted_packed[path + ".weight"] = linear;
+  }
+  std::map<std::string, nn::PackedWeight*> packed;
+  for (const auto& [name, weight] : nn::packed_weights(model)) packed[name] = weight;
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& parameter : own) {
+    for (const auto& name : parameter.names) tensors[name] = parameter.tensor;
+  }
+  return [adapted, adapted_packed, packed, tensors](const detail::SharedParameter& parameter) {
+    if (const auto found = packed.find(parameter.names.front()); found != packed.end()) {
+      TESSERA_CHECK(found->second->weight.defined(), ErrorKind::kInternal,
+                    "[models.save] {}: has no values yet. Load or initialise first.", found->first);
+      const auto values = found->second->weight.values();
+      const auto adapter = adapted_packed.find(found->first);
+      return adapter == adapted_packed.end() ? values : merged_weight(*adapter->second, values);
+    }
+    const auto held = std::find_if(parameter.names.begin(), parameter.names.end(),
+                                   [&](const std::string& name) { return tensors.contains(name); });
+    const auto& tensor = tensors.at(*held);
+    const auto whole = is_dtensor(tensor) ? full_tensor(tensor) : tensor;
+    const auto adapter = adapted.find(tensor.unsafeGetTensorImpl());
+    // In float32, so that the sum is rounded once.
+    return adapter == adapted.end() ? whole : merged_weight(*adapter->second, whole.to(at::kFloat));
+  };
+}
+
+}  // namespace
+
+void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const std::filesystem::path& source_dir,
+                     const SaveOptions& options) {
+  at::NoGradGuard no_grad;
+  const auto own = detail::parameters_and_packed(model);
+  std::optional<detail::StageValues> stages;
+  if (options.pipeline && options.pipeline->size() > 1) stages.emplace(*options.pipeline->group(0), own);
+  const nn::ParameterOptions as_saved{options.dtype.value_or(own.front().tensor.scalar_type()), at::kMeta};
+  const auto whole_model = stages ? make_model(model.config(), as_saved) : nullptr;
+  const auto parameters = stages ? detail::shared_parameters(*whole_model) : own;
+  const auto mesh = detail::mesh_of(own);
+  const bool speaks = !mesh || mesh->rank() == mesh->ranks().front();
+  const bool writes = speaks && (!stages || stages->rank() == 0);
+  const auto value_of = value_getter(model, own, options);
+  Outcome outcome;
+  std::optional<FolderInProgress> folder;
+  if (writes) outcome.attempt([&] { folder.emplace(model, parameters, dir, source_dir, options); });
+  for (const auto& parameter : parameters) {
+    // Also after an error: the other ranks are in the same collective.
+    at::Tensor whole;
+    if (!stages || stages->gives(parameter)) whole = value_of(parameter);
+    if (stages && speaks) whole = stages->bring(parameter, whole);
+    if (!writes) continue;
+    outcome.attempt([&] {
+      TESSERA_CHECK(!whole.is_meta(), ErrorKind::kInternal,
+                    "[models.save] {}: has no values yet. Load or initialise first.", parameter.names.front());
+      const auto dtype = options.dtype.value_or(parameter.tensor.scalar_type());
+      const auto saved = whole.detach().to(dtype).contiguous();
+      check_converted(whole, saved, parameter.names.front(), "[models.save] " + dir.string());
+      folder->write(parameter, saved);
+    });
+  }
+  if (writes) outcome.attempt([&] { folder->publish(); });
+  folder.reset();
+  auto result = outcome.bytes();
+  if (mesh && mesh->size() > 1) {
+    const auto line = mesh->ndim() == 1 ? mesh : mesh->flatten();
+    result = comm::broadcast_bytes(*line->group(0), result);
+  }
+  if (stages) result = comm::broadcast_bytes(*options.pipeline->group(0), result);
+  Outcome::throw_if_failed(result);
+}
+
+}  // namespace tessera

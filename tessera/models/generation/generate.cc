@@ -1,0 +1,182 @@
+#include "tessera/models/generation/generate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/text/json.h"
+#include "tessera/base/log.h"
+#include "tessera/comm/collectives/agreement.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/models/config/end_tokens.h"
+#include "tessera/models/generation/choice.h"
+
+namespace tessera {
+namespace {
+
+// Settings that change the result in transformers and have a neutral value there.
+const std::vector<std::pair<const char*, Json>>& unsupported_settings() {
+  static const std::vector<std::pair<const char*, Json>> settings = {{"num_beams", 1},
+                                                                     {"penalty_alpha", nullptr},
+                                                                     {"no_repeat_ngram_size", 0},
+                                                                     {"min_new_tokens", nullptr},
+                                                                     {"min_length", 0},
+                                                                     {"typical_p", 1.0},
+                                                                     {"epsilon_cutoff", 0.0},
+                                                                     {"eta_cutoff", 0.0},
+                                                                     {"bad_words_ids", nullptr},
+                                                                     {"suppress_tokens", nullptr},
+                                                                     {"begin_suppress_tokens", nullptr},
+                                                                     {"forced_bos_token_id", nullptr},
+                                                                     {"forced_eos_token_id", nullptr},
+                                                                     {"sequence_bias", nullptr}};
+  return settings;
+}
+
+void warn_of_unsupported(const JsonReader& settings) {
+  for (const auto& [key, neutral] : unsupported_settings()) {
+    const auto found = settings.find(key);
+    if (found && found->value() != neutral) log_warning("{}: not supported and not applied", found->name());
+  }
+}
+
+// Rounding may differ between ranks, so one of them decides for all. Adds the next token; false after the last one.
+// What the choice throws is thrown on all ranks.
+bool add_next(std::vector<int64_t>& context, const at::Tensor& logits, const GenerationOptions& options,
+              const TokenCallback& on_token, const LogitsSource& source, size_t prompt_tokens) {
+  auto* const group = source.group;
+  bool last = false;
+  const bool chooses = group == nullptr || group->rank() == source.chooser;
+  const auto choose = [&] {
+    context.push_back(choose_token(logits.flatten(), context, options, prompt_tokens));
+    last = (on_token && !on_token(context.back())) || is_ended({context, prompt_tokens}, options);
+  };
+  if (group == nullptr || group->size() == 1) {
+    choose();
+    return !last;
+  }
+  constexpr int64_t kFailed = -1;  // in place of the token
+  std::optional<Error> error;
+  try {
+    if (chooses) choose();
+  } catch (const std::exception& failed) {
+    error = as_error(failed);
+  }
+  const auto both = at::tensor({error ? kFailed : chooses ? context.back() : 0, static_cast<int64_t>(last)}, at::kLong);
+  comm::broadcast(*group, both, source.chooser, "next token").wait();
+  const int64_t token = both[0].item<int64_t>();
+  if (token == kFailed) {
+    comm::attempt_together(*group, [&] {
+      if (error) throw *error;
+    });
+  }
+  if (!chooses) context.push_back(token);
+  return both[1].item<int64_t>() == 0;
+}
+
+}  // namespace
+
+namespace {
+
+int64_t context_of(const ModelConfig& config, int64_t asked) { return asked > 0 ? asked : config.context_tokens; }
+
+}  // namespace
+
+void check_prompt(const ModelConfig& config, std::span<const int64_t> prompt, int64_t context_tokens) {
+  const int64_t context = context_of(config, context_tokens);
+  TESSERA_CHECK(!prompt.empty(), ErrorKind::kConfig, "[models.generate] the prompt holds no token. Give a text.");
+  TESSERA_CHECK(static_cast<int64_t>(prompt.size()) < context, ErrorKind::kConfig,
+                "[models.generate] the prompt has {} tokens, the context is {}. Shorten it, or raise --max-model-len.",
+                prompt.size(), context);
+  for (const int64_t token : prompt) {
+    TESSERA_CHECK(
+        0 <= token && token < config.vocab_size, ErrorKind::kConfig,
+        "[models.generate] token {} of the prompt: the model knows {} tokens. Do tokenizer and model belong together?",
+        token, config.vocab_size);
+  }
+}
+
+GenerationOptions GenerationOptions::from_folder(const std::filesystem::path& dir, const ModelConfig& config) {
+  GenerationOptions options;
+  options.stop_tokens = listed_end_tokens(dir, config);
+  const auto path = dir / "generation_config.json";
+  if (!std::filesystem::exists(path)) return options;
+  constexpr JsonLimits kLimits{.max_bytes = 1 << 20, .max_depth = 32};
+  constexpr double kMost = 1e30;
+  const auto where = "[models.generate] " + path.string();
+  const Json json = parse_json_object(read_file(path, kLimits.max_bytes), where, kLimits);
+  const JsonReader settings(json, where, ErrorKind::kConfig);
+  options.max_new_tokens = settings.integer("max_new_tokens", options.max_new_tokens, 1, int64_t{1} << 40);
+  options.temperature = settings.number("temperature", options.temperature, 0, kMost);
+  options.top_k = settings.integer("top_k", options.top_k, 0, int64_t{1} << 40);
+  options.top_p = settings.number("top_p", options.top_p, 0, 1);
+  options.min_p = settings.number("min_p", options.min_p, 0, 1);
+  options.repetition_penalty = settings.number("repetition_penalty", options.repetition_penalty, 0, kMost);
+  options.folder_samples = settings.boolean("do_sample", false) && options.temperature > 0;
+  warn_of_unsupported(settings);
+  if (options.temperature == 0) options.temperature = 1.0;  // some files say greedy this way
+  options.check();
+  return options;
+}
+
+void GenerationOptions::check() const {
+  const auto wanted = [](bool holds, const char* name, auto found, const char* range) {
+    TESSERA_CHECK(holds, ErrorKind::kConfig, "[models.generate] {}: found {}, wanted {}", name, found, range);
+  };
+  wanted(max_new_tokens >= 1, "max_new_tokens", max_new_tokens, "at least 1");
+  wanted(temperature > 0 && std::isfinite(temperature), "temperature", temperature, "a number above 0");
+  wanted(context_tokens >= 0, "context_tokens", context_tokens, "0 or more");
+  wanted(top_k >= 0, "top_k", top_k, "0 or more");
+  wanted(top_p > 0 && top_p <= 1, "top_p", top_p, "a number above 0, at most 1");
+  wanted(min_p >= 0 && min_p <= 1, "min_p", min_p, "a number from 0 to 1");
+  wanted(std::abs(presence_penalty) <= 2, "presence_penalty", presence_penalty, "a number from -2 to 2");
+  wanted(std::abs(frequency_penalty) <= 2, "frequency_penalty", frequency_penalty, "a number from -2 to 2");
+  wanted(repetition_penalty > 0 && std::isfinite(repetition_penalty), "repetition_penalty", repetition_penalty,
+         "a number above 0");
+  for (const auto& [token, bias] : logit_bias) wanted(std::isfinite(bias), "logit_bias", bias, "a number");
+}
+
+int64_t choose_token(const at::Tensor& logits, std::span<const int64_t> context, const GenerationOptions& options,
+                     size_t prompt_tokens) {
+  const auto values = logits.detach().to(at::kCPU, at::kFloat).contiguous();
+  std::vector<float> scores(values.const_data_ptr<float>(), values.const_data_ptr<float>() + values.numel());
+  return choose_from(scores, {.tokens = context, .prompt_tokens = prompt_tokens}, options);
+}
+
+int64_t generation_capacity(const ModelConfig& config, std::span<const int64_t> prompt,
+                            const GenerationOptions& options) {
+  check_prompt(config, prompt, options.context_tokens);
+  options.check();
+  const auto given = static_cast<int64_t>(prompt.size());
+  return given + std::min(options.max_new_tokens, context_of(config, options.context_tokens) - given);
+}
+
+std::vector<int64_t> generate(const ModelConfig& config, const LogitsSource& source, std::span<const int64_t> prompt,
+                              const GenerationOptions& options, const TokenCallback& on_token) {
+  const at::NoGradGuard no_grad;
+  const auto given = static_cast<int64_t>(prompt.size());
+  const int64_t most = generation_capacity(config, prompt, options) - given;
+  std::vector<int64_t> context(prompt.begin(), prompt.end());
+  auto pending = at::tensor(context).unsqueeze(0).to(source.device);
+  for (int64_t made = 0; made < most; ++made) {
+    if (!add_next(context, source.after(pending), options, on_token, source, prompt.size())) break;
+    pending = at::full({1, 1}, context.back(), pending.options());
+  }
+  return {context.begin() + given, context.end()};
+}
+
+std::vector<int64_t> generate(CausalLM& model, std::span<const int64_t> prompt, const GenerationOptions& options,
+                              const TokenCallback& on_token, comm::Group* group) {
+  nn::KvCache cache(model.config().num_hidden_layers, generation_capacity(model.config(), prompt, options));
+  const auto after = [&](const at::Tensor& tokens) {
+    const auto logits = model.logits({.tokens = tokens, .cache = &cache, .logits_to_keep = 1});
+    return is_dtensor(logits) ? full_tensor(logits) : logits;  // a tensor-parallel head has a part of the vocabulary
+  };
+  return generate(model.config(), {.after = after, .device = model.parameters().front().device(), .group = group},
+                  prompt, options, on_token);
+}
+
+}  // namespace tessera

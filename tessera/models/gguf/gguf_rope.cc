@@ -1,0 +1,147 @@
+#include "tessera/models/gguf/gguf_rope.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <numbers>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/formats/gguf/gguf_writer.h"
+#include "tessera/models/config/config.h"
+
+namespace tessera::detail {
+namespace {
+
+// What llama.cpp multiplies cos and sin of yarn with by itself.
+double own_attention_factor(double factor) { return 1 + 0.1 * std::log(factor); }
+
+void set_yarn_keys(const RopeConfig& rope, const std::string& scaling, const std::string& where, GgufWriter& writer) {
+  TESSERA_CHECK(rope.truncate, ErrorKind::kConfig, "[gguf] {}: yarn without truncation does not exist in GGUF", where);
+  writer.set(scaling + "original_context_length", static_cast<uint32_t>(rope.original_max_position_embeddings));
+  writer.set(scaling + "yarn_beta_fast", static_cast<float>(rope.beta_fast));
+  writer.set(scaling + "yarn_beta_slow", static_cast<float>(rope.beta_slow));
+  TESSERA_CHECK(rope.mscale == 0 || rope.mscale_all_dim == 0 || rope.attention_factor, ErrorKind::kConfig,
+                "[gguf] {}: yarn with mscale cannot be written as GGUF in this version. Give attention_factor instead.",
+                where);
+  if (rope.attention_factor) {
+    writer.set(scaling + "attn_factor", static_cast<float>(*rope.attention_factor / own_attention_factor(rope.factor)));
+  }
+}
+
+nlohmann::ordered_json llama3_scaling(const GgufFile& file, double theta, int64_t head_dim) {
+  const auto divisors = file.tensor("rope_freqs.weight").to(at::kFloat).contiguous();
+  const float* first = divisors.const_data_ptr<float>();
+  Llama3Scaling scaling;
+  TESSERA_CHECK(
+      divisors.numel() == head_dim / 2 && recover_llama3_scaling({first, first + divisors.numel()}, theta, scaling),
+      ErrorKind::kConfig, "[gguf] {}: rope_freqs.weight is no llama3 scaling that this version knows",
+      file.path().string());
+  return {{"rope_type", "llama3"},
+          {"factor", scaling.factor},
+          {"low_freq_factor", scaling.low_freq_factor},
+          {"high_freq_factor", scaling.high_freq_factor},
+          {"original_max_position_embeddings", static_cast<int64_t>(scaling.original_context)}};
+}
+
+}  // namespace
+
+void set_rope_keys(const RopeConfig& rope, const std::string& architecture, const std::string& where,
+                   GgufWriter& writer) {
+  const auto scaling = architecture + ".rope.scaling.";
+  writer.set(architecture + ".rope.freq_base", static_cast<float>(rope.theta));
+  switch (rope.kind) {
+    case RopeKind::kDefault:
+    case RopeKind::kLlama3:
+      return;
+    case RopeKind::kDynamic:
+      log_warning("[gguf] {}: dynamic rope scaling does not exist in GGUF; the file is right up to the trained context",
+                  where);
+      return;
+    case RopeKind::kLinear:
+    case RopeKind::kYarn:
+      writer.set(scaling + "type", std::string(rope.kind == RopeKind::kLinear ? "linear" : "yarn"));
+      writer.set(scaling + "factor", static_cast<float>(rope.factor));
+      if (rope.kind == RopeKind::kYarn) set_yarn_keys(rope, scaling, where, writer);
+      return;
+  }
+}
+
+nlohmann::ordered_json rope_scaling(const GgufFile& file, const std::string& architecture, double theta,
+                                    int64_t head_dim) {
+  if (file.contains("rope_freqs.weight")) return llama3_scaling(file, theta, head_dim);
+  const auto key = [&](const char* name) { return architecture + ".rope.scaling." + name; };
+  const auto type = file.find_string(key("type")).value_or("none");
+  if (type == "none") return nullptr;
+  const double factor = shortest_decimal(file.find_float(key("factor")).value_or(1.0));
+  if (type == "linear") return {{"rope_type", "linear"}, {"factor", factor}};
+  TESSERA_CHECK(type == "yarn", ErrorKind::kConfig, "[gguf] {}: the rope scaling {} is not available in this version",
+                file.path().string(), quote(type));
+  nlohmann::ordered_json scaling = {{"rope_type", "yarn"}, {"factor", factor}};
+  if (const auto context = file.find_uint(key("original_context_length"))) {
+    scaling["original_max_position_embeddings"] = *context;
+  }
+  // llama.cpp multiplies its own factor by attn_factor, config.json holds the product.
+  if (const auto attention = file.find_float(key("attn_factor"))) {
+    scaling["attention_factor"] = shortest_decimal(*attention) * own_attention_factor(factor);
+  }
+  if (const auto fast = file.find_float(key("yarn_beta_fast"))) scaling["beta_fast"] = shortest_decimal(*fast);
+  if (const auto slow = file.find_float(key("yarn_beta_slow"))) scaling["beta_slow"] = shortest_decimal(*slow);
+  return scaling;
+}
+
+std::vector<float> llama3_divisors(const Llama3Scaling& scaling, double theta, int64_t head_dim) {
+  std::vector<float> divisors;
+  for (int64_t i = 0; i < head_dim; i += 2) {
+    const double frequency = std::pow(theta, -static_cast<double>(i) / static_cast<double>(head_dim));
+    const double turns = scaling.original_context * frequency / (2 * std::numbers::pi);  // within the old context
+    double divisor = 1;
+    if (turns < scaling.low_freq_factor) {
+      divisor = scaling.factor;
+    } else if (turns <= scaling.high_freq_factor) {
+      const double smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor);
+      divisor = 1 / ((1 - smooth) / scaling.factor + smooth);
+    }
+    divisors.push_back(static_cast<float>(divisor));
+  }
+  return divisors;
+}
+
+std::vector<float> llama3_divisors(const RopeConfig& rope, int64_t head_dim) {
+  if (rope.kind != RopeKind::kLlama3) return {};
+  return llama3_divisors({rope.factor, rope.low_freq_factor, rope.high_freq_factor,
+                          static_cast<double>(rope.original_max_position_embeddings)},
+                         rope.theta, head_dim);
+}
+
+bool recover_llama3_scaling(const std::vector<float>& divisors, double theta, Llama3Scaling& scaling) {
+  if (divisors.empty()) return false;
+  scaling = {};
+  scaling.factor = *std::max_element(divisors.begin(), divisors.end());
+  const auto head_dim = static_cast<int64_t>(divisors.size()) * 2;
+  // 8192 first: every released model has it, and short heads may not tell contexts apart.
+  for (const double context :
+       {8192., 4096., 2048., 1024., 512., 256., 128., 64., 32., 16384., 32768., 65536., 131072.}) {
+    scaling.original_context = context;
+    const auto tried = llama3_divisors(scaling, theta, head_dim);
+    const bool fits = std::equal(tried.begin(), tried.end(), divisors.begin(),
+                                 [](float a, float b) { return std::fabs(a - b) <= 1e-4F * std::fabs(a); });
+    if (fits) return true;
+  }
+  return false;
+}
+
+double shortest_decimal(double value) {
+  const auto narrow = static_cast<float>(value);
+  if (static_cast<double>(narrow) != value) return value;
+  char text[64];
+  const auto end = std::to_chars(text, text + sizeof text, narrow).ptr;
+  std::from_chars(text, end, value);
+  return value;
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,123 @@
+#include "tessera/models/gguf/gguf_tensors.h"
+
+#include <ATen/ATen.h>
+
+#include "tessera/models/config/config.h"
+#include "tessera/models/tensors/stacked_tensors.h"
+#include "tessera/models/config/family.h"
+
+namespace tessera::detail {
+namespace {
+
+// Adds the tensors of one decoder layer.
+class GgufLayer {
+ public:
+  GgufLayer(const GgufMap& map, const ModelConfig& config, int64_t layer, std::vector<GgufTensor>& all)
+      : map_(map),
+        config_(config),
+        gguf_("blk." + std::to_string(layer) + "."),
+        hf_("model.layers." + std::to_string(layer) + "."),
+        all_(all) {}
+
+  void add() {
+    const int64_t hidden = config_.hidden_size, ff = config_.intermediate_size;
+    const int64_t heads = config_.num_attention_heads, kv_heads = config_.num_key_value_heads;
+    const int64_t q = heads * config_.head_dim, kv = kv_heads * config_.head_dim;
+    const int64_t rotary = map_.interleaved_rotary ? 1 : 0;
+    norm("attn_norm", "input_layernorm", hidden);
+    linear("attn_q", "self_attn.q_proj", q, hidden, config_.qkv_bias, rotary * heads);
+    linear("attn_k", "self_attn.k_proj", kv, hidden, config_.qkv_bias, rotary * kv_heads);
+    linear("attn_v", "self_attn.v_proj", kv, hidden, config_.qkv_bias);
+    linear("attn_output", "self_attn.o_proj", hidden, q, config_.output_bias);
+    if (map_.qk_norm) {
+      norm("attn_q_norm", "self_attn.q_norm", config_.head_dim);
+      norm("attn_k_norm", "self_attn.k_norm", config_.head_dim);
+    }
+    if (map_.norms_around) {
+      norm("post_attention_norm", "post_attention_layernorm", hidden);
+      norm("post_ffw_norm", "post_feedforward_layernorm", hidden);
+    }
+    norm("ffn_norm", map_.norms_around ? "pre_feedforward_layernorm" : "post_attention_layernorm", hidden);
+    if (map_.experts) return add_experts();
+    linear("ffn_gate", "mlp.gate_proj", ff, hidden, config_.mlp_bias);
+    linear("ffn_up", "mlp.up_proj", ff, hidden, config_.mlp_bias);
+    linear("ffn_down", "mlp.down_proj", hidden, ff, config_.mlp_bias);
+  }
+
+ private:
+  void add_experts() {
+    const int64_t hidden = config_.hidden_size, inner = config_.experts.inner, count = config_.experts.count;
+    linear("ffn_gate_inp", "mlp.gate", count, hidden, /*bias=*/false);
+    all_.back().router = true;
+    stack("ffn_gate_exps", "mlp.experts.gate_up_proj", {count, inner, hidden}, 0, 2 * inner);
+    stack("ffn_up_exps", "mlp.experts.gate_up_proj", {count, inner, hidden}, inner, 2 * inner);
+    stack("ffn_down_exps", "mlp.experts.down_proj", {count, hidden, inner}, 0, hidden);
+  }
+  void stack(const char* ours, const char* theirs, std::vector<int64_t> shape, int64_t first_row, int64_t stack_rows) {
+    all_.push_back({.gguf_name = gguf_ + ours + ".weight",
+                    .hf_name = hf_ + theirs,
+                    .shape = std::move(shape),
+                    .stacks = &family_of(config_.architecture).weights,
+                    .first_row = first_row,
+                    .stack_rows = stack_rows});
+  }
+  void norm(const char* ours, const char* theirs, int64_t width) {
+    all_.push_back({gguf_ + ours + ".weight", hf_ + theirs + ".weight", {width}, 0, map_.norms_one_plus});
+  }
+  void linear(const char* ours, const char* theirs, int64_t rows, int64_t columns, bool bias,
+              int64_t rotary_heads = 0) {
+    all_.push_back({gguf_ + ours + ".weight", hf_ + theirs + ".weight", {rows, columns}, rotary_heads});
+    if (bias) all_.push_back({gguf_ + ours + ".bias", hf_ + theirs + ".bias", {rows}, rotary_heads});
+  }
+
+  const GgufMap& map_;
+  const ModelConfig& config_;
+  std::string gguf_, hf_;
+  std::vector<GgufTensor>& all_;
+};
+
+at::Tensor swap_rotary(const at::Tensor& tensor, int64_t heads, int64_t outer, int64_t inner) {
+  return tensor.reshape({heads, outer, inner, -1}).transpose(1, 2).reshape(tensor.sizes());
+}
+
+}  // namespace
+
+std::vector<GgufTensor> gguf_tensors(const GgufMap& map, const ModelConfig& config) {
+  const int64_t vocab = config.vocab_size, hidden = config.hidden_size;
+  std::vector<GgufTensor> all = {
+      {"token_embd.weight", "model.embed_tokens.weight", {vocab, hidden}},
+      {"output_norm.weight", "model.norm.weight", {hidden}, 0, map.norms_one_plus},
+  };
+  if (!config.tie_word_embeddings) all.push_back({"output.weight", "lm_head.weight", {vocab, hidden}});
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) GgufLayer(map, config, layer, all).add();
+  return all;
+}
+
+std::vector<std::string> names_of_experts(const GgufTensor& tensor, const std::string& stack_name) {
+  std::vector<std::string> names;
+  const auto& shape = tensor.shape;
+  for (auto& each : stacked_tensors(*tensor.stacks, stack_name, {shape[0], tensor.stack_rows, shape[2]})) {
+    if (each.first_row == tensor.first_row) names.push_back(std::move(each.name));
+  }
+  return names;
+}
+
+at::Tensor to_gguf(const GgufTensor& tensor, const at::Tensor& value) {
+  if (tensor.one_plus) return value.to(at::kFloat) + 1;
+  return tensor.rotary_heads > 0 ? interleave_rotary_rows(value, tensor.rotary_heads) : value;
+}
+
+at::Tensor from_gguf(const GgufTensor& tensor, const at::Tensor& value) {
+  if (tensor.one_plus) return value.to(at::kFloat) - 1;
+  return tensor.rotary_heads > 0 ? split_rotary_rows(value, tensor.rotary_heads) : value;
+}
+
+at::Tensor interleave_rotary_rows(const at::Tensor& tensor, int64_t heads) {
+  return swap_rotary(tensor, heads, 2, tensor.size(0) / heads / 2);
+}
+
+at::Tensor split_rotary_rows(const at::Tensor& tensor, int64_t heads) {
+  return swap_rotary(tensor, heads, tensor.size(0) / heads / 2, 2);
+}
+
+}  // namespace tessera::detail

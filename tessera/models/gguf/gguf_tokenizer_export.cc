@@ -1,0 +1,350 @@
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "tessera/base/error.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/log.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/formats/gguf/gguf_writer.h"
+#include "tessera/models/config/config.h"
+#include "tessera/models/gguf/gguf_tokenizer.h"
+#include "tessera/models/config/end_tokens.h"
+#include "tessera/text/tokenizer.h"
+
+namespace tessera::detail {
+namespace {
+
+using json = nlohmann::ordered_json;
+
+constexpr std::string_view kVisibleSpace = "\u2581";  // SentencePiece's
+
+struct HfVocabulary {
+  std::string where;
+  std::vector<std::string> tokens;
+  std::vector<int32_t> types;
+  std::vector<std::string> merges;  // "left right"
+  std::vector<std::string> merged;  // what each of them makes
+  std::unordered_map<std::string, int64_t> ids;
+  std::unordered_set<int64_t> listed;  // ids of tokenizer.json's added_tokens, those beyond the model's rows, too
+};
+
+const json* find(const json& object, const char* key) {
+  if (!object.is_object()) return nullptr;
+  const auto found = object.find(key);
+  return found == object.end() || found->is_null() ? nullptr : &*found;
+}
+
+std::string text_or(const json& object, const char* key, const std::string& absent) {
+  const auto* value = find(object, key);
+  return value && value->is_string() ? value->get<std::string>() : absent;
+}
+
+bool flag_or(const json& object, const char* key, bool absent) {
+  const auto* value = find(object, key);
+  return value && value->is_boolean() ? value->get<bool>() : absent;
+}
+
+void place_token(HfVocabulary& vocabulary, const std::string& text, const json& id, int32_t type) {
+  const bool valid = id.is_number_unsigned() && id.get<uint64_t>() < vocabulary.tokens.size();
+  TESSERA_CHECK(valid, ErrorKind::kFormat, "[gguf] {}: token {} has the id {}, config.json's vocabulary has {}",
+                vocabulary.where, quote(text), id.dump(), vocabulary.tokens.size());
+  const auto at = id.get<size_t>();
+  const bool free = vocabulary.types[at] == kUnused || vocabulary.tokens[at] == text;
+  TESSERA_CHECK(free, ErrorKind::kFormat, "[gguf] {}: tokens {} and {} have the same id {}", vocabulary.where,
+                quote(vocabulary.tokens[at]), quote(text), at);
+  vocabulary.tokens[at] = text;
+  vocabulary.types[at] = type;
+  vocabulary.ids[text] = static_cast<int64_t>(at);
+}
+
+bool is_byte_token(const std::string& text) {
+  return text.size() == 6 && text.starts_with("<0x") && text.back() == '>' && std::isxdigit(text[3]) &&
+         std::isxdigit(text[4]);
+}
+
+void read_merges(const json& model, HfVocabulary& vocabulary) {
+  const auto* merges = find(model, "merges");
+  TESSERA_CHECK(merges && merges->is_array(), ErrorKind::kFormat, "[gguf] {}: the model has no merges",
+                vocabulary.where);
+  for (const auto& merge : *merges) {
+    std::string left, right;
+    if (merge.is_string()) {
+      const auto& text = merge.get_ref<const std::string&>();
+      const auto space = text.find(' ', 1);
+      if (space != std::string::npos) left = text.substr(0, space), right = text.substr(space + 1);
+    } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
+      left = merge[0].get<std::string>(), right = merge[1].get<std::string>();
+    }
+    TESSERA_CHECK(!left.empty() && !right.empty(), ErrorKind::kFormat, "[gguf] {}: {} is no merge of two tokens",
+                  vocabulary.where, quote(json(merge).dump()));
+    const bool spaces = left.find(' ') != std::string::npos || right.find(' ') != std::string::npos;
+    TESSERA_CHECK(!spaces, ErrorKind::kConfig,
+                  "[gguf] {}: the merge of {} and {} holds a space, which GGUF cannot store", vocabulary.where,
+                  quote(left), quote(right));
+    vocabulary.merges.push_back(left + " " + right);
+    vocabulary.merged.push_back(left + right);
+  }
+}
+
+// A token beyond the embedding's rows (Gemma's image token in a model without images) cannot be given to the model.
+bool is_beyond_rows(const json& id, const HfVocabulary& vocabulary) {
+  return id.is_number_unsigned() && id.get<uint64_t>() >= vocabulary.tokens.size();
+}
+
+void place_added_token(HfVocabulary& vocabulary, const json& token, const std::string& unk, bool sentence_piece) {
+  const auto text = text_or(token, "content", "");
+  TESSERA_CHECK(token.is_object() && token.contains("id") && !text.empty(), ErrorKind::kFormat,
+                "[gguf] {}: an added token has no id or content", vocabulary.where);
+  const auto& id = token["id"];
+  if (id.is_number_unsigned()) vocabulary.listed.insert(id.get<int64_t>());
+  if (is_beyond_rows(id, vocabulary)) {
+    log_warning("[gguf] {}: token {} has the id {} beyond the model's {} rows and is left out", vocabulary.where,
+                quote(text), id.dump(), vocabulary.tokens.size());
+    return;
+  }
+  const bool unknown = sentence_piece && text == unk;
+  const bool special = flag_or(token, "special", false);
+  place_token(vocabulary, text, id, unknown ? kUnknown : special ? kControl : kUserDefined);
+  if (sentence_piece && !unknown && !special) {
+    // llama.cpp looks for these in the text as it is written, before spaces are marked.
+    auto& stored = vocabulary.tokens[id.get<size_t>()];
+    for (size_t at = 0; (at = stored.find(kVisibleSpace, at)) != std::string::npos; ++at) {
+      stored.replace(at, kVisibleSpace.size(), " ");
+    }
+  }
+}
+
+HfVocabulary read_vocabulary(const json& tokenizer, const std::string& where, int64_t size, bool sentence_piece) {
+  HfVocabulary result;
+  result.where = where;
+  for (int64_t id = 0; id < size; ++id) result.tokens.push_back(fmt::format("[PAD{}]", id));
+  result.types.assign(result.tokens.size(), kUnused);
+  const auto& model = tokenizer.at("model");
+  const auto* vocab = find(model, "vocab");
+  TESSERA_CHECK(vocab && vocab->is_object(), ErrorKind::kFormat, "[gguf] {}: the model has no vocabulary", where);
+  const auto unk = text_or(model, "unk_token", "");
+  for (const auto& [text, id] : vocab->items()) {
+    int32_t type = kNormal;
+    if (sentence_piece && is_byte_token(text)) type = kByte;
+    if (sentence_piece && text == unk) type = kUnknown;
+    place_token(result, text, id, type);
+  }
+  if (const auto* added = find(tokenizer, "added_tokens")) {
+    for (const auto& token : *added) place_added_token(result, token, unk, sentence_piece);
+  }
+  read_merges(model, result);
+  return result;
+}
+
+// Tokens that tokenizer_config.json adds to those of tokenizer.json.
+void place_config_tokens(HfVocabulary& vocabulary, const text::Tokenizer& tokenizer, const std::string& unk,
+                         bool sentence_piece) {
+  for (size_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    const auto token = static_cast<text::TokenId>(id);
+    if (!tokenizer.is_added(token) || vocabulary.listed.contains(token)) continue;
+    if (id < vocabulary.types.size() && vocabulary.types[id] != kUnused) continue;  // of the vocabulary
+    place_added_token(vocabulary,
+                      {{"content", tokenizer.id_to_token(token)}, {"id", id}, {"special", tokenizer.is_special(token)}},
+                      unk, sentence_piece);
+  }
+}
+
+// The steps of a pre-tokenizer or normalizer, whether in a Sequence or alone.
+std::vector<json> steps_of(const json& tokenizer, const char* key, const char* list) {
+  const auto* step = find(tokenizer, key);
+  if (!step) return {};
+  if (text_or(*step, "type", "") != "Sequence") return {*step};
+  const auto* steps = find(*step, list);
+  return steps && steps->is_array() ? steps->get<std::vector<json>>() : std::vector<json>{};
+}
+
+// The kind that cuts text as this tokenizer.json does. Whatever has no counterpart is an error, never a near miss.
+const PreTokenizerKind& match_kind(const json& tokenizer, const std::string& where) {
+  PreTokenizerKind seen;
+  std::vector<std::string> regexes;
+  bool strange = false;
+  for (const auto& step : steps_of(tokenizer, "pre_tokenizer", "pretokenizers")) {
+    const auto type = text_or(step, "type", "");
+    if (type == "Digits") {
+      seen.digits = flag_or(step, "individual_digits", false);
+      strange = strange || !seen.digits;
+    } else if (type == "Split") {
+      const auto* pattern = find(step, "pattern");
+      strange = strange || text_or(step, "behavior", "") != "Isolated" || flag_or(step, "invert", false);
+      regexes.push_back(pattern ? text_or(*pattern, "Regex", "?") : "?");
+    } else if (type == "ByteLevel") {
+      seen.byte_level_regex = flag_or(step, "use_regex", true);
+      strange = strange || flag_or(step, "add_prefix_space", true);
+    } else {
+      strange = true;
+    }
+  }
+  const auto& kinds = pre_tokenizer_kinds();
+  const auto found = std::find_if(kinds.begin(), kinds.end(), [&](const PreTokenizerKind& kind) {
+    const bool same_splits =
+        std::equal(kind.split_regexes.begin(), kind.split_regexes.end(), regexes.begin(), regexes.end());
+    return kind.digits == seen.digits && same_splits && kind.byte_level_regex == seen.byte_level_regex;
+  });
+  TESSERA_CHECK(found != kinds.end() && !strange, ErrorKind::kConfig,
+                "[gguf] {}: this pre_tokenizer has no counterpart in GGUF that this version writes (those of smollm, "
+                "llama-bpe, qwen2, gpt-2 and default have)",
+                where);
+  return *found;
+}
+
+// Whether the post-processor puts this token first (or last) around a sequence.
+bool post_processor_adds(const json& tokenizer, const std::string& token, bool first) {
+  for (const auto& step : steps_of(tokenizer, "post_processor", "processors")) {
+    const auto* single = find(step, "single");
+    if (!single || !single->is_array() || single->empty()) continue;
+    const auto* special = find(first ? single->front() : single->back(), "SpecialToken");
+    if (special && text_or(*special, "id", "") == token) return true;
+  }
+  return false;
+}
+
+// "bos_token" and its like are a string or an object with the content.
+std::string special_token(const json& config, const char* key) {
+  const auto* value = find(config, key);
+  if (!value) return "";
+  return value->is_string() ? value->get<std::string>() : text_or(*value, "content", "");
+}
+
+std::string chat_template(const std::filesystem::path& dir, const json& config) {
+  constexpr size_t kMaxBytes = size_t{16} << 20;
+  if (std::filesystem::exists(dir / "chat_template.jinja")) return read_file(dir / "chat_template.jinja", kMaxBytes);
+  const auto* value = find(config, "chat_template");
+  if (!value) return "";
+  if (value->is_string()) return value->get<std::string>();
+  if (!value->is_array()) return "";
+  for (const auto& named : *value) {
+    if (text_or(named, "name", "") == "default") return text_or(named, "template", "");
+  }
+  return "";
+}
+
+// The token that tokenizer_config.json has under this key.
+std::optional<int64_t> id_of_special(const HfVocabulary& vocabulary, const json& config, const char* key) {
+  const auto found = vocabulary.ids.find(special_token(config, key));
+  return found == vocabulary.ids.end() ? std::nullopt : std::optional(found->second);
+}
+
+void mark_as_control(HfVocabulary& vocabulary, int64_t id) {
+  auto& type = vocabulary.types.at(static_cast<size_t>(id));
+  if (type == kNormal || type == kUserDefined) type = kControl;
+}
+
+// One end goes into each key. llama.cpp finds known ends by their text, so others come first.
+void set_end_keys(const HfVocabulary& vocabulary, std::optional<int64_t> eos, std::span<const int64_t> ends,
+                  GgufWriter& writer) {
+  std::vector<int64_t> others(ends.begin(), ends.end());
+  if (!eos && !others.empty()) eos = others.front();
+  std::erase(others, eos.value_or(-1));
+  const auto text_of = [&](int64_t id) -> const std::string& { return vocabulary.tokens[static_cast<size_t>(id)]; };
+  std::stable_partition(others.begin(), others.end(), [&](int64_t id) { return !is_known_end(text_of(id)); });
+  if (others.size() > 1 && text_of(others[0]) == "<|eom_id|>") std::swap(others[0], others[1]);
+  const auto set = [&](const char* key, int64_t id) {
+    writer.set(fmt::format("tokenizer.ggml.{}_token_id", key), static_cast<uint32_t>(id));
+  };
+  if (eos) set("eos", *eos);
+  if (!others.empty()) set("eot", others[0]);
+  if (others.size() > 1) set("eom", others[1]);
+  std::vector<std::string> lost;
+  for (size_t i = 2; i < others.size(); ++i) {
+    if (!is_known_end(text_of(others[i]))) lost.push_back(quote(text_of(others[i])));
+  }
+  if (lost.empty()) return;
+  log_warning("[gguf] {}: texts end at {}, too, but GGUF has keys for three ends only", vocabulary.where,
+              fmt::join(lost, ", "));
+}
+
+// Without such a key the ends are the default of the model's class, which may be any token of this vocabulary.
+bool lists_ends(const std::filesystem::path& dir) {
+  for (const char* name : {"generation_config.json", "config.json"}) {
+    if (!std::filesystem::exists(dir / name)) continue;
+    const auto settings = read_json_object(dir / name);
+    const auto* listed = find(settings, "eos_token_id");
+    if (listed && !listed->is_null()) return true;
+  }
+  return false;
+}
+
+// Better scores merge first; a piece that no merge makes is never asked for its score.
+std::vector<float> scores_of(const HfVocabulary& vocabulary) {
+  std::vector<float> scores(vocabulary.tokens.size(), -1e9F);
+  for (size_t rank = vocabulary.merged.size(); rank-- > 0;) {
+    const auto found = vocabulary.ids.find(vocabulary.merged[rank]);
+    if (found != vocabulary.ids.end()) scores[static_cast<size_t>(found->second)] = -static_cast<float>(rank);
+  }
+  for (size_t id = 0; id < scores.size(); ++id) {
+    if (vocabulary.types[id] != kNormal) scores[id] = 0;
+  }
+  return scores;
+}
+
+bool has_prepend(const json& tokenizer) {
+  const auto normalizers = steps_of(tokenizer, "normalizer", "normalizers");
+  const auto pre_tokenizers = steps_of(tokenizer, "pre_tokenizer", "pretokenizers");
+  const bool normalizer = std::any_of(normalizers.begin(), normalizers.end(),
+                                      [](const json& step) { return text_or(step, "type", "") == "Prepend"; });
+  return normalizer || std::any_of(pre_tokenizers.begin(), pre_tokenizers.end(), [](const json& step) {
+           return text_or(step, "type", "") == "Metaspace" && text_or(step, "prepend_scheme", "always") != "never";
+         });
+}
+
+}  // namespace
+
+void set_tokenizer_keys(const std::filesystem::path& dir, const ModelConfig& model_config, GgufWriter& writer) {
+  const auto where = (dir / "tokenizer.json").string();
+  const auto tokenizer = read_json_object(dir / "tokenizer.json");
+  const auto config = std::filesystem::exists(dir / "tokenizer_config.json")
+                          ? read_json_object(dir / "tokenizer_config.json")
+                          : json::object();
+  const auto* model = find(tokenizer, "model");
+  TESSERA_CHECK(model && (text_or(*model, "type", "BPE") == "BPE"), ErrorKind::kConfig,
+                "[gguf] {}: only BPE tokenizers can be written", where);
+  const bool sentence_piece = flag_or(*model, "byte_fallback", false);
+  auto vocabulary = read_vocabulary(tokenizer, where, model_config.vocab_size, sentence_piece);
+  const auto own = text::Tokenizer::from_folder(dir);
+  place_config_tokens(vocabulary, own, text_or(*model, "unk_token", ""), sentence_piece);
+  const auto pre_tokenizer =
+      sentence_piece ? std::string("default") : std::string(match_kind(tokenizer, where).gguf_names.front());
+  for (const char* key : {"bos_token", "eos_token", "pad_token"}) {
+    if (const auto id = id_of_special(vocabulary, config, key)) mark_as_control(vocabulary, *id);
+  }
+  auto ends = end_tokens(dir, model_config, own, find_chat_template(dir));
+  if (!lists_ends(dir)) {
+    std::erase_if(ends, [&](int64_t end) { return vocabulary.types.at(static_cast<size_t>(end)) == kNormal; });
+  }
+  for (const int64_t end : ends) mark_as_control(vocabulary, end);
+
+  writer.set("tokenizer.ggml.model", std::string(sentence_piece ? "llama" : "gpt2"));
+  writer.set("tokenizer.ggml.pre", pre_tokenizer);
+  writer.set("tokenizer.ggml.tokens", GgufArray{vocabulary.tokens});
+  writer.set("tokenizer.ggml.token_type", GgufArray{vocabulary.types});
+  if (sentence_piece) {
+    writer.set("tokenizer.ggml.scores", GgufArray{scores_of(vocabulary)});
+  } else {
+    writer.set("tokenizer.ggml.merges", GgufArray{vocabulary.merges});
+  }
+  for (const auto& [key, name] : {std::pair("bos", "bos_token"), {"unknown", "unk_token"}, {"padding", "pad_token"}}) {
+    const auto id = id_of_special(vocabulary, config, name);
+    if (id) writer.set(fmt::format("tokenizer.ggml.{}_token_id", key), static_cast<uint32_t>(*id));
+  }
+  set_end_keys(vocabulary, id_of_special(vocabulary, config, "eos_token"), ends, writer);
+  for (const auto& [key, name, first] :
+       {std::tuple("add_bos_token", "bos_token", true), {"add_eos_token", "eos_token", false}}) {
+    const auto token = special_token(config, name);
+    writer.set(fmt::format("tokenizer.ggml.{}", key), !token.empty() && post_processor_adds(tokenizer, token, first));
+  }
+  writer.set("tokenizer.ggml.add_space_prefix", sentence_piece && has_prepend(tokenizer));
+  const auto chat = chat_template(dir, config);
+  if (!chat.empty()) writer.set("tokenizer.chat_template", chat);
+}
+
+}  // namespace tessera::detail

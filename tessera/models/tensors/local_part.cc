@@ -1,0 +1,76 @@
+#include "tessera/models/tensors/local_part.h"
+
+#include <unordered_map>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/tensor/layout.h"
+#include "tessera/models/config/family.h"
+#include "tessera/nn/linear/lora.h"
+
+namespace tessera::detail {
+
+std::vector<SharedParameter> shared_parameters(nn::Module& module, Parameters which) {
+  std::vector<SharedParameter> out;
+  std::unordered_map<const at::TensorImpl*, size_t> seen;
+  for (const auto& named : module.named_parameters(/*all=*/true)) {
+    const bool of_adapter = dynamic_cast<nn::AdapterPart*>(named.owner) != nullptr;
+    if (of_adapter != (which == Parameters::kOfAdapters)) continue;
+    const auto [found, fresh] = seen.emplace(named.slot->parameter.unsafeGetTensorImpl(), out.size());
+    if (fresh) out.push_back({named.slot->parameter, {}, {}});
+    out[found->second].names.push_back(named.name);
+    out[found->second].slots.push_back(named.slot);
+  }
+  return out;
+}
+
+MeshPtr mesh_of(const std::vector<SharedParameter>& parameters) {
+  for (const auto& parameter : parameters) {
+    if (is_dtensor(parameter.tensor)) return device_mesh(parameter.tensor);
+  }
+  return nullptr;
+}
+
+std::vector<std::string> file_names(const WeightMap& map, const SharedParameter& parameter) {
+  std::vector<std::string> all;
+  for (const auto& own : parameter.names) {
+    for (auto& name : map.names_of(own)) all.push_back(std::move(name));
+  }
+  return all;
+}
+
+LocalBox local_part_box(const at::Tensor& parameter) {
+  const auto shape = parameter.sizes().vec();
+  if (!is_dtensor(parameter)) return {shape, std::vector<int64_t>(shape.size(), 0)};
+  for (size_t i = 0; i < placements(parameter).size(); ++i) {
+    const auto& placement = placements(parameter)[i];
+    TESSERA_CHECK(
+        placement.is_replicate() || placement.is_shard() ||
+            is_nested_last(*device_mesh(parameter), placements(parameter), i),
+        ErrorKind::kShape,
+        "[models.weights] a parameter lies as {}: wanted Shard or Replicate on every mesh dim, or the strided "
+        "shards that FSDP makes of tensor-parallel parameters",
+        to_string(placements(parameter)));
+  }
+  return local_box(shape, *device_mesh(parameter), placements(parameter));
+}
+
+at::Tensor writable_part(SharedParameter& parameter, c10::Device device) {
+  at::NoGradGuard no_grad;
+  const auto& old = parameter.tensor;
+  const bool distributed = is_dtensor(old);
+  const auto local = distributed ? to_local(old) : old;
+  if (!local.is_meta()) return local;
+  const auto where = distributed ? device_mesh(old)->device() : device;
+  const auto fresh = at::empty(local.sizes(), local.options().device(where));
+  auto value = fresh;
+  if (distributed) {
+    value = from_local(fresh, device_mesh(old), placements(old),
+                       {.shape = old.sizes().vec(), .stride = old.strides().vec()});
+  }
+  value.set_requires_grad(old.requires_grad());
+  parameter.tensor = value;
+  for (auto* slot : parameter.slots) nn::Module::set_parameter(*slot, value);
+  return fresh;
+}
+
+}  // namespace tessera::detail

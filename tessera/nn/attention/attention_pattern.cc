@@ -1,0 +1,338 @@
+#include "tessera/nn/attention/attention_pattern.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/kernels/attention/causal_attention.h"
+#include "tessera/kernels/attention/flash_attention.h"
+#include "tessera/kernels/attention/head_groups.h"
+#include "tessera/kernels/attention/kept_attention.h"
+#include "tessera/mesh/host_memory.h"
+#include "tessera/nn/attention/attention_mask.h"
+#include "tessera/nn/attention/context_attention.h"
+#include "tessera/nn/attention/context_scope.h"
+#include "tessera/nn/attention/local_heads.h"
+
+namespace tessera::nn {
+namespace {
+
+// Between these a piece is as long as the window: shorter ones cost calls, longer ones scores outside the window.
+constexpr int64_t kLeastPiece = 128, kMostPiece = 1024;
+
+using Kind = AttentionPattern::Kind;
+using Pieces = std::vector<AttentionPattern::Piece>;
+
+std::vector<std::vector<DocumentRun>> runs_of_rows(const AttentionPatternOptions& wanted) {
+  if (!wanted.document_ids.defined()) {
+    return std::vector<std::vector<DocumentRun>>(static_cast<size_t>(wanted.rows),
+                                                 std::vector<DocumentRun>{{0, wanted.tokens}});
+  }
+  const auto& given = wanted.document_ids;
+  TESSERA_CHECK(wanted.cached == 0, ErrorKind::kShape,
+                "[nn.attention] document ids with {} cached tokens: a cache holds one document a row", wanted.cached);
+  TESSERA_CHECK(given.dim() == 2 && given.size(0) == wanted.rows && given.size(1) == wanted.tokens &&
+                    given.scalar_type() == at::kLong,
+                ErrorKind::kShape, "[nn.attention] found {} document ids of {}, wanted int64 [{}, {}]", given.numel(),
+                c10::toString(given.scalar_type()), wanted.rows, wanted.tokens);
+  const auto ids = (is_dtensor(given) ? full_tensor(given) : given).cpu().contiguous();
+  std::vector<std::vector<DocumentRun>> rows;
+  for (int64_t row = 0; row < wanted.rows; ++row) {
+    rows.push_back(
+        document_runs(ids.const_data_ptr<int64_t>() + row * wanted.tokens, wanted.tokens, row, "nn.attention"));
+  }
+  return rows;
+}
+
+// One document at the start, padding behind it, nothing beyond the window.
+bool is_plain_causal(const std::vector<DocumentRun>& row, int64_t window) {
+  const bool one = row.empty() || (row[0].id >= 0 && (row.size() == 1 || (row.size() == 2 && row[1].id < 0)));
+  return one && (row.empty() || window == 0 || row[0].tokens <= window);
+}
+
+void add_document(Pieces& pieces, int64_t tokens, const AttentionPattern& pattern) {
+  if (pattern.sliding_window == 0 || tokens <= pattern.sliding_window) {
+    pieces.push_back({.tokens = tokens});
+    return;
+  }
+  const int64_t piece = pattern.window_piece, reach = (pattern.sliding_window - 1 + piece - 1) / piece;
+  for (int64_t begin = 0; begin < tokens; begin += piece) {
+    pieces.push_back({Kind::kWindow, std::min(piece, tokens - begin), std::min(reach, begin / piece)});
+  }
+}
+
+at::Tensor first_keys(const std::vector<std::vector<DocumentRun>>& rows, const AttentionPatternOptions& wanted) {
+  auto first_key = at::empty({wanted.rows, wanted.tokens}, at::kLong);
+  auto* to = first_key.mutable_data_ptr<int64_t>();
+  for (const auto& row : rows) {
+    int64_t begin = 0;
+    for (const auto& run : row) {
+      const int64_t end = begin + run.tokens, window = wanted.sliding_window;
+      for (int64_t t = begin; t < end; ++t) {
+        *to++ = run.id < 0 ? t + 1 : window > 0 ? std::max(begin, t - window + 1) : begin;
+      }
+      begin = end;
+    }
+  }
+  return first_key;
+}
+
+// Results of padding are not zeros then.
+AttentionPattern::Documents lengths_with_room(const std::vector<std::vector<DocumentRun>>& rows, c10::Device device,
+                                              DocumentRoom& room) {
+  std::vector<int32_t> begins = {0};
+  int64_t longest = 0;
+  for (const auto& row : rows) {
+    for (const auto& run : row) {
+      begins.push_back(begins.back() + static_cast<int32_t>(run.tokens));
+      longest = std::max(longest, run.tokens);
+    }
+  }
+  const auto grow = [](int64_t& size, int64_t wanted) {
+    while (size < wanted) size *= 2;
+  };
+  grow(room.documents, static_cast<int64_t>(begins.size()) - 1);
+  grow(room.longest, longest);
+  begins.resize(static_cast<size_t>(room.documents) + 1, begins.back());  // the others have no tokens
+  return {.begins = sent_to(device, at::tensor(begins, at::kInt)),
+          .longest = room.longest,
+          .runs = {begins.back()},
+          .have_room = true};
+}
+
+// In float32 the kernels keep as many numbers for each document as for the longest one: at most so many for a token.
+constexpr int64_t kMostSums = 8;
+
+AttentionPattern::Documents lengths_of_documents(const std::vector<std::vector<DocumentRun>>& rows,
+                                                 const at::TensorOptions& options) {
+  AttentionPattern::Documents out{.runs = {0}};
+  std::vector<int32_t> begins = {0};
+  for (const auto& row : rows) {
+    for (const auto& run : row) {
+      const bool documents_last = out.runs.size() % 2 == 1, is_document = run.id >= 0;
+      if (documents_last != is_document) out.runs.push_back(0);
+      out.runs.back() += run.tokens;
+      if (!is_document) continue;
+      begins.push_back(begins.back() + static_cast<int32_t>(run.tokens));
+      out.longest = std::max(out.longest, run.tokens);
+    }
+  }
+  const int64_t documents = static_cast<int64_t>(begins.size()) - 1;
+  const bool in_float32 = options.dtype() == at::kFloat;
+  if (out.longest == 0 || (in_float32 && documents * out.longest > kMostSums * begins.back())) return {};
+  out.begins = sent_to(options.device(), at::tensor(begins, at::kInt));
+  return out;
+}
+
+// A mask beside a DTensor is made alike on all ranks.
+at::Tensor mask_beside(const at::Tensor& mask, const at::Tensor& q) {
+  if (!is_dtensor(q)) return mask;
+  return from_local(mask, device_mesh(q), Placements(placements(q).size(), Replicate()));
+}
+
+at::Tensor capped_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+                            const std::optional<at::Tensor>& mask, const AttentionScores& scores) {
+  const auto keys = kernels::repeat_heads(k, /*dim=*/1, q.size(1)).transpose(2, 3),
+             values = kernels::repeat_heads(v, /*dim=*/1, q.size(1));
+  const double scale = scores.scale > 0 ? scores.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));
+  const auto wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  std::vector<at::Tensor> results;
+  for (int64_t begin = 0; begin < q.size(2); begin += kMostPiece) {
+    const int64_t count = std::min(kMostPiece, q.size(2) - begin), seen = causal ? begin + count : k.size(2);
+    auto score = q.narrow(2, begin, count).matmul(keys.narrow(3, 0, seen)).mul(scale / scores.softcap);
+    score = score.tanh().mul(scores.softcap);
+    if (causal)
+      score = score + mask_beside(visible_mask({.first_query = begin, .queries = count, .keys = seen}, q.options()), q);
+    if (mask) score = score + mask_beside(mask->narrow(0, begin, count), q);
+    results.push_back(at::softmax(score, -1, wide).to(q.scalar_type()).matmul(values.narrow(2, 0, seen)));
+  }
+  return results.size() == 1 ? results[0] : at::cat(results, 2);
+}
+
+at::Tensor scaled_dot_product(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+                              std::optional<at::Tensor> mask, const AttentionScores& scores) {
+  if (scores.softcap > 0) return capped_attention(q, k, v, causal, mask, scores);
+  if (mask) mask = mask_beside(*mask, q);
+  const auto scale = scores.scale > 0 ? std::optional<double>(scores.scale) : std::nullopt;
+  if (kernels::keeps_attention(q)) {
+    return kernels::kept_attention(q, k, v, {.causal = causal && q.size(2) > 1, .mask = mask, .scale = scale});
+  }
+  return at::scaled_dot_product_attention(q, k, v, mask, /*dropout_p=*/0.0, causal && q.size(2) > 1, scale,
+                                          /*enable_gqa=*/q.size(1) != k.size(1));
+}
+
+// The rows end to end, cut as the pattern says. Splits whose backward is one concatenation.
+std::vector<at::Tensor> split(const at::Tensor& tensor, const Pieces& pieces) {
+  auto flat = tensor;
+  if (tensor.size(0) != 1) {
+    flat = tensor.transpose(1, 2).reshape({1, -1, tensor.size(1), tensor.size(3)}).transpose(1, 2);
+  }
+  std::vector<int64_t> lengths;
+  for (const auto& piece : pieces) lengths.push_back(piece.tokens);
+  return at::split_with_sizes(flat, lengths, 2);
+}
+
+at::Tensor joined(const std::vector<at::Tensor>& parts, size_t last, int64_t earlier) {
+  if (earlier == 0) return parts[last];
+  const auto end = parts.begin() + static_cast<std::ptrdiff_t>(last) + 1;
+  return at::cat(std::vector<at::Tensor>(end - earlier - 1, end), 2);
+}
+
+at::Tensor attend_pieces(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionPattern& pattern,
+                         const AttentionScores& scores) {
+  const auto queries = split(q, pattern.pieces), keys = split(k, pattern.pieces), values = split(v, pattern.pieces);
+  std::vector<at::Tensor> results;
+  for (size_t i = 0; i < queries.size(); ++i) {
+    const auto& piece = pattern.pieces[i];
+    at::Tensor result;
+    if (piece.kind == Kind::kPadding) {
+      result = at::zeros_like(queries[i]);
+    } else if (piece.kind == Kind::kCausal) {
+      result = scaled_dot_product(queries[i], keys[i], values[i], /*causal=*/true, std::nullopt, scores);
+    } else {
+      const int64_t own = pattern.window_mask.size(1) - pattern.window_piece;  // the column of its first own key
+      const int64_t before = piece.earlier * pattern.window_piece;
+      const auto mask = pattern.window_mask.narrow(0, 0, piece.tokens).narrow(1, own - before, before + piece.tokens);
+      result = scaled_dot_product(queries[i], joined(keys, i, piece.earlier), joined(values, i, piece.earlier),
+                                  /*causal=*/false, mask, scores);
+    }
+    results.push_back(result.transpose(1, 2));
+  }
+  return at::cat(results, 1).view({q.size(0), q.size(2), q.size(1), v.size(3)}).transpose(1, 2);
+}
+
+// The tokens of all rows that are no padding, [N, heads, d].
+at::Tensor tokens_of_documents(const at::Tensor& heads, const std::vector<int64_t>& runs) {
+  const auto tokens = heads.transpose(1, 2).reshape({-1, heads.size(1), heads.size(3)});
+  if (runs.size() == 1) return tokens;
+  const auto all = tokens.split_with_sizes(runs);
+  std::vector<at::Tensor> real;
+  for (size_t i = 0; i < all.size(); i += 2) real.push_back(all[i]);
+  return at::cat(real);
+}
+
+// Back with zeros for padding.
+at::Tensor with_padding(const at::Tensor& tokens, const std::vector<int64_t>& runs) {
+  if (runs.size() == 1) return tokens;
+  std::vector<at::Tensor> all;
+  for (int64_t i = 0, begin = 0; i < static_cast<int64_t>(runs.size()); ++i) {
+    const int64_t count = runs[static_cast<size_t>(i)];
+    all.push_back(i % 2 == 0 ? tokens.narrow(0, begin, count)
+                             : at::zeros({count, tokens.size(1), tokens.size(2)}, tokens.options()));
+    if (i % 2 == 0) begin += count;
+  }
+  return at::cat(all);
+}
+
+at::Tensor attend_documents(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const AttentionPattern& pattern, const AttentionScores& scores) {
+  const auto& [begins, longest, runs, have_room] = pattern.documents;
+  const auto y = kernels::flash_attention(
+      tokens_of_documents(q, runs), tokens_of_documents(k, runs), tokens_of_documents(v, runs),
+      {.begins = begins, .longest = longest, .window = pattern.sliding_window, .scale = scores.scale});
+  return with_padding(y, runs).view({q.size(0), q.size(2), q.size(1), v.size(3)}).transpose(1, 2);
+}
+
+// Queries that follow cached keys.
+at::Tensor attend_cached(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window,
+                         const AttentionScores& scores) {
+  const int64_t tokens = q.size(2), cached = k.size(2) - tokens;
+  std::vector<at::Tensor> results;
+  for (int64_t begin = 0; begin < tokens; begin += kMostPiece) {
+    const int64_t count = std::min(kMostPiece, tokens - begin), end = cached + begin + count;
+    const int64_t first = window > 0 ? std::max<int64_t>(0, end - count - window + 1) : 0;
+    const auto mask =
+        count == 1 ? std::optional<at::Tensor>()
+                   : visible_mask(
+                         {.first_query = end - count - first, .queries = count, .keys = end - first, .window = window},
+                         q.options());
+    results.push_back(scaled_dot_product(q.narrow(2, begin, count), k.narrow(2, first, end - first),
+                                         v.narrow(2, first, end - first), /*causal=*/false, mask, scores));
+  }
+  return results.size() == 1 ? results[0] : at::cat(results, 2);
+}
+
+}  // namespace
+
+AttentionPattern attention_pattern(const AttentionPatternOptions& wanted, const at::TensorOptions& options) {
+  AttentionPattern pattern{.sliding_window = wanted.sliding_window};
+  if (wanted.context) {
+    TESSERA_CHECK(wanted.cached == 0, ErrorKind::kShape,
+                  "[nn.attention] {} cached tokens beside a sequence that lies over ranks: a cache is of one rank. "
+                  "Generate with a model that is not context parallel.",
+                  wanted.cached);
+    pattern.context = context_pattern(wanted.context, {.sliding_window = wanted.sliding_window}, options);
+    return pattern;
+  }
+  if (const auto* scope = ContextScope::current()) {
+    TESSERA_CHECK(!wanted.document_ids.defined() && wanted.cached == 0, ErrorKind::kShape,
+                  "[nn.attention] document ids or {} cached tokens inside a context_parallel scope, which knows one "
+                  "document a row. Use apply_context_parallel.",
+                  wanted.cached);
+    pattern.context = scope->pattern(wanted.rows, {.sliding_window = wanted.sliding_window}, options);
+    return pattern;
+  }
+  const auto rows = runs_of_rows(wanted);
+  const auto plain = [&](const auto& row) { return is_plain_causal(row, wanted.sliding_window); };
+  if (wanted.cached > 0 || std::all_of(rows.begin(), rows.end(), plain)) return pattern;
+  if (options.device().is_cpu()) pattern.first_key = first_keys(rows, wanted);
+  if (kernels::has_flash_attention(options.device(), c10::typeMetaToScalarType(options.dtype()))) {
+    // Places without a document would cost float32 memory, too.
+    const bool with_room = wanted.room != nullptr && options.dtype() != at::kFloat;
+    pattern.documents =
+        with_room ? lengths_with_room(rows, options.device(), *wanted.room) : lengths_of_documents(rows, options);
+  }
+  pattern.window_piece = std::clamp(wanted.sliding_window, kLeastPiece, kMostPiece);
+  int64_t most_earlier = -1;
+  for (const auto& row : rows) {
+    for (const auto& run : row) {
+      if (run.id < 0) {
+        pattern.pieces.push_back({Kind::kPadding, run.tokens, 0});
+      } else {
+        add_document(pattern.pieces, run.tokens, pattern);
+      }
+    }
+  }
+  for (const auto& piece : pattern.pieces) {
+    if (piece.kind == Kind::kWindow) most_earlier = std::max(most_earlier, piece.earlier);
+  }
+  if (most_earlier >= 0) {
+    const int64_t before = most_earlier * pattern.window_piece;
+    pattern.window_mask = visible_mask({.first_query = before,
+                                        .queries = pattern.window_piece,
+                                        .keys = before + pattern.window_piece,
+                                        .window = wanted.sliding_window},
+                                       options);
+  }
+  return pattern;
+}
+
+at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionPattern& pattern,
+                  const AttentionScores& scores) {
+  if (pattern.context) return attend_context(q, k, v, pattern.context, scores);
+  if (const auto* scope = ContextScope::current()) return scope->attend(q, k, v, pattern, scores);
+  if (k.size(2) > q.size(2)) return attend_cached(q, k, v, pattern.sliding_window, scores);
+  const bool says_first_keys = pattern.pieces.empty() || pattern.first_key.defined();
+  if (scores.softcap == 0 && says_first_keys && kernels::runs_causal_attention(q, k, v)) {
+    const auto scale = scores.scale > 0 ? std::optional<double>(scores.scale) : std::nullopt;
+    return kernels::causal_attention(q, k, v, {.first_key = pattern.first_key, .scale = scale});
+  }
+  if (pattern.pieces.empty()) return scaled_dot_product(q, k, v, /*causal=*/true, std::nullopt, scores);
+  if (scores.softcap == 0 && pattern.documents.begins.defined() && kernels::runs_flash_attention(q, k, v)) {
+    if (!is_dtensor(q)) return attend_documents(q, k, v, pattern, scores);
+    // Documents are of all rows.
+    if (have_local_heads(q, k, v) && local_part(q).size(0) == q.size(0)) {
+      return on_local_heads(q, k, v, [&](const at::Tensor& own_q, const at::Tensor& own_k, const at::Tensor& own_v) {
+        return attend_documents(own_q, own_k, own_v, pattern, scores);
+      });
+    }
+  }
+  TESSERA_CHECK(!pattern.documents.have_room, ErrorKind::kInternal,
+                "[nn.attention] documents with room in attention that does not go by their lengths: heads of {}, {}",
+                q.size(3), c10::toString(q.scalar_type()));
+  return attend_pieces(q, k, v, pattern, scores);
+}
+
+}  // namespace tessera::nn

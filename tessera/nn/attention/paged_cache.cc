@@ -1,0 +1,118 @@
+#include "tessera/nn/attention/paged_cache.h"
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/nn/attention/attention_pattern.h"
+#include "tessera/nn/attention/local_heads.h"
+
+namespace tessera::nn {
+namespace {
+
+// into [pages, heads, slots, d], given [1, N, heads, d], both fp32 on the CPU, page and slot of each row: index_put_,
+// without its bookkeeping, which took longer than the attention of a small model.
+void put_rows(const at::Tensor& into, const at::Tensor& given, const at::Tensor& row_pages,
+              const at::Tensor& row_slots) {
+  const auto from = given.contiguous();
+  const int64_t rows = from.size(1), heads = from.size(2), d = from.size(3);
+  const int64_t of_page = into.stride(0), of_head = into.stride(1), of_slot = into.stride(2);
+  const auto *pages = row_pages.const_data_ptr<int64_t>(), *slots = row_slots.const_data_ptr<int64_t>();
+  const auto* source = from.const_data_ptr<float>();
+  auto* const target = into.mutable_data_ptr<float>();
+  for (int64_t row = 0; row < rows; ++row) {
+    auto* const to = target + pages[row] * of_page + slots[row] * of_slot;
+    for (int64_t head = 0; head < heads; ++head, source += d) std::copy_n(source, d, to + head * of_head);
+  }
+}
+
+}  // namespace
+
+PagedStep::PagedStep(PageStore& store, std::vector<PagedTokens> sequences, std::vector<int64_t> logit_rows)
+    : store_(&store), sequences_(std::move(sequences)), logit_rows_(at::tensor(logit_rows, at::kLong)) {
+  std::vector<int64_t> pages, slots;
+  for (const auto& sequence : sequences_) {
+    TESSERA_CHECK(sequence.first_row == static_cast<int64_t>(pages.size()) &&
+                      (sequence.first_position + sequence.rows + kPageTokens - 1) / kPageTokens <=
+                          static_cast<int64_t>(sequence.pages.size()),
+                  ErrorKind::kShape, "[nn.paged_cache] {} tokens from {} of a sequence with {} pages of {}",
+                  sequence.rows, sequence.first_position, sequence.pages.size(), kPageTokens);
+    for (int64_t i = 0; i < sequence.rows; ++i) {
+      const int64_t position = sequence.first_position + i;
+      pages.push_back(sequence.pages[static_cast<size_t>(position / kPageTokens)]);
+      slots.push_back(position % kPageTokens);
+    }
+  }
+  pages_ = at::tensor(pages, at::kLong);
+  slots_ = at::tensor(slots, at::kLong);
+}
+
+at::Tensor PagedStep::attend(int64_t layer, const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
+                             int64_t window, const AttentionScores& scores) {
+  const at::NoGradGuard no_grad;
+  if (is_dtensor(queries)) {
+    const auto q = queries.transpose(1, 2), k = keys.transpose(1, 2), v = values.transpose(1, 2);
+    TESSERA_CHECK(have_local_heads(q, k, v), ErrorKind::kShape,
+                  "[nn.paged_cache] queries lie as {}, keys as {}, wanted whole heads on each rank",
+                  to_string(placements(q)), is_dtensor(k) ? to_string(placements(k)) : "a plain tensor");
+    const auto own = [&](const at::Tensor& own_q, const at::Tensor& own_k, const at::Tensor& own_v) {
+      return attend(layer, own_q.transpose(1, 2), own_k.transpose(1, 2), own_v.transpose(1, 2), window, scores)
+          .transpose(1, 2);
+    };
+    return on_local_heads(q, k, v, own).transpose(1, 2);
+  }
+  const int64_t kv_heads = keys.size(2), d = keys.size(3);
+  auto& storage = store_->storage_;
+  if (!storage.defined()) {
+    storage = at::empty({store_->pages_, store_->layers_, 2, kv_heads, kPageTokens, d}, keys.options());
+  }
+  TESSERA_CHECK(storage.size(3) == kv_heads && storage.size(5) == d && storage.scalar_type() == keys.scalar_type() &&
+                    keys.size(1) == pages_.size(0) && keys.sizes() == values.sizes(),
+                ErrorKind::kShape, "[nn.paged_cache] found keys {} for {} tokens, the pages hold {} heads of {}",
+                c10::str(keys.sizes()), pages_.size(0), storage.size(3), storage.size(5));
+  const auto stored = storage.select(1, layer);
+  const auto stored_keys = stored.select(1, 0), stored_values = stored.select(1, 1);  // [pages, heads, slots, d]
+  if (!keys.is_cpu() || keys.scalar_type() != at::kFloat) {
+    const auto pages = pages_.to(keys.device()), slots = slots_.to(keys.device());
+    const auto put = [&](const at::Tensor& into, const at::Tensor& from) {
+      into.transpose(1, 2).index_put_({pages, slots}, from.squeeze(0));
+    };
+    put(stored_keys, keys);
+    put(stored_values, values);
+    return attend_gathered(queries, stored_keys, stored_values, window, scores);
+  }
+  put_rows(stored_keys, keys, pages_, slots_);
+  put_rows(stored_values, values, pages_, slots_);
+  return paged_attention({.queries = queries.squeeze(0).contiguous(),
+                          .keys = stored_keys,
+                          .values = stored_values,
+                          .sequences = sequences_,
+                          .window = window,
+                          .scale = scores.scale,
+                          .softcap = scores.softcap})
+      .unsqueeze(0);
+}
+
+at::Tensor PagedStep::attend_gathered(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
+                                      int64_t window, const AttentionScores& scores) const {
+  std::vector<at::Tensor> results;
+  for (const auto& sequence : sequences_) {
+    const int64_t end = sequence.first_position + sequence.rows;
+    const std::vector<int64_t> list(sequence.pages.begin(), sequence.pages.end());
+    const auto pages = at::tensor(list, at::kLong).to(keys.device());
+    const auto gather = [&](const at::Tensor& from) {  // [1, heads, tokens, d]
+      return from.index_select(0, pages).transpose(0, 1).reshape({1, from.size(1), -1, from.size(3)}).narrow(2, 0, end);
+    };
+    const auto own = queries.narrow(1, sequence.first_row, sequence.rows).transpose(1, 2);
+    const auto pattern = attention_pattern(
+        {.tokens = sequence.rows, .cached = sequence.first_position, .sliding_window = window}, queries.options());
+    results.push_back(tessera::nn::attend(own, gather(keys), gather(values), pattern, scores).transpose(1, 2));
+  }
+  return at::cat(results, 1);
+}
+
+at::Tensor PagedStep::wanted_rows(const at::Tensor& hidden) const {
+  return hidden.index_select(1, logit_rows_.to(hidden.device()));
+}
+
+}  // namespace tessera::nn

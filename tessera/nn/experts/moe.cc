@@ -1,0 +1,138 @@
+#include "tessera/nn/experts/moe.h"
+
+#include <cmath>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/rows/gated.h"
+#include "tessera/kernels/linear/grouped_linear.h"
+#include "tessera/kernels/linear/linear.h"
+#include "tessera/kernels/linear/permute_rows.h"
+#include "tessera/nn/attention/context_scope.h"
+
+namespace tessera::nn {
+namespace {
+
+at::Tensor part_here(const at::Tensor& weight) { return is_dtensor(weight) ? to_local(weight) : weight; }
+
+// A weight that ranks with other tokens have, too.
+at::Tensor shared_weight(const at::Tensor& weight, const MeshPtr& mesh) {
+  if (mesh == nullptr) return part_here(weight);
+  const auto everywhere = is_dtensor(weight) ? weight : from_local(weight, mesh, {Replicate()});
+  return to_local(everywhere, Placements{Partial()});
+}
+
+}  // namespace
+
+Router::Router(const MoEOptions& moe, const ParameterOptions& options)
+    : chosen_(moe.chosen), normalise_(moe.normalise) {
+  register_parameter("weight", weight, at::empty({moe.experts, moe.width}, options.tensor_options()));
+}
+
+Routing Router::forward(const at::Tensor& rows, const RealTokens& real) {
+  const auto logits = tessera::linear(rows, shared_weight(weight, tokens_over));
+  const auto wide = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  auto probabilities = at::softmax(logits, -1, wide);
+  const bool counts = statistics && statistics->on();
+  if (counts) probabilities = with_balance_gradient(probabilities, real.mask, statistics);
+  auto [weights, experts] = at::topk(probabilities, chosen_, -1);
+  if (counts) statistics->count(probabilities, experts, real.mask);
+  if (normalise_) weights = weights / weights.sum(-1, /*keepdim=*/true);
+  return {experts, weights.to(logits.scalar_type())};
+}
+
+Experts::Experts(const MoEOptions& moe, const ParameterOptions& options)
+    : inner_(moe.inner), activation_(moe.activation) {
+  register_parameter("gate_up_proj", gate_up_proj,
+                     at::empty({moe.experts, 2 * moe.inner, moe.width}, options.tensor_options()));
+  register_parameter("down_proj", down_proj, at::empty({moe.experts, moe.width, moe.inner}, options.tensor_options()));
+}
+
+at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& counts) {
+  const auto both = grouped_linear(rows, part_here(gate_up_proj), counts).split(inner_, -1);
+  const auto inner = activation_ == Activation::kSilu ? swiglu(both[0], both[1]) : geglu(both[0], both[1]);
+  return grouped_linear(inner, part_here(down_proj), counts);
+}
+
+namespace {
+
+// Their experts, or `experts` for choices beyond the capacity of an expert in a sequence.
+at::Tensor within_capacity(const Routing& routing, int64_t length, int64_t experts, int64_t capacity,
+                           const at::Tensor& real) {
+  const at::NoGradGuard no_grad;
+  const auto chosen = routing.experts.reshape({-1});
+  const int64_t choices = routing.experts.size(1);
+  auto weights = routing.weights.detach();
+  if (real.defined()) weights = weights.masked_fill(real.logical_not().unsqueeze(1), -1);
+  const auto places = at::arange(chosen.numel(), chosen.options());
+  const auto group = places.div(length * choices, "floor") * experts + chosen;  // a sequence and an expert
+  const auto by_weight = at::argsort(weights.reshape({-1}), /*stable=*/true, /*dim=*/0, /*descending=*/true);
+  const auto order = by_weight.index_select(
+      0, at::argsort(group.index_select(0, by_weight), /*stable=*/true, /*dim=*/0, /*descending=*/false));
+  const auto sorted = group.index_select(0, order);
+  const auto dropped = (places - at::searchsorted(sorted, sorted)).ge(capacity);
+  return chosen.masked_fill(at::empty_like(dropped).index_copy_(0, order, dropped), experts)
+      .view(routing.experts.sizes());
+}
+
+}  // namespace
+
+ExpertOrder order_by_expert(const at::Tensor& chosen, int64_t experts) {
+  const at::NoGradGuard no_grad;
+  const auto flat = chosen.reshape({-1});
+  const auto order = std::get<1>(at::sort(flat, /*stable=*/true, /*dim=*/0, /*descending=*/false));
+  // bincount() would wait for the largest one. Choices that were dropped are behind the experts.
+  const auto counts = at::zeros({experts + 1}, flat.options()).scatter_add_(0, flat, at::ones_like(flat));
+  return {order, inverse_permutation(order), counts.narrow(0, 0, experts).to(at::kCPU)};
+}
+
+at::Tensor sort_by_expert(const at::Tensor& rows, const ExpertOrder& order, int64_t chosen) {
+  const auto sorted = permute_rows(rows, order.order, order.inverse, chosen);
+  const int64_t kept = order.counts.sum().item<int64_t>();
+  return kept == sorted.size(0) ? sorted : sorted.narrow(0, 0, kept);
+}
+
+at::Tensor combine(const at::Tensor& results, const ExpertOrder& order, const at::Tensor& weights) {
+  const int64_t tokens = weights.size(0), chosen = weights.size(1);
+  const int64_t dropped = tokens * chosen - results.size(0);
+  const auto all = dropped > 0 ? at::cat({results, results.new_zeros({dropped, results.size(1)})}) : results;
+  const auto back = permute_rows(all, order.inverse, order.order).view({tokens, chosen, results.size(1)});
+  return at::bmm(weights.to(back.scalar_type()).unsqueeze(1), back).squeeze(1);
+}
+
+MoE::MoE(const MoEOptions& moe, const ParameterOptions& options)
+    : expert_count_(moe.experts), chosen_(moe.chosen), capacity_factor_(moe.capacity_factor) {
+  register_module("gate", gate, std::make_shared<Router>(moe, options));
+  register_module("experts", experts, std::make_shared<Experts>(moe, options));
+}
+
+std::pair<Routing, ExpertOrder> MoE::route(const at::Tensor& rows, int64_t length, const RealTokens& real) {
+  auto routing = (*gate)(rows, real);
+  if (capacity_factor_ > 0 && training() && rows.size(0) > 0) {
+    TESSERA_CHECK(
+        ContextScope::current() == nullptr, ErrorKind::kConfig,
+        "[nn.moe] capacity_factor {} under context parallelism: a capacity is one of whole sequences, of which "
+        "a rank has a part. Set it to 0.",
+        capacity_factor_);
+    const double even = static_cast<double>(length * chosen_) / static_cast<double>(expert_count_);
+    const auto capacity = static_cast<int64_t>(std::ceil(capacity_factor_ * even));
+    routing.experts = within_capacity(routing, length, expert_count_, capacity, real.mask);
+  }
+  auto order = order_by_expert(routing.experts, expert_count_);
+  return {std::move(routing), std::move(order)};
+}
+
+at::Tensor MoE::forward(const at::Tensor& x, const RealTokens& real) {
+  if (exchange_) return exchange_->run(*this, x, real);
+  TESSERA_CHECK(!is_dtensor(x), ErrorKind::kShape,
+                "[nn.moe] found a DTensor lying as {}, wanted a plain tensor. Call apply_expert_parallel on models "
+                "that are tensor-parallel.",
+                to_string(placements(x)));
+  const auto rows = x.reshape({-1, x.size(-1)});
+  const RealTokens flat{real.mask.defined() ? real.mask.reshape({-1}) : at::Tensor()};
+  const auto [routing, order] = route(rows, x.dim() > 1 ? x.size(-2) : 1, flat);
+  const auto results = (*experts)(sort_by_expert(rows, order, chosen_), order.counts);
+  return combine(results, order, routing.weights).view(x.sizes());
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,108 @@
+#include "tessera/nn/linear/float8.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <typeinfo>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+
+namespace tessera::nn {
+namespace {
+
+using kernels::Float8Tensor;
+using kernels::to_float8;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// x [..., in] times the weight [out, in] that `weight8` was made of.
+struct Float8Product : torch::autograd::Function<Float8Product> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
+                            const at::Tensor& weight8, const at::Tensor& weight_scale) {
+    const auto x8 = to_float8(x.reshape({-1, x.size(-1)}), at::kFloat8_e4m3fn);
+    ctx->save_for_backward({x8.data, x8.scale, weight8, weight_scale});
+    ctx->saved_data["weight_dtype"] = static_cast<int64_t>(weight.scalar_type());
+    auto shape = x.sizes().vec();
+    shape.back() = weight8.size(0);
+    return float8_product(x8, {weight8, weight_scale}, x.scalar_type()).view(shape);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor& grad = gradients[0];
+    const auto grad8 = to_float8(grad.reshape({-1, grad.size(-1)}), at::kFloat8_e5m2);
+    at::Tensor grad_x, grad_weight;
+    if (ctx->needs_input_grad(0)) {
+      auto shape = grad.sizes().vec();
+      shape.back() = saved[2].size(1);
+      grad_x = float8_product(grad8, Float8Tensor{saved[2], saved[3]}.t(), grad.scalar_type()).view(shape);
+    }
+    if (ctx->needs_input_grad(1)) {
+      const auto dtype = static_cast<c10::ScalarType>(ctx->saved_data["weight_dtype"].toInt());
+      grad_weight = float8_product(grad8.t(), Float8Tensor{saved[0], saved[1]}.t(), dtype);
+    }
+    return {grad_x, grad_weight, at::Tensor(), at::Tensor()};
+  }
+};
+
+void convert_below(Module& module, const std::shared_ptr<Float8Steps>& steps) {
+  const auto children = module.named_children();
+  for (const auto& [name, child] : children) {
+    auto* linear = dynamic_cast<Linear*>(child.get());
+    if (linear == nullptr) {
+      convert_below(*child, steps);
+    } else if (typeid(*linear) == typeid(Linear)) {
+      module.replace_child(name, std::make_shared<Float8Linear>(*linear, steps));
+    }
+  }
+}
+
+}  // namespace
+
+Float8Linear::Float8Linear(Linear& former, std::shared_ptr<Float8Steps> steps)
+    : Linear(1, 1, former.bias.defined(), {.dtype = former.weight.scalar_type(), .device = c10::Device(c10::kMeta)}),
+      steps_(std::move(steps)) {
+  TESSERA_CHECK(!former.has_hooks(), ErrorKind::kConfig,
+                "[nn.float8] a Linear [{}, {}] has hooks already. Convert before the model is parallelized.",
+                former.weight.size(0), former.weight.size(1));
+  for (size_t i = 0; i < own_parameters().size(); ++i) {
+    own_parameters()[i].decay = former.own_parameters()[i].decay;
+    set_parameter(own_parameters()[i], former.own_parameters()[i].parameter);
+  }
+  train(former.training());
+}
+
+const Float8Tensor& Float8Linear::converted_weight() {
+  const bool keeps = training() && steps_->number > 0;
+  if (keeps && kept_in_ == steps_->number) return kept_;
+  kept_ = to_float8(weight.detach(), at::kFloat8_e4m3fn);
+  kept_in_ = keeps ? steps_->number : 0;
+  ++steps_->weight_conversions;
+  return kept_;
+}
+
+at::Tensor Float8Linear::forward(const at::Tensor& x) {
+  TESSERA_CHECK(!is_dtensor(x) && !is_dtensor(weight), ErrorKind::kConfig,
+                "[nn.float8] found a weight or input that is a DTensor: float8 does not go together with tensor "
+                "parallelism in this version. Set tp to 1, or leave the module as it was.");
+  const Float8Tensor weight8 = converted_weight();
+  if (kept_in_ == 0) kept_ = {};
+  const at::Tensor y = Float8Product::apply(x, weight, weight8.data, weight8.scale);
+  return bias.defined() ? y + bias.to(y.scalar_type()) : y;
+}
+
+std::shared_ptr<Float8Steps> convert_to_float8(Module& root) {
+  auto steps = std::make_shared<Float8Steps>();
+  convert_below(root, steps);
+  return steps;
+}
+
+std::shared_ptr<Float8Steps> float8_steps(Module& root) {
+  for (const auto& [path, module] : root.named_modules()) {
+    if (const auto* linear = dynamic_cast<Float8Linear*>(module)) return linear->steps();
+  }
+  return nullptr;
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,105 @@
+#include "tessera/nn/linear/quantized_linear.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <typeinfo>
+
+#include "tessera/base/error.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/nn/linear/lora.h"
+
+namespace tessera::nn {
+
+void PackedWeight::pack(const at::Tensor& values) {
+  TESSERA_CHECK(how.format == Quantization::kNf4, ErrorKind::kConfig,
+                "[nn.quantize] found values of a weight [{}, {}], wanted the blocks of a GGUF file. Start from one "
+                "(model.weights=FILE.gguf), or quantise to nf4.",
+                out, in);
+  TESSERA_CHECK(values.dim() == 2 && values.size(0) == out && values.size(1) == in, ErrorKind::kShape,
+                "[nn.quantize] found values of {}, wanted [{}, {}]", c10::str(values.sizes()), out, in);
+  take(QuantizedWeight::nf4(values, {.double_quant = how.double_quant}));
+}
+
+void PackedWeight::take(const QuantizedWeight& packed) {
+  static std::atomic<uint64_t> taken{0};
+  weight = packed.to(device);
+  serial = ++taken;
+}
+
+QuantizedWeight PackedWeight::own_part() const {
+  if (!mesh || !lies.is_shard()) return weight;
+  const int64_t dim = lies.dim;
+  const auto own = local_range(dim == 0 ? out : in, mesh->size(), mesh->local_rank(0));
+  return weight.part(dim, own.size == 0 ? 0 : own.offset, own.size);
+}
+
+at::Tensor PackedWeight::product(const at::Tensor& x, const at::Tensor& bias) const {
+  if (!mesh) return quantized_linear(x, weight, bias);
+  const bool rows = lies.is_shard(0), columns = lies.is_shard(1);
+  const Placement wanted = columns ? Placement(Shard(x.dim() - 1)) : Placement(Replicate());
+  TESSERA_CHECK(is_dtensor(x) && placements(x) == Placements{wanted}, ErrorKind::kShape,
+                "[nn.quantize] a weight [{}, {}] that lies as {}: found x as {}, wanted {}", out, in, to_string(lies),
+                is_dtensor(x) ? to_string(placements(x)) : "a plain tensor", to_string(Placements{wanted}));
+  // Each rank has the gradient of what its own rows gave.
+  const auto own = to_local(x, Placements{rows ? Placement(Partial()) : wanted});
+  const auto y = quantized_linear(own, own_part());
+  auto shape = x.sizes().vec();
+  shape.back() = out;
+  const Placement lies_so = rows ? Placement(Shard(x.dim() - 1)) : columns ? Placement(Partial()) : Replicate();
+  const auto whole = from_local(y, mesh, {lies_so}, FromLocalOptions::contiguous(shape));
+  return bias.defined() ? whole + bias.to(whole.scalar_type()) : whole;
+}
+
+at::Tensor PackedWeight::values() const {
+  const auto own = own_part().values();
+  return mesh ? from_local(own, mesh, {lies}, FromLocalOptions::contiguous({out, in})) : own;
+}
+
+QuantizedLinear::QuantizedLinear(Linear& former, const QuantizeOptions& options)
+    : Linear(1, 1, former.bias.defined(), {.dtype = former.weight.scalar_type(), .device = c10::Device(c10::kMeta)}),
+      packed(std::make_shared<PackedWeight>(
+          PackedWeight{.out = former.weight.size(0), .in = former.weight.size(1), .how = options})) {
+  TESSERA_CHECK(!former.has_hooks(), ErrorKind::kConfig,
+                "[nn.quantize] a Linear [{}, {}] has hooks already. Quantise before the model is parallelized.",
+                packed->out, packed->in);
+  auto& own = own_parameters();
+  own.erase(own.begin());
+  weight.reset();
+  for (size_t i = 0; i < own.size(); ++i) {
+    const auto& slot = former.own_parameters()[i + 1];
+    own[i].decay = slot.decay;
+    set_parameter(own[i], slot.parameter);
+  }
+  train(former.training());
+}
+
+at::Tensor QuantizedLinear::forward(const at::Tensor& x) { return packed->product(x, bias); }
+
+void quantize_linears(Module& root, const QuantizeOptions& options) {
+  const auto children = root.named_children();
+  for (const auto& [name, child] : children) {
+    auto* const linear = dynamic_cast<Linear*>(child.get());
+    if (linear == nullptr) {
+      quantize_linears(*child, options);
+    } else if (typeid(*linear) == typeid(Linear)) {
+      root.replace_child(name, std::make_shared<QuantizedLinear>(*linear, options));
+    }
+  }
+}
+
+PackedWeight* packed_weight_of(Module& module) {
+  if (auto* const plain = dynamic_cast<QuantizedLinear*>(&module)) return plain->packed.get();
+  if (auto* const adapted = dynamic_cast<LoraLinear*>(&module)) return adapted->packed.get();
+  return nullptr;
+}
+
+std::vector<std::pair<std::string, PackedWeight*>> packed_weights(Module& root) {
+  std::vector<std::pair<std::string, PackedWeight*>> out;
+  for (const auto& [path, module] : root.named_modules()) {
+    if (auto* const packed = packed_weight_of(*module)) out.emplace_back(path + ".weight", packed);
+  }
+  return out;
+}
+
+}  // namespace tessera::nn

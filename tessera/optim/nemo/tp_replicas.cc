@@ -1,0 +1,223 @@
+#include "tessera/optim/nemo/tp_replicas.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <c10/core/GradMode.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <unordered_map>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/nn/gradient_marks.h"
+#include "tessera/optim/detail/model_parameters.h"
+
+namespace tessera::optim {
+namespace {
+
+using nn::ReplicaReduction;
+
+struct Replica {
+  std::string name;
+  at::Tensor parameter;
+  ReplicaReduction reduction;
+
+  std::string text() const;  // what must be alike on all ranks
+};
+
+std::string Replica::text() const {
+  const char* how = reduction == ReplicaReduction::kSum ? "sum" : "mean";
+  const at::Tensor gradient = parameter.grad();
+  if (!gradient.defined()) return fmt::format("{}: {}, no gradient", name, how);
+  if (gradient.layout() != at::kStrided) return fmt::format("{}: {}, a sparse gradient", name, how);
+  const at::Tensor part = local_part(gradient);
+  return fmt::format("{}: {}, {} [{}] {}", name, how, c10::toString(part.scalar_type()), fmt::join(part.sizes(), ", "),
+                     is_dtensor(gradient) ? to_string(placements(gradient)) : "plain");
+}
+
+// The dims of a mesh along which the ranks of `group` differ; those that lie outside of it have meshes of their own.
+std::vector<size_t> dims_along(const DeviceMesh& mesh, const comm::Group& group) {
+  std::vector<bool> differs(static_cast<size_t>(mesh.ndim()));
+  for (const int rank : group.ranks()) {
+    const auto at = std::find(mesh.ranks().begin(), mesh.ranks().end(), rank);
+    if (at == mesh.ranks().end()) continue;
+    auto index = at - mesh.ranks().begin();
+    for (size_t dim = differs.size(); dim-- > 0;) {
+      const int64_t size = mesh.size(static_cast<int64_t>(dim));
+      differs[dim] = differs[dim] || index % size != mesh.local_rank(static_cast<int64_t>(dim));
+      index /= size;
+    }
+  }
+  std::vector<size_t> out;
+  for (size_t dim = 0; dim < differs.size(); ++dim) {
+    if (differs[dim]) out.push_back(dim);
+  }
+  return out;
+}
+
+bool replicated_over(const at::Tensor& tensor, const comm::Group& group) {
+  if (!is_dtensor(tensor)) return true;
+  const auto& mesh = *device_mesh(tensor);
+  if (!mesh.coordinate()) return false;
+  for (const size_t dim : dims_along(mesh, group)) {
+    if (!placements(tensor)[dim].is_replicate()) return false;
+  }
+  return true;
+}
+
+// How the parameters below each module that says so are reduced, by path.
+using Rules = std::map<std::string, ReplicaReduction>;
+
+Rules rules_of(nn::Module& part, const TpReplicaOptions& options) {
+  Rules rules;
+  const auto listed = [](const std::vector<const nn::Module*>& list, const nn::Module* module) {
+    return std::find(list.begin(), list.end(), module) != list.end();
+  };
+  for (const auto& [path, module] : part.named_modules()) {
+    const auto* marks = nn::gradient_marks(*module);
+    if (marks != nullptr && marks->tp_replicas) rules[path] = *marks->tp_replicas;
+    if (listed(options.sum, module)) rules[path] = ReplicaReduction::kSum;
+    if (listed(options.skip, module)) rules[path] = ReplicaReduction::kSkip;
+  }
+  return rules;
+}
+
+ReplicaReduction rule_for(const Rules& rules, std::string path) {
+  for (;;) {
+    const auto dot = path.rfind('.');
+    path.resize(dot == std::string::npos ? 0 : dot);  // of the module
+    if (const auto found = rules.find(path); found != rules.end()) return found->second;
+    if (path.empty()) return ReplicaReduction::kMean;
+  }
+}
+
+std::vector<Replica> replicas_of(const std::vector<nn::Module*>& parts, const comm::Group& group,
+                                 const TpReplicaOptions& options) {
+  std::unordered_map<const c10::TensorImpl*, std::pair<std::string, ReplicaReduction>> reductions;
+  for (auto* part : parts) {
+    const Rules rules = rules_of(*part, options);
+    for (const auto& named : part->named_parameters(true)) {
+      const auto reduction = rule_for(rules, named.name);
+      const auto [at, fresh] =
+          reductions.emplace(named.slot->parameter.unsafeGetTensorImpl(), std::pair(named.name, reduction));
+      TESSERA_CHECK(at->second.second == reduction, ErrorKind::kShape,
+                    "[optim.tp_replicas] {} and {} are one parameter, whose gradient their modules reduce in two ways "
+                    "over tensor parallelism. Mark both modules alike.",
+                    at->second.first, named.name);
+    }
+  }
+  std::vector<Replica> out;
+  for (const auto& parameter : detail::model_parameters(parts)) {
+    const auto& tensor = parameter.tensor;
+    const auto reduction = reductions.at(tensor.unsafeGetTensorImpl()).second;
+    if (!tensor.requires_grad() || parameter.local_expert || parameter.owner_divisor) continue;
+    if (reduction == ReplicaReduction::kSkip || !replicated_over(tensor, group)) continue;
+    out.push_back({parameter.name, tensor, reduction});
+  }
+  return out;
+}
+
+// COLLECTIVE over the group.
+void check_alike(comm::Group& group, const std::vector<Replica>& replicas) {
+  std::string own;
+  for (const auto& replica : replicas) own += replica.text() + "\n";
+  const auto all = comm::all_gather_bytes(group, own);
+  const auto lines = [](std::string_view text) {
+    std::vector<std::string_view> out;
+    for (size_t end; (end = text.find('\n')) != std::string_view::npos; text.remove_prefix(end + 1)) {
+      out.push_back(text.substr(0, end));
+    }
+    return out;
+  };
+  const auto first = lines(all[0]);
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    const auto other = lines(all[rank]);
+    size_t at = 0;
+    while (at < first.size() && at < other.size() && first[at] == other[at]) ++at;
+    const auto said = [at](const auto& list) { return at < list.size() ? quote(list[at], 300) : "nothing more"; };
+    raise(
+        ErrorKind::kShape,
+        "[optim.tp_replicas] gradients of replicas are not alike over '{}': rank {} has {}, rank {} has {}. Let every "
+        "rank use the parameter, or mark its module kSkip.",
+        group.name(), group.ranks()[0], said(first), group.ranks()[rank], said(other));
+  }
+  for (const auto& replica : replicas) {
+    TESSERA_CHECK(!replica.parameter.grad().defined() || replica.parameter.grad().layout() == at::kStrided,
+                  ErrorKind::kShape, "[optim.tp_replicas] {}: found a sparse gradient, wanted a dense one",
+                  replica.name);
+  }
+}
+
+// Gradients that travel together.
+struct Bucket {
+  ReplicaReduction reduction;
+  at::ScalarType dtype;
+  c10::Device device;
+  std::vector<at::Tensor> parts = {};
+  int64_t bytes = 0;
+};
+
+at::ScalarType travelling_dtype(at::ScalarType dtype) {
+  return dtype == at::kBFloat16 || dtype == at::kHalf ? at::kFloat : dtype;
+}
+
+std::vector<Bucket> buckets_of(const std::vector<Replica>& replicas, const comm::Group& group, int64_t bucket_bytes) {
+  std::vector<Bucket> out;
+  for (const auto& replica : replicas) {
+    const at::Tensor gradient = replica.parameter.grad();
+    if (!gradient.defined() || !replicated_over(gradient, group)) continue;
+    const at::Tensor part = local_part(gradient);
+    if (part.numel() == 0) continue;
+    const int64_t bytes = part.numel() * static_cast<int64_t>(c10::elementSize(travelling_dtype(part.scalar_type())));
+    auto at = std::find_if(out.rbegin(), out.rend(), [&](const Bucket& bucket) {
+      return bucket.reduction == replica.reduction && bucket.dtype == part.scalar_type() &&
+             bucket.device == part.device();
+    });
+    if (at == out.rend() || at->bytes + bytes > bucket_bytes) {
+      out.push_back({replica.reduction, part.scalar_type(), part.device()});
+      at = out.rbegin();
+    }
+    at->parts.push_back(part);
+    at->bytes += bytes;
+  }
+  return out;
+}
+
+// COLLECTIVE over the group.
+void reduce(comm::Group& group, const Bucket& bucket) {
+  std::vector<at::Tensor> flat;
+  for (const auto& part : bucket.parts) flat.push_back(part.flatten().to(travelling_dtype(part.scalar_type())));
+  at::Tensor sum = at::cat(flat);
+  flat.clear();
+  comm::all_reduce(group, sum, comm::ReduceOp::kSum, "gradients of replicas").wait();
+  if (bucket.reduction == ReplicaReduction::kMean) sum.div_(static_cast<double>(group.size()));
+  int64_t begin = 0;
+  for (const auto& part : bucket.parts) {
+    part.copy_(sum.narrow(0, begin, part.numel()).view(part.sizes()));
+    begin += part.numel();
+  }
+}
+
+}  // namespace
+
+void synchronize_tp_replica_gradients(const std::vector<nn::Module*>& model_parts, const MeshPtr& device_mesh,
+                                      const TpReplicaOptions& options) {
+  TESSERA_CHECK(options.bucket_bytes >= 1, ErrorKind::kConfig,
+                "[optim.tp_replicas] bucket_bytes: found {}, wanted at least 1", options.bucket_bytes);
+  if (!device_mesh || !device_mesh->has_dim(options.tp_axis_name)) return;
+  const int64_t dim = device_mesh->dim_of(options.tp_axis_name);
+  if (device_mesh->size(dim) == 1 || !device_mesh->coordinate()) return;
+  auto& group = *device_mesh->group(dim);
+  const c10::NoGradGuard no_grad;
+  const auto replicas = replicas_of(model_parts, group, options);
+  check_alike(group, replicas);
+  for (const auto& bucket : buckets_of(replicas, group, options.bucket_bytes)) reduce(group, bucket);
+}
+
+}  // namespace tessera::optim

@@ -1,0 +1,44 @@
+#include "tessera/parallel/data_parallel/comm_streams.h"
+
+#include <utility>
+
+#include "tessera/comm/rendezvous/further_group.h"
+
+namespace tessera::parallel {
+
+CommStreams::CommStreams(c10::Device device)
+    : gather(device),
+      reduce(device),
+      replicas(device, /*high_priority=*/false),
+      to_host(device, /*high_priority=*/false),
+      device_(device) {}
+
+std::shared_ptr<comm::Group> CommStreams::second_group(const std::shared_ptr<comm::Group>& group) {
+  if (!reduce.exists() || group->context().accelerator == nullptr) return group;
+  auto& second = second_groups_[group.get()];
+  if (!second) second = comm::further_group(group, group->name() + "_reductions");
+  return second;
+}
+
+void CommStreams::retire(std::vector<at::Tensor>&& buffers) {
+  free_retired();
+  if (!gather.exists()) return buffers.clear();
+  retired_ = std::move(buffers);
+  last_use_ = StreamMark::here(device_);
+}
+
+void CommStreams::retire(c10::DataPtr&& memory) {
+  free_retired();
+  if (!gather.exists()) return memory.clear();
+  retired_memory_ = std::move(memory);
+  last_use_ = StreamMark::here(device_);
+}
+
+void CommStreams::free_retired() {
+  if (retired_.empty() && !retired_memory_) return;
+  gather.follow(last_use_);
+  retired_.clear();
+  retired_memory_.clear();
+}
+
+}  // namespace tessera::parallel

@@ -1,0 +1,105 @@
+#include "tessera/parallel/data_parallel/flat_gradients.h"
+
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "tessera/parallel/data_parallel/data_parallel_state.h"
+
+namespace tessera::parallel {
+
+void FlatGradients::open(FlatLayout layout, c10::ScalarType dtype, c10::Device device, c10::Allocator* memory) {
+  layout_ = std::move(layout);
+  const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
+  const size_t count = layout_.entries.size();
+  flags_offset_ = layout_.append_extra(static_cast<int64_t>(count), itemsize) / itemsize;
+  filled_.assign(count, false);
+  complete_ = false;
+  buffer_ = pool_->empty(layout_.ranks * layout_.part_bytes / itemsize, dtype, device, memory);
+}
+
+void FlatGradients::add(size_t index, const at::Tensor& gradient) {
+  const c10::NoGradGuard no_grad;
+  pack_gradient(layout_, index, gradient, buffer_, filled_[index]);
+  filled_[index] = true;
+  complete_ = false;
+}
+
+void FlatGradients::add_all(std::vector<at::Tensor>&& gradients) {
+  const c10::NoGradGuard no_grad;
+  const auto is_there = [](const at::Tensor& gradient) { return gradient.defined(); };
+  const bool first = std::find(filled_.begin(), filled_.end(), true) == filled_.end();
+  const bool at_once = !buffer_.is_cpu() && std::all_of(gradients.begin(), gradients.end(), is_there);
+  if (at_once && (first || complete_)) {  // a kernel or two
+    const at::Tensor packed = first ? buffer_ : pool_->empty(buffer_.numel(), buffer_.scalar_type(), buffer_.device());
+    pack_gradients(layout_, gradients, static_cast<int64_t>(filled_.size()), packed, fill_);
+    if (!first) buffer_.add_(packed);  // the flags of both are some positive number
+    filled_.assign(filled_.size(), true);
+    complete_ = true;
+    return gradients.clear();
+  }
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (gradients[i].defined()) add(i, gradients[i]);
+    gradients[i].reset();
+  }
+}
+
+void FlatGradients::complete() {
+  zero_unfilled(layout_, buffer_, filled_);
+  const int64_t part = buffer_.numel() / layout_.ranks;
+  for (auto run = filled_.begin(); run != filled_.end();) {  // one kernel, mostly
+    const auto end = std::find(run, filled_.end(), !*run);
+    const int64_t first = flags_offset_ + (run - filled_.begin());
+    if (*run) buffer_.as_strided({layout_.ranks, end - run}, {part, 1}, first).fill_(1);
+    run = end;
+  }
+}
+
+at::Tensor FlatGradients::close(double divide) {
+  const c10::NoGradGuard no_grad;
+  if (!complete_) complete();
+  const int64_t part = buffer_.numel() / layout_.ranks;
+  double pre_divisor = 1;
+  if (buffer_.scalar_type() == c10::kHalf && divide != 1.0) {
+    pre_divisor = fp16_pre_divisor(divide);
+    buffer_.as_strided({layout_.ranks, flags_offset_}, {part, 1}, 0).mul_(1.0 / pre_divisor);
+  }
+  post_scale_ = pre_divisor / divide;
+  return std::exchange(buffer_, {});
+}
+
+void FlatGradients::unpack(const at::Tensor& sum, int64_t rank, c10::ScalarType dtype, const Take& take) {
+  const at::Tensor values = room_for_values(sum, dtype);
+  bring_values(sum, values);
+  hand_over(sum, values, rank, take);
+}
+
+at::Tensor FlatGradients::room_for_values(const at::Tensor& sum, c10::ScalarType dtype) {
+  return dtype == sum.scalar_type() ? sum : pool_->empty(sum.numel(), dtype, sum.device());
+}
+
+void FlatGradients::bring_values(const at::Tensor& sum, const at::Tensor& values) const {
+  const c10::NoGradGuard no_grad;
+  if (post_scale_ != 1.0) sum.narrow(0, 0, flags_offset_).mul_(post_scale_);
+  if (!values.is_same(sum)) values.copy_(sum);
+}
+
+void FlatGradients::hand_over(const at::Tensor& sum, const at::Tensor& values, int64_t rank, const Take& take) const {
+  const c10::NoGradGuard no_grad;
+  // What this rank has used, all ranks count as used: only the others need the reduced flags.
+  at::Tensor flags;
+  if (std::find(filled_.begin(), filled_.end(), false) != filled_.end()) {
+    flags = sum.narrow(0, flags_offset_, static_cast<int64_t>(filled_.size())).to(c10::kCPU, c10::kFloat);
+  }
+  for (size_t i = 0; i < filled_.size(); ++i) {
+    if (filled_[i] || flags.const_data_ptr<float>()[i] > 0) take(i, values_of(values, i, rank));
+  }
+}
+
+at::Tensor FlatGradients::values_of(const at::Tensor& part, size_t index, int64_t rank) const {
+  const auto& entry = layout_.entries[index];
+  return part.narrow(0, entry.offset / entry.itemsize, entry.rows_on(rank) * entry.row_numel);
+}
+
+}  // namespace tessera::parallel

@@ -1,0 +1,75 @@
+#include "tessera/parallel/data_parallel/gradient_sync.h"
+
+#include <cmath>
+
+#include "tessera/base/error.h"
+#include "tessera/parallel/data_parallel/data_parallel_state.h"
+
+namespace tessera {
+namespace {
+
+std::vector<parallel::DataParallelState*> states_of(nn::Module& module, const char* verb) {
+  auto states = parallel::data_parallel_states(module);
+  TESSERA_CHECK(!states.empty(), ErrorKind::kShape,
+                "[parallel.{}] no module here is sharded or replicated. Call fully_shard or replicate first.", verb);
+  return states;
+}
+
+}  // namespace
+
+namespace parallel {
+
+std::vector<DataParallelState*> data_parallel_states(nn::Module& module) {
+  std::vector<DataParallelState*> out;
+  for (const auto& [path, child] : module.named_modules()) {
+    if (auto* state = dynamic_cast<DataParallelState*>(child->sharding().get())) out.push_back(state);
+  }
+  return out;
+}
+
+void cast_floating(const nn::TensorRefs& tensors, c10::ScalarType dtype) {
+  for (at::Tensor* tensor : tensors) {
+    if (tensor->defined() && tensor->is_floating_point() && tensor->scalar_type() != dtype) *tensor = tensor->to(dtype);
+  }
+}
+
+double fp16_pre_divisor(double divide) {
+  double factor = 1;
+  while (std::fmod(divide, factor) == 0 && divide / factor > factor) factor *= 2;
+  return factor;
+}
+
+}  // namespace parallel
+
+void set_requires_gradient_sync(nn::Module& module, bool on, bool recurse) {
+  const auto states = states_of(module, "set_requires_gradient_sync");
+  if (recurse) {
+    for (auto* state : states) state->set_synchronize(on);
+    return;
+  }
+  auto* own = dynamic_cast<parallel::DataParallelState*>(module.sharding().get());
+  TESSERA_CHECK(
+      own != nullptr, ErrorKind::kShape,
+      "[parallel.set_requires_gradient_sync] this module is not sharded or replicated itself. Pass recurse, or a "
+      "module that fully_shard or replicate was called on.");
+  own->set_synchronize(on);
+}
+
+void set_gradient_divide_factor(nn::Module& module, double factor) {
+  TESSERA_CHECK(factor > 0, ErrorKind::kShape,
+                "[parallel.set_gradient_divide_factor] found {}, wanted a positive number", factor);
+  for (auto* state : states_of(module, "set_gradient_divide_factor")) state->set_divide(factor);
+}
+
+NoSync::NoSync(nn::Module& module) {
+  for (auto* state : states_of(module, "no_sync")) {
+    before_.emplace_back(state, state->synchronizes());
+    state->set_synchronize(false);
+  }
+}
+
+NoSync::~NoSync() {
+  for (const auto& [state, on] : before_) state->set_synchronize(on);
+}
+
+}  // namespace tessera

@@ -1,0 +1,93 @@
+#include "tessera/parallel/data_parallel/group_node.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <limits>
+
+#include "tessera/parallel/data_parallel/make_node.h"
+
+namespace tessera::parallel {
+namespace {
+
+using torch::autograd::variable_list;
+
+// A node rather than a torch::autograd::Function: it owns the gradients that it is called with, so the sink can free
+// each as soon as it has been packed.
+struct GatheredParameters : torch::autograd::Node {
+  GradientSink sink;
+
+  variable_list apply(variable_list&& gradients) override {
+    sink(std::move(gradients));
+    return variable_list(num_outputs());
+  }
+  std::string name() const override { return "GatheredParameters"; }
+};
+
+struct ReplicatedParameters : torch::autograd::Node {
+  GradientSink sink;
+
+  // The number that leaves have: the engine runs them before everything else that is ready.
+  ReplicatedParameters() : Node(std::numeric_limits<uint64_t>::max()) {}
+  variable_list apply(variable_list&& gradients) override {
+    sink(std::move(gradients));
+    return {};
+  }
+  std::string name() const override { return "ReplicatedParameters"; }
+};
+
+}  // namespace
+
+void connect_gradients(const std::vector<at::Tensor>& shards, const std::vector<at::Tensor>& whole, GradientSink sink) {
+  auto [pointer, node] = make_node<GatheredParameters>();
+  node->sink = std::move(sink);
+  node->set_next_edges(torch::autograd::collect_next_edges(shards));
+  torch::autograd::set_history(whole, pointer);
+}
+
+struct GraphEnd::Impl {
+  NodePtr node;
+};
+
+GraphEnd::GraphEnd(const std::vector<at::Tensor>& like, GradientSink sink) : impl_(std::make_unique<Impl>()) {
+  auto [pointer, node] = make_node<ReplicatedParameters>();
+  node->sink = std::move(sink);
+  for (const auto& tensor : like) node->add_input_metadata(tensor);
+  impl_->node = std::move(pointer);
+}
+GraphEnd::~GraphEnd() = default;
+GraphEnd::GraphEnd(GraphEnd&&) noexcept = default;
+
+void GraphEnd::connect(const at::Tensor& tensor, size_t index) const {
+  torch::autograd::impl::set_gradient_edge(tensor, {impl_->node, static_cast<uint32_t>(index)});
+}
+
+const void* GraphEnd::identity() const { return impl_->node.get(); }
+
+std::unordered_set<const void*> reachable_nodes(const std::vector<at::Tensor>& outputs) {
+  std::unordered_set<const void*> seen;
+  std::vector<torch::autograd::Node*> open;
+  const auto visit = [&](torch::autograd::Node* node) {
+    if (node != nullptr && seen.insert(node).second) open.push_back(node);
+  };
+  for (const auto& output : outputs) visit(torch::autograd::impl::gradient_edge(output).function.get());
+  while (!open.empty()) {
+    auto* node = open.back();
+    open.pop_back();
+    for (const auto& edge : node->next_edges()) visit(edge.function.get());
+  }
+  return seen;
+}
+
+void before_backward_of(const at::Tensor& output, std::function<void()> hook) {
+  output.register_hook([hook = std::move(hook)](const at::Tensor&) { hook(); });
+}
+
+void at_end_of_backward(std::function<void()> callback) {
+  torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
+}
+
+bool inside_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+}  // namespace tessera::parallel

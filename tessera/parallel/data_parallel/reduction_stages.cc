@@ -1,0 +1,115 @@
+#include "tessera/parallel/data_parallel/reduction_stages.h"
+
+#include <c10/core/GradMode.h>
+
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/mesh/host_memory.h"
+
+namespace tessera::parallel {
+namespace {
+
+bool communicates(const std::shared_ptr<comm::Group>& group, const at::Tensor& tensor) {
+  return group && group->size() > 1 && tensor.numel() > 0;
+}
+
+}  // namespace
+
+void ReductionStages::start(ReductionRoute route, at::Tensor parts, BufferPool& pool, const std::string& subject) {
+  route_ = std::move(route);
+  stage_ = Stage::kGroup;
+  const bool sums = communicates(route_.group, parts);
+  if (sums && route_.scatters) {
+    const c10::Device device = parts.device();
+    c10::Allocator* const sent = route_.replicas ? route_.replicas->allocator(device.type()) : nullptr;
+    output_ = pool.empty(parts.numel() / route_.group->size(), parts.scalar_type(), device, sent);
+    parts_ = std::move(parts);
+  } else {
+    output_ = std::move(parts);
+  }
+  streams_->reduce.follow_current();
+  if (!sums) return;
+  const auto beside = streams_->reduce.enter();
+  pending_ = route_.scatters ? comm::reduce_scatter_into(*route_.group, output_, parts_, comm::ReduceOp::kSum, subject)
+                             : comm::all_reduce(*route_.group, output_, comm::ReduceOp::kSum, subject);
+}
+
+const SideStream& ReductionStages::stream() const {
+  if (stage_ == Stage::kReplicas) return streams_->replicas;
+  return stage_ == Stage::kToHost ? streams_->to_host : streams_->reduce;
+}
+
+bool ReductionStages::advance(const std::string& subject, bool at_end) {
+  if (!in_flight()) return false;
+  if (stage_ == Stage::kToHost && !at_end) {
+    if (output_.defined()) {  // the copy had the time of a group to compute
+      copied_.hold_current();
+      output_.reset();
+    }
+    return true;
+  }
+  {
+    const auto beside = stream().enter();
+    pending_.wait();
+  }
+  ended_ = stream().mark();
+  if (parts_.defined()) {
+    ended_.hold_current();  // whose memory they are
+    parts_.reset();
+  }
+  if (stage_ == Stage::kGroup && communicates(route_.replicas, output_)) {
+    stage_ = Stage::kReplicas;
+    streams_->replicas.follow(ended_);
+    const auto beside = streams_->replicas.enter();
+    pending_ = comm::all_reduce(*route_.replicas, output_, comm::ReduceOp::kSum, subject);
+    return true;
+  }
+  if (route_.to_host && stage_ != Stage::kToHost) {
+    stage_ = Stage::kToHost;
+    streams_->to_host.follow(ended_);
+    start_copy_to_host();
+    return true;
+  }
+  stage_ = Stage::kIdle;
+  return false;
+}
+
+void ReductionStages::start_copy_to_host() {
+  const c10::NoGradGuard no_grad;
+  const c10::Device device = output_.device();
+  host_ = host_empty(output_.numel(), output_.scalar_type(), device);
+  const auto beside = streams_->to_host.enter();
+  host_.copy_(output_, /*non_blocking=*/true);
+  copied_ = StreamMark::here(device);
+}
+
+at::Tensor ReductionStages::take() {
+  ended_.hold_current();
+  if (!host_.defined()) return std::exchange(output_, {});
+  copied_.wait();
+  output_.reset();
+  return std::exchange(host_, {});
+}
+
+at::Tensor ReductionStages::take(const SideStream& beside) {
+  beside.follow(ended_);
+  return std::exchange(output_, {});
+}
+
+void ReductionStages::drop() {
+  if (in_flight()) {
+    try {
+      pending_.wait();
+    } catch (const Error&) {  // the error that led here has been reported already
+    }
+  }
+  for (const auto* stream : {&streams_->reduce, &streams_->replicas, &streams_->to_host}) stream->hold_current();
+  if (stage_ == Stage::kToHost) copied_.wait();
+  host_.reset();
+  parts_.reset();
+  output_.reset();
+  stage_ = Stage::kIdle;
+}
+
+}  // namespace tessera::parallel

@@ -1,0 +1,145 @@
+#include "tessera/parallel/ddp/grad_bucket.h"
+
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/tensor/local_part.h"
+
+namespace tessera::parallel {
+
+GradBucket::GradBucket(std::vector<ReplicatedParam*> params, c10::ScalarType dtype, std::shared_ptr<BufferPool> pool,
+                       std::shared_ptr<CommStreams> streams, c10::Allocator* memory, std::string name)
+    : params_(std::move(params)),
+      dtype_(dtype),
+      memory_(memory),
+      name_(std::move(name)),
+      flat_(pool),
+      pool_(std::move(pool)),
+      streams_(std::move(streams)) {
+  stages_.set_streams(streams_);
+  const c10::NoGradGuard no_grad;
+  const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
+  for (const auto* param : params_) layout_.append(1, local_part(param->parameter).numel(), itemsize);
+  shown_.assign(params_.size(), false);
+}
+
+GradBucket::~GradBucket() = default;
+GradBucket::GradBucket(GradBucket&&) noexcept = default;
+
+void GradBucket::begin() { flat_.open(layout_, dtype_, params_[0]->parameter.device(), memory_); }
+
+// Flat values as a gradient of the parameter.
+at::Tensor GradBucket::shaped(const at::Tensor& values, size_t position) const {
+  const auto& parameter = params_[position]->parameter;
+  const at::Tensor local = values.view(local_part(parameter).sizes());
+  if (!is_dtensor(parameter)) return local;
+  return from_local(local, device_mesh(parameter), placements(parameter),
+                    {.shape = parameter.sizes().vec(), .stride = parameter.strides().vec()});
+}
+
+// Where grad() showed what has accumulated and shows it no longer (zero_grad), that is forgotten.
+void GradBucket::forget_dropped() {
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (!shown_[i]) continue;
+    const at::Tensor& grad = params_[i]->parameter.grad();
+    if (grad.defined() && flat_.holds(local_part(grad))) continue;
+    shown_[i] = false;
+    flat_.forget(i);
+  }
+}
+
+at::Tensor GradBucket::prepare(size_t position, const at::Tensor& gradient) {
+  const c10::NoGradGuard no_grad;
+  const auto& param = *params_[position];
+  TESSERA_CHECK(gradient.layout() == c10::kStrided, ErrorKind::kShape,
+                "[replicate.backward] {}: its gradient is sparse; only dense ones are reduced. Use a dense embedding.",
+                param.name);
+  if (!flat_.is_open()) begin();
+  if (shown_[position]) forget_dropped();
+  if (!is_dtensor(gradient)) return gradient;
+  const auto& wanted = placements(param.parameter);
+  return to_local(placements(gradient) == wanted ? gradient : redistribute(gradient, wanted));
+}
+
+void GradBucket::add(size_t position, const at::Tensor& local) { flat_.add(position, local); }
+
+void GradBucket::show_accumulated() {
+  if (!accumulated()) return;
+  const c10::NoGradGuard no_grad;
+  forget_dropped();
+  for (size_t i = 0; i < params_.size(); ++i) {
+    auto& parameter = params_[i]->parameter;
+    if (!flat_.has(i) || shown_[i] || parameter.grad().defined() || parameter.scalar_type() != dtype_) continue;
+    parameter.mutable_grad() = shaped(flat_.accumulated(i), i);
+    shown_[i] = true;
+  }
+}
+
+void GradBucket::start(const std::shared_ptr<comm::Group>& group, double divide) {
+  const c10::NoGradGuard no_grad;
+  if (!flat_.is_open()) begin();
+  forget_dropped();
+  at::Tensor sent;
+  streams_->reduce.follow_current();  // where the room may have been made just now
+  {
+    const auto beside = streams_->reduce.enter();
+    sent = flat_.close(divide);
+  }
+  started_ = true;
+  stages_.start({.replicas = group}, std::move(sent), *pool_, name_);
+  stages_.advance(name_, /*at_end=*/false);
+}
+
+void GradBucket::bring_values() {
+  if (!started() || sum_.defined() || !streams_->replicas.exists()) return;
+  while (stages_.advance(name_, /*at_end=*/false)) {
+  }
+  sum_ = stages_.take(streams_->replicas);
+  values_ = flat_.room_for_values(sum_, params_[0]->parameter.scalar_type());
+  if (!values_.is_same(sum_)) streams_->replicas.follow_current();  // which may have had that memory
+  const auto beside = streams_->replicas.enter();
+  flat_.bring_values(sum_, values_);
+  brought_ = streams_->replicas.mark();
+}
+
+void GradBucket::set_gradient(size_t position, const at::Tensor& values) {
+  at::Tensor& grad = params_[position]->parameter.mutable_grad();
+  if (!grad.defined()) {
+    grad = shaped(values, position);
+  } else if (!shown_[position]) {  // reduced in an earlier backward
+    local_part(grad).add_(local_part(shaped(values, position)));
+  }
+}
+
+void GradBucket::finish() {
+  if (!started()) return;
+  const c10::NoGradGuard no_grad;
+  const auto set = [&](size_t position, const at::Tensor& values) { set_gradient(position, values); };
+  if (streams_->replicas.exists()) {
+    bring_values();
+    brought_.hold_current();
+    flat_.hand_over(sum_, values_, 0, set);
+  } else {
+    while (stages_.advance(name_, /*at_end=*/true)) {
+    }
+    flat_.unpack(stages_.take(), 0, params_[0]->parameter.scalar_type(), set);
+  }
+  sum_.reset(), values_.reset();  // the gradients hold them
+  started_ = false;
+  std::fill(shown_.begin(), shown_.end(), false);
+}
+
+void GradBucket::drop() {
+  stages_.drop();
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (shown_[i]) params_[i]->parameter.mutable_grad().reset();
+  }
+  flat_.drop();
+  sum_.reset(), values_.reset();
+  started_ = false;
+  std::fill(shown_.begin(), shown_.end(), false);
+}
+
+}  // namespace tessera::parallel

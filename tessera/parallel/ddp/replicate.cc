@@ -1,0 +1,45 @@
+#include "tessera/parallel/ddp/replicate.h"
+
+#include "tessera/base/error.h"
+#include "tessera/parallel/ddp/replicate_state.h"
+
+namespace tessera {
+namespace {
+
+parallel::ReplicateState& state_of(nn::Module& module) {
+  auto* state = parallel::replicate_state(module);
+  TESSERA_CHECK(state != nullptr, ErrorKind::kShape,
+                "[replicate.stats] this module is no replica. Call replicate on it first.");
+  return *state;
+}
+
+}  // namespace
+
+void replicate(nn::Module& module, const ReplicateOptions& options) {
+  TESSERA_CHECK(options.mesh != nullptr, ErrorKind::kShape,
+                "[replicate] no mesh given. Make one with init_device_mesh.");
+  const auto& mesh = *options.mesh;
+  TESSERA_CHECK(mesh.ndim() == 1, ErrorKind::kShape,
+                "[replicate] wanted a 1-d mesh of the replicas, found {}. Take a slice of it, or flatten it.",
+                mesh.to_string());
+  TESSERA_CHECK(mesh.coordinate().has_value(), ErrorKind::kShape, "[replicate] rank {} is not part of {}", mesh.rank(),
+                mesh.to_string());
+  TESSERA_CHECK(options.bucket_bytes > 0 && options.first_bucket_bytes > 0, ErrorKind::kShape,
+                "[replicate] bucket_bytes {} and first_bucket_bytes {}: wanted positive sizes", options.bucket_bytes,
+                options.first_bucket_bytes);
+  TESSERA_CHECK(parallel::data_parallel_states(module).empty(), ErrorKind::kShape,
+                "[replicate] fully_shard or replicate was called on this module or one below it already. Use one of "
+                "the two, once.");
+  auto state = std::make_shared<parallel::ReplicateState>(module, options);
+  module.set_sharding(state);
+  state->install_hooks();
+}
+
+ReplicateStats replicate_stats(nn::Module& module) { return state_of(module).stats(); }
+
+void reset_replicate_stats(nn::Module& module) {
+  auto& stats = state_of(module).stats();
+  stats.all_reduces = stats.overlapped = 0;
+}
+
+}  // namespace tessera

@@ -1,0 +1,434 @@
+#include "tessera/parallel/ddp/replicate_state.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
+#include <unordered_map>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/parallel/ddp/bucket_plan.h"
+
+namespace tessera::parallel {
+namespace {
+
+// Lines "name [shape] dtype" of what must be the same on all ranks.
+std::string fingerprint(const std::vector<ReplicatedParam>& params) {
+  std::string text;
+  for (const auto& param : params) {
+    text += fmt::format("{} [{}] {}{}\n", param.name, fmt::join(local_part(param.parameter).sizes(), ", "),
+                        c10::toString(param.parameter.scalar_type()), param.parameter.requires_grad() ? "" : " frozen");
+  }
+  return text;
+}
+
+std::string_view first_difference(std::string_view text, std::string_view other) {
+  const auto at =
+      static_cast<size_t>(std::mismatch(text.begin(), text.end(), other.begin(), other.end()).first - text.begin());
+  const auto newline = at == 0 ? std::string_view::npos : text.rfind('\n', at - 1);
+  const auto begin = newline == std::string_view::npos ? 0 : newline + 1;
+  const auto line = text.substr(begin, text.find('\n', begin) - begin);
+  return line.empty() ? "nothing more" : line;
+}
+
+}  // namespace
+
+ReplicateState::ReplicateState(nn::Module& module, ReplicateOptions options)
+    : module_(module),
+      options_(std::move(options)),
+      streams_(std::make_shared<CommStreams>(options_.mesh->device())),
+      divide_(static_cast<double>(options_.mesh->size())) {}
+
+void ReplicateState::install_hooks() {
+  module_.register_forward_pre_hook([this](nn::Module&, nn::TensorRefs& inputs) { before_forward(inputs); });
+  module_.register_forward_hook([this](nn::Module&, nn::TensorRefs& outputs) { after_forward(outputs); });
+}
+
+bool ReplicateState::recomputing() const { return in_backward_ && inside_backward(); }
+
+// ---- parameters ----
+
+bool ReplicateState::parameters_are_the_same() {
+  size_t trainable = 0;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    for (const auto& slot : params_[i].slots) {
+      if (!slot.get().parameter.is_same(params_[i].parameter)) return false;
+    }
+    const bool was_trainable = trainable < trainable_.size() && trainable_[trainable] == i;
+    if (params_[i].parameter.requires_grad() != was_trainable) return false;
+    trainable += was_trainable;
+  }
+  return true;
+}
+
+void ReplicateState::collect_parameters() {
+  TESSERA_CHECK(
+      std::none_of(buckets_.begin(), buckets_.end(), [](const auto& bucket) { return bucket.accumulated(); }),
+      ErrorKind::kShape,
+      "[replicate.forward] parameters were replaced, frozen or unfrozen while gradients were accumulating without "
+      "synchronisation. Run a synchronised backward first.");
+  ++params_generation_;
+  params_.clear();
+  casts_.clear();
+  trainable_.clear();
+  std::unordered_map<const c10::TensorImpl*, size_t> seen;
+  for (const auto& named : module_.named_parameters(true)) {
+    const at::Tensor& tensor = named.slot->parameter;
+    const auto [found, fresh] = seen.emplace(tensor.unsafeGetTensorImpl(), params_.size());
+    if (fresh) {
+      TESSERA_CHECK(
+          !local_part(tensor).is_meta(), ErrorKind::kShape,
+          "[replicate.forward] {}: still on the meta device. Call to_empty(module, device) and initialise or load it "
+          "before training.",
+          named.name);
+      const auto dtype = c10::isFloatingType(tensor.scalar_type())
+                             ? options_.mp_policy.param_dtype.value_or(tensor.scalar_type())
+                             : tensor.scalar_type();
+      if (tensor.requires_grad()) trainable_.push_back(params_.size());
+      params_.push_back({.name = named.name, .slots = {}, .parameter = tensor, .compute_dtype = dtype});
+    }
+    const auto index = static_cast<size_t>(named.slot - named.owner->own_parameters().data());
+    params_[found->second].slots.push_back({named.owner, index});
+  }
+}
+
+// COLLECTIVE over the mesh.
+void ReplicateState::check_alike() {
+  const auto own = fingerprint(params_);
+  const auto all = comm::all_gather_bytes(group(), own);
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    TESSERA_CHECK(
+        all[rank] == all[0], ErrorKind::kShape,
+        "[replicate.forward] the models differ: rank {} of the mesh has '{}' where rank 0 has '{}'. Replicas must have "
+        "the same parameters.",
+        rank, first_difference(all[rank], all[0]), first_difference(all[0], all[rank]));
+  }
+}
+
+// COLLECTIVE over the mesh.
+void ReplicateState::copy_from_first_rank(bool parameters) {
+  if (group().size() == 1) return;
+  const c10::NoGradGuard no_grad;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // sent and received, and where it belongs
+  std::vector<comm::Pending> pending;
+  const auto copy = [&](const at::Tensor& tensor, const std::string& name) {
+    const at::Tensor local = local_part(tensor).detach();
+    const at::Tensor flat = local.contiguous();
+    pending.push_back(comm::broadcast(group(), flat, 0, name));
+    if (!flat.is_same(local)) copies.emplace_back(flat, local);
+  };
+  if (parameters) {
+    for (const auto& param : params_) copy(param.parameter, param.name);
+  }
+  for (const auto& [path, child] : module_.named_modules()) {
+    for (const auto& buffer : child->own_buffers()) {
+      if (buffer.slot->defined()) copy(*buffer.slot, path.empty() ? buffer.name : path + "." + buffer.name);
+    }
+  }
+  for (auto& each : pending) each.wait();
+  for (auto& [from, to] : copies) to.copy_(from);
+}
+
+void ReplicateState::settle() {
+  if (settled_ && parameters_are_the_same()) return;
+  collect_parameters();
+  check_alike();
+  if (!settled_ && options_.init_sync) copy_from_first_rank(true);
+  settled_ = true;
+  learning_order_ = options_.learn_order && trainable_.size() > 1;
+  make_buckets({trainable_.rbegin(), trainable_.rend()}, learning_order_);
+}
+
+// ---- buckets ----
+
+void ReplicateState::make_buckets(const std::vector<size_t>& order, bool one_source_each) {
+  std::vector<BucketItem> items;
+  const auto travels_as = [&](size_t index) {
+    return options_.mp_policy.reduce_dtype.value_or(params_[index].compute_dtype);
+  };
+  for (const size_t index : order) {
+    const auto& parameter = params_[index].parameter;
+    items.push_back({local_part(parameter).numel() * static_cast<int64_t>(c10::elementSize(travels_as(index))),
+                     parameter.scalar_type()});
+  }
+  ++buckets_generation_;
+  buckets_.clear();
+  sources_.clear();
+  places_.assign(params_.size(), {});
+  for (const auto& members : assign_buckets(items, options_.first_bucket_bytes, options_.bucket_bytes)) {
+    const size_t bucket = buckets_.size();
+    std::vector<ReplicatedParam*> params;
+    for (size_t position = 0; position < members.size(); ++position) {
+      const size_t index = order[members[position]];
+      params.push_back(&params_[index]);
+      if (position == 0 || one_source_each) sources_.push_back({.bucket = bucket, .params = {}, .end = {}});
+      sources_.back().params.push_back(index);
+      places_[index] = {bucket, position};
+    }
+    c10::Allocator* const memory = group().allocator(options_.mesh->device_type());
+    buckets_.emplace_back(std::move(params), travels_as(order[members[0]]), pool_, streams_, memory,
+                          fmt::format("gradient bucket {}", bucket));
+  }
+  missing_.assign(buckets_.size(), 0);
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    std::vector<at::Tensor> like;
+    for (const size_t index : sources_[i].params)
+      like.push_back(params_[index].parameter.detach().to(params_[index].compute_dtype));
+    sources_[i].end.emplace(like, [weak = weak_from_this(), i, params = sources_[i].params, all = params_generation_,
+                                   generation = buckets_generation_](std::vector<at::Tensor>&& gradients) {
+      const auto self = weak.lock();
+      if (!self) return;
+      TESSERA_CHECK(
+          all == self->params_generation_, ErrorKind::kShape,
+          "[replicate.backward] parameters were replaced, frozen or unfrozen between forward and backward. Run "
+          "forward again.");
+      generation == self->buckets_generation_ ? self->take(i, std::move(gradients))
+                                              : self->take_late(params, std::move(gradients));
+    });
+    ++missing_[sources_[i].bucket];
+  }
+  stats_.buckets = static_cast<int64_t>(buckets_.size());
+}
+
+// COLLECTIVE over the mesh. Buckets follow the order in which gradients came on its first rank.
+void ReplicateState::learn_order() {
+  learning_order_ = false;
+  std::vector<bool> came(params_.size(), false);
+  for (const size_t index : arrival_) came[index] = true;
+  for (auto index = trainable_.rbegin(); index != trainable_.rend(); ++index) {
+    if (!came[*index]) arrival_.push_back(*index);  // nobody used it
+  }
+  auto order = at::empty({static_cast<int64_t>(arrival_.size())}, at::kLong);
+  std::copy(arrival_.begin(), arrival_.end(), order.mutable_data_ptr<int64_t>());
+  order = order.to(options_.mesh->device());
+  comm::broadcast(group(), order, 0, "order of gradients").wait();
+  order = order.to(at::kCPU);
+  const auto* first = order.const_data_ptr<int64_t>();
+  make_buckets({first, first + order.numel()}, false);
+  arrival_.clear();
+}
+
+void ReplicateState::show_stand_ins() {
+  for (size_t i = 0; i < stand_ins_.size(); ++i) {
+    for (const auto& slot : params_[i].slots) *slot.get().slot = stand_ins_[i];
+  }
+}
+
+void ReplicateState::show_parameters() {
+  for (const auto& param : params_) {
+    for (const auto& slot : param.slots) *slot.get().slot = slot.get().parameter;
+  }
+}
+
+// ---- forward ----
+
+// A tensor of its own in every forward. One that is made by a cast shares its values with those of the forwards whose
+// backward is still to come.
+at::Tensor ReplicateState::computed_form(size_t param, bool keeps) {
+  const auto& [name, slots, parameter, dtype] = params_[param];
+  const at::Tensor local = local_part(parameter);
+  if (dtype == parameter.scalar_type() || local.is_inference()) return parameter.detach().to(dtype);
+  casts_.resize(params_.size());
+  auto& known = casts_[param];
+  const Cast now{{}, local.const_data_ptr(), local._version()};
+  if (known.value.defined() && known.data == now.data && known.version == now.version) return known.value.detach();
+  // To the same place, where no forward has the old values any more.
+  const bool again = keeps && options_.fixed_places && known.value.defined() && known.value.storage().use_count() == 1;
+  const auto cast = again ? known.value.copy_(parameter.detach()) : parameter.detach().to(dtype);
+  known = keeps ? Cast{cast, now.data, now.version} : Cast{};
+  return cast.detach();
+}
+
+void ReplicateState::before_forward(nn::TensorRefs& inputs) {
+  if (recomputing()) return show_stand_ins();
+  if (in_backward_) reset();
+  settle();
+  const bool with_gradients = c10::GradMode::is_enabled();
+  const auto& policy = options_.mp_policy;
+  if (policy.param_dtype && policy.cast_forward_inputs) cast_floating(inputs, *policy.param_dtype);
+  if (options_.broadcast_buffers && with_gradients && synchronize_) copy_from_first_rank(false);
+  stand_ins_.clear();
+  if (!with_gradients && !policy.param_dtype) return show_parameters();
+  {
+    const c10::NoGradGuard no_grad;
+    for (size_t i = 0; i < params_.size(); ++i) stand_ins_.push_back(computed_form(i, with_gradients));
+  }
+  if (with_gradients) {
+    for (const auto& source : sources_) {
+      for (size_t i = 0; i < source.params.size(); ++i) source.end->connect(stand_ins_[source.params[i]], i);
+    }
+  }
+  show_stand_ins();
+}
+
+void ReplicateState::after_forward(nn::TensorRefs& outputs) {
+  if (!recomputing()) show_parameters();
+  std::vector<at::Tensor> roots;
+  for (at::Tensor* output : outputs) {
+    if (c10::GradMode::is_enabled() && output->defined() && output->requires_grad()) roots.push_back(*output);
+  }
+  if (roots.empty()) stand_ins_.clear();
+  if (!recomputing()) {
+    const auto reach = options_.find_unused_parameters && !roots.empty() ? reach_of(roots) : nullptr;
+    for (const auto& root : roots) {
+      if (!root.grad_fn()) continue;
+      before_backward_of(root, [self = shared_from_this(), reach] {
+        self->enter_backward();
+        if (reach) reach->consumed = true;
+      });
+    }
+  }
+  if (options_.mp_policy.output_dtype) cast_floating(outputs, *options_.mp_policy.output_dtype);
+}
+
+std::shared_ptr<ReplicateState::Reach> ReplicateState::reach_of(const std::vector<at::Tensor>& roots) {
+  const auto nodes = reachable_nodes(roots);
+  auto reach = std::make_shared<Reach>(Reach{.sources = {}, .generation = buckets_generation_});
+  for (const auto& source : sources_) reach->sources.push_back(nodes.contains(source.end->identity()));
+  std::erase_if(reaches_, [](const auto& each) { return each.expired(); });
+  reaches_.push_back(reach);
+  return reach;
+}
+
+// The sources that no forward reaches whose backward is still to come, this one's among them; none when that is
+// unknown.
+std::vector<bool> ReplicateState::unused_sources() const {
+  std::vector<bool> unused;
+  for (const auto& weak : reaches_) {
+    const auto reach = weak.lock();
+    if (!reach || reach->consumed) continue;
+    if (reach->generation != buckets_generation_) return {};
+    if (unused.empty()) unused.assign(sources_.size(), true);
+    for (size_t i = 0; i < unused.size(); ++i) unused[i] = unused[i] && !reach->sources[i];
+  }
+  return unused;
+}
+
+// ---- backward ----
+
+void ReplicateState::enter_backward() {
+  if (in_backward_) return;
+  in_backward_ = true;
+  at_end_of_backward([self = shared_from_this()] { self->end_backward(); });
+  show_stand_ins();
+  const auto unused = unused_sources();
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    if (sources_[i].learned_runs == 0 || (!unused.empty() && unused[i])) finish_source(sources_[i]);
+  }
+  start_ready(false);
+}
+
+void ReplicateState::finish_source(Source& source) {
+  if (source.done) return;
+  source.done = true;
+  --missing_[source.bucket];
+}
+
+void ReplicateState::take(size_t index, std::vector<at::Tensor>&& gradients) {
+  enter_backward();
+  auto& source = sources_[index];
+  if (learning_order_ && synchronize_ && source.runs == 0) arrival_.push_back(source.params[0]);
+  ++source.runs;
+  pack(source.params, std::move(gradients));
+  if (!options_.static_graph || source.runs == source.learned_runs) finish_source(source);
+  start_ready(false);
+}
+
+// From the graph of a forward before the buckets changed.
+void ReplicateState::take_late(const std::vector<size_t>& params, std::vector<at::Tensor>&& gradients) {
+  enter_backward();
+  pack(params, std::move(gradients));
+}
+
+void ReplicateState::pack(const std::vector<size_t>& params, std::vector<at::Tensor>&& gradients) {
+  release_packed();
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    const auto [bucket, position] = places_[params[i]];
+    TESSERA_CHECK(
+        !buckets_[bucket].started(), ErrorKind::kShape,
+        "[replicate.backward] {}: a gradient came after its bucket had been reduced. Set static_graph when backward "
+        "reaches it several times in every step, and leave find_unused_parameters out when forward hides an output.",
+        params_[params[i]].name);
+    gradients[i] = buckets_[bucket].prepare(position, gradients[i]);
+  }
+  streams_->reduce.follow_current();
+  const auto beside = streams_->reduce.enter();
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    const auto [bucket, position] = places_[params[i]];
+    buckets_[bucket].add(position, gradients[i]);
+    if (!streams_->reduce.exists()) gradients[i].reset();
+  }
+  packed_ = streams_->reduce.mark();
+  packing_ = std::move(gradients);
+}
+
+// They are of the computing stream, which comes behind what packs them before they are freed.
+void ReplicateState::release_packed() {
+  if (packing_.empty()) return;
+  packed_.hold_current();
+  packing_.clear();
+}
+
+// Starts the reduction of all buckets, or of those that are complete, in their order.
+void ReplicateState::start_ready(bool all) {
+  if (!synchronize_) return;
+  for (; next_bucket_ < buckets_.size() && (all || missing_[next_bucket_] == 0); ++next_bucket_) {
+    if (next_bucket_ > 0) buckets_[next_bucket_ - 1].bring_values();
+    buckets_[next_bucket_].start(options_.mesh->group(0), divide_);
+    if (group().size() == 1) continue;
+    ++stats_.all_reduces;
+    stats_.overlapped += !all;
+  }
+}
+
+void ReplicateState::end_backward() {
+  release_packed();
+  show_parameters();
+  stand_ins_.clear();
+  if (synchronize_) {
+    if (!options_.fixed_places) casts_.clear();
+    start_ready(true);
+    for (auto& bucket : buckets_) bucket.finish();
+  } else {
+    for (auto& bucket : buckets_) bucket.show_accumulated();
+  }
+  const bool learn = options_.static_graph && synchronize_ && !learning_order_;
+  std::fill(missing_.begin(), missing_.end(), 0);
+  for (auto& source : sources_) {
+    if (learn && source.learned_runs < 0) source.learned_runs = source.runs;
+    source.runs = 0;
+    source.done = false;
+    ++missing_[source.bucket];
+  }
+  next_bucket_ = 0;
+  in_backward_ = false;
+  if (learning_order_ && synchronize_) learn_order();
+}
+
+// After an exception in backward: unfinished gradients are forgotten.
+void ReplicateState::reset() {
+  release_packed();
+  for (auto& bucket : buckets_) bucket.drop();
+  std::fill(missing_.begin(), missing_.end(), 0);
+  for (auto& source : sources_) {
+    source.runs = 0;
+    source.done = false;
+    ++missing_[source.bucket];
+  }
+  arrival_.clear();
+  casts_.clear();
+  next_bucket_ = 0;
+  in_backward_ = false;
+}
+
+ReplicateState* replicate_state(const nn::Module& module) {
+  return dynamic_cast<ReplicateState*>(module.sharding().get());
+}
+
+}  // namespace tessera::parallel

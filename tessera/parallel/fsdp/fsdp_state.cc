@@ -1,0 +1,68 @@
+#include "tessera/parallel/fsdp/fsdp_state.h"
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/parallel/fsdp/prefetch_choice.h"
+
+namespace tessera::parallel {
+
+FsdpState::FsdpState(nn::Module& module, const FullyShardOptions& options, std::shared_ptr<ParamGroup> group)
+    : GatheredState(module, options.mp_policy, group),
+      mesh_(options.mesh),
+      reshard_after_forward_(options.reshard_after_forward),
+      fixed_places_(options.fixed_places && !options.mesh->device().is_cpu()),
+      group_(group.get()) {}
+
+void FsdpState::set_reshard_after_forward(bool on) {
+  reshard_after_forward_ = on;
+  if (group_ != nullptr) group_->set_frees_after_forward(on);
+}
+
+void FsdpState::set_prefetch(bool on) {
+  prefetch_ = on;
+  if (schedule()) schedule()->set_prefetch(on);
+}
+
+bool FsdpState::begin_root(const std::vector<Named>& states) {
+  std::string on_meta;
+  std::vector<MeshPtr> meshes;
+  std::shared_ptr<FixedPlaces> places;
+  for (const auto& [path, each] : states) {
+    const auto& state = dynamic_cast<FsdpState&>(*each);
+    const auto is_theirs = [&](const MeshPtr& mesh) { return *mesh == *state.mesh_; };
+    if (std::none_of(meshes.begin(), meshes.end(), is_theirs)) meshes.push_back(state.mesh_);
+    if (state.group_ == nullptr) continue;
+    if (state.fixed_places_) {
+      if (!places) places = std::make_shared<FixedPlaces>(state.mesh_->device());
+      state.group_->set_frees_after_forward(state.reshards_after_forward(&state == this, /*backward_follows=*/true));
+      state.group_->fix_place(places);
+    }
+    for (const auto& param : state.group_->params()) {
+      if (param.slots[0].get().parameter.is_meta())
+        on_meta += (on_meta.empty() ? "" : ", ") + (path.empty() ? "" : path + ".") + param.name;
+    }
+  }
+  TESSERA_CHECK(on_meta.empty(), ErrorKind::kShape,
+                "[fsdp.forward] parameters are still on the meta device: {}. Call to_empty(module, device) and "
+                "initialise or load them before training.",
+                on_meta);
+  return agree_on_prefetch(*mesh_->world(), meshes, prefetch_);
+}
+
+// Without a backward to come even the root has no reason to stay.
+bool FsdpState::reshards_after_forward(bool is_root, bool backward_follows) const {
+  return reshard_after_forward_.value_or(!is_root || !backward_follows);
+}
+
+FsdpState* fsdp_state(const nn::Module& module) { return dynamic_cast<FsdpState*>(module.sharding().get()); }
+
+std::vector<FsdpState*> fsdp_states(nn::Module& module) {
+  std::vector<FsdpState*> out;
+  for (const auto& [path, child] : module.named_modules()) {
+    if (auto* state = fsdp_state(*child)) out.push_back(state);
+  }
+  return out;
+}
+
+}  // namespace tessera::parallel

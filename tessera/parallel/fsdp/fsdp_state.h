@@ -1,0 +1,40 @@
+// What fully_shard attaches to a module.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "tessera/nn/module.h"
+#include "tessera/parallel/fsdp/gathered_state.h"
+#include "tessera/parallel/fsdp/param_group.h"
+#include "tessera/parallel/fsdp/fully_shard.h"
+
+namespace tessera::parallel {
+
+class FsdpState : public GatheredState {
+ public:
+  // The group is null when nested calls have all parameters.
+  FsdpState(nn::Module& module, const FullyShardOptions& options, std::shared_ptr<ParamGroup> group);
+
+  ParamGroup* group() const { return group_; }
+  void set_reshard_after_forward(bool on);
+  void set_prefetch(bool on);
+
+ private:
+  bool begin_root(const std::vector<Named>& states) override;  // COLLECTIVE over their meshes
+  bool reshards_after_forward(bool is_root, bool backward_follows) const override;
+
+  MeshPtr mesh_;
+  std::optional<bool> reshard_after_forward_;
+  std::optional<bool> prefetch_;
+  const bool fixed_places_;
+  ParamGroup* group_;
+};
+
+// Null when fully_shard was not called on this module.
+FsdpState* fsdp_state(const nn::Module& module);
+// Those of the module and all below it, outermost first.
+std::vector<FsdpState*> fsdp_states(nn::Module& module);
+
+}  // namespace tessera::parallel

@@ -1,0 +1,70 @@
+#include "tessera/parallel/fsdp/gather_plan.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+
+namespace tessera::parallel {
+namespace {
+
+GatherWay choose_way(std::vector<ShardedParam>& params, int64_t ranks, c10::Device device, bool shards_on_host) {
+  const auto casts = [](const ShardedParam& param) { return param.gather_dtype != param.dtype; };
+  if (ranks == 1 && !shards_on_host && std::none_of(params.begin(), params.end(), casts)) return GatherWay::kAlias;
+  if (ranks == 1 || params.size() == 1) return GatherWay::kInPlace;
+  const auto largest = std::max_element(params.begin(), params.end(), [](const auto& a, const auto& b) {
+    return a.numel_of_all_ranks() < b.numel_of_all_ranks();
+  });
+  // By the sizes over all ranks: their tensor-parallel parts may differ, but not the order in which gradients come.
+  int64_t all = 0;
+  for (const auto& param : params) all += param.numel_of_all_ranks();
+  if (!device.is_cpu() || all == 0 || 4 * largest->numel_of_all_ranks() < 3 * all) return GatherWay::kUnpack;
+  std::rotate(params.begin(), largest, largest + 1);
+  return GatherWay::kCompact;
+}
+
+}  // namespace
+
+GatherPlan plan_gather(std::vector<ShardedParam>& params, const DeviceMesh& mesh, const MixedPrecisionPolicy& policy,
+                       bool shards_on_host) {
+  for (auto& param : params) {
+    const bool floating = c10::isFloatingType(param.dtype);
+    param.gather_dtype = floating ? policy.param_dtype.value_or(param.dtype) : param.dtype;
+  }
+  const int64_t ranks = mesh.size(mesh.ndim() - 1);
+  GatherPlan plan{.way = choose_way(params, ranks, mesh.device(), shards_on_host),
+                  .layout = FlatLayout(ranks),
+                  .whole_offsets = {}};
+  for (const auto& param : params) {
+    plan.layout.append(param.rows(), param.row_numel(), static_cast<int64_t>(c10::elementSize(param.gather_dtype)));
+  }
+  const int64_t gathered_bytes = ranks * plan.layout.part_bytes;
+  if (plan.way == GatherWay::kAlias || plan.way == GatherWay::kInPlace) {
+    for (const auto& entry : plan.layout.entries) plan.whole_offsets.push_back(entry.offset);
+    plan.whole_bytes = gathered_bytes;
+    return plan;
+  }
+  FlatLayout whole(1);
+  const bool padded = !mesh.device().is_cpu();  // one kernel lays out all, padding included
+  for (const auto& entry : plan.layout.entries) {
+    whole.append(padded ? ranks * entry.chunk_rows : entry.rows, entry.row_numel, entry.itemsize);
+  }
+  for (const auto& entry : whole.entries) plan.whole_offsets.push_back(entry.offset);
+  plan.whole_bytes = plan.way == GatherWay::kCompact ? std::max(whole.part_bytes, gathered_bytes) : whole.part_bytes;
+  return plan;
+}
+
+void lay_out(const GatherPlan& plan, const at::TensorBase& gathered, const WholeStorage& whole, BufferPool& pool) {
+  if (plan.way == GatherWay::kUnpack) {
+    unpack_parts(plan.layout, gathered, whole.tensor(0, {plan.whole_bytes}, c10::kByte), plan.whole_offsets);
+  } else if (plan.way == GatherWay::kCompact) {
+    const int64_t first_end = plan.whole_offsets[1];
+    std::vector<int64_t> offsets = plan.whole_offsets;
+    for (auto& offset : offsets) offset -= first_end;
+    const at::Tensor others = pool.empty(plan.whole_bytes - first_end, c10::kByte, gathered.device());
+    unpack_parts(plan.layout, gathered, others, offsets, 1);
+    compact_first(plan.layout, gathered);
+    whole.tensor(first_end, {plan.whole_bytes - first_end}, c10::kByte).copy_(others);
+  }
+}
+
+}  // namespace tessera::parallel

@@ -1,0 +1,174 @@
+#include "tessera/parallel/fsdp/gather_schedule.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/parallel/data_parallel/group_node.h"
+
+namespace tessera::parallel {
+
+void GatherSchedule::add(const std::shared_ptr<GatheredGroup>& group) {
+  if (!streams_) streams_ = std::make_shared<CommStreams>(group->device());
+  group->join(pool_, streams_, &stats_);
+  groups_.push_back(group);
+}
+
+bool GatherSchedule::recomputing() const { return in_backward_ && inside_backward(); }
+
+void GatherSchedule::begin_forward() {
+  if (recomputing()) return;
+  if (in_forward_ || in_backward_) reset();
+  free_stale();
+  if (streams_ && streams_->gather.exists()) {
+    streams_->gather.follow_current();  // the optimizer
+    for (const auto& group : groups_) group->note_order();
+  }
+  in_forward_ = true;
+  next_forward_order_.clear();
+}
+
+// A rank may hold none of the rows that changed: what some rank finds stale is stale for all.
+void GatherSchedule::free_stale() {
+  std::vector<std::pair<comm::Group*, std::vector<GatheredGroup*>>> kept;  // in the same order on all ranks
+  for (const auto& group : groups_) {
+    if (!group->may_be_stale()) continue;
+    auto* ranks = &group->ranks();
+    auto found = std::find_if(kept.begin(), kept.end(), [&](const auto& each) { return each.first == ranks; });
+    if (found == kept.end()) found = kept.insert(kept.end(), {ranks, {}});
+    found->second.push_back(group.get());
+  }
+  for (const auto& [ranks, groups] : kept) {
+    at::Tensor changed = at::zeros({static_cast<int64_t>(groups.size())}, at::kInt);
+    for (size_t i = 0; i < groups.size(); ++i) changed.mutable_data_ptr<int>()[i] = groups[i]->changed();
+    comm::all_reduce(*ranks, changed, comm::ReduceOp::kMax, "changed shards").wait();
+    for (size_t i = 0; i < groups.size(); ++i) {
+      if (changed.const_data_ptr<int>()[i] != 0) groups[i]->reshard();
+    }
+  }
+}
+
+void GatherSchedule::end_forward() {
+  if (recomputing()) return;
+  for (const auto& group : groups_) {
+    if (group->gathering()) group->reshard();
+  }
+  if (streams_) streams_->free_retired();
+  forward_order_ = next_forward_order_;
+  in_forward_ = false;
+}
+
+void GatherSchedule::before_forward(GatheredGroup& group) {
+  group.start_unshard();
+  group.finish_unshard();
+  if (recomputing()) return;
+  const size_t position = next_forward_order_.size();
+  next_forward_order_.push_back(&group);
+  const bool as_before = position + 1 < forward_order_.size() && forward_order_[position] == &group;
+  if (prefetch_ && as_before) forward_order_[position + 1]->start_unshard();
+}
+
+ForwardRun GatherSchedule::after_forward(GatheredGroup* group) {
+  ForwardRun run{post_forward_order_.size(), epoch_, 0, recomputing()};
+  if (group != nullptr && !run.recomputed) post_forward_order_.push_back(group);
+  return run;
+}
+
+void GatherSchedule::enter_backward() {
+  if (in_backward_) return;
+  in_backward_ = true;
+  ++backward_;
+  recomputed_ = forward_order_.size();
+  at_end_of_backward([self = shared_from_this()] { self->end_backward(); });
+}
+
+void GatherSchedule::before_backward(GatheredGroup* group, ForwardRun& run) {
+  enter_backward();
+  if (run.seen_backward == backward_) return;
+  run.seen_backward = backward_;
+  if (group == nullptr) return;
+  group->start_unshard();
+  group->finish_unshard();
+  if (!prefetch_) return;
+  if (auto* next = next_in_backward(*group, run)) next->start_unshard();
+}
+
+// The group that backward is likely to want after this one; null when that is unknown.
+GatheredGroup* GatherSchedule::next_in_backward(const GatheredGroup& group, const ForwardRun& run) {
+  if (!run.recomputed) {
+    const bool known = run.epoch == epoch_ && run.position > 0 && run.position <= post_forward_order_.size();
+    return known ? post_forward_order_[run.position - 1] : nullptr;
+  }
+  // Its first forward kept nothing for backward, but the order of forward has it.
+  for (size_t position = std::min(recomputed_, forward_order_.size()); position-- > 0;) {
+    if (forward_order_[position] != &group) continue;
+    recomputed_ = position;
+    return position > 0 ? forward_order_[position - 1] : nullptr;
+  }
+  return nullptr;
+}
+
+void GatherSchedule::start_reduction(GatheredGroup& group) {
+  if (!group.synchronize) return;
+  if (!group.start_reduction()) return;
+  if (group.ranks().size() > 1) ++stats_.reduce_scatters;
+  reducing_.push_back(&group);
+}
+
+void GatherSchedule::after_backward(GatheredGroup& group) {
+  enter_backward();
+  if (group.reshard_after_backward) group.reshard();
+  std::erase_if(reducing_, [](GatheredGroup* other) { return !other->advance_reduction(/*at_end=*/false); });
+  start_reduction(group);
+}
+
+void GatherSchedule::finish_reductions() {
+  for (auto* group : reducing_) {
+    while (group->advance_reduction(/*at_end=*/true)) {
+    }
+  }
+  reducing_.clear();
+}
+
+void GatherSchedule::reduce_accumulated() {
+  for (const auto& group : groups_) start_reduction(*group);
+  finish_reductions();
+}
+
+void GatherSchedule::end_backward() {
+  for (const auto& group : groups_) {
+    if (group->reshard_after_backward || group->gathering()) group->reshard();
+  }
+  if (streams_) streams_->free_retired();
+  // Gradients of earlier backwards without synchronisation whose group this backward did not reach.
+  for (const auto& group : groups_) start_reduction(*group);
+  if (is_last_backward_) {
+    finish_reductions();
+    post_forward_order_.clear();
+    ++epoch_;
+  }
+  in_backward_ = false;
+}
+
+// After an exception: everything is freed and unfinished gradients are forgotten.
+void GatherSchedule::reset() {
+  reducing_.clear();
+  for (const auto& group : groups_) {
+    try {
+      group->reshard();
+    } catch (const Error&) {  // of the gather that failed; the user has had it
+    }
+    group->drop_gradients();
+  }
+  if (streams_) streams_->free_retired();
+  forward_order_.clear();
+  recomputed_ = 0;
+  post_forward_order_.clear();
+  ++epoch_;
+  in_forward_ = in_backward_ = false;
+}
+
+}  // namespace tessera::parallel

@@ -1,0 +1,134 @@
+#include "tessera/parallel/fsdp/gathered_state.h"
+
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/parallel/data_parallel/group_node.h"
+
+namespace tessera::parallel {
+
+GatheredState::GatheredState(nn::Module& module, MixedPrecisionPolicy policy, std::shared_ptr<GatheredGroup> group)
+    : module_(module), policy_(policy), group_(std::move(group)) {}
+
+void GatheredState::install_hooks() {
+  module_.register_forward_pre_hook([this](nn::Module&, nn::TensorRefs& inputs) { before_forward(inputs); });
+  module_.register_forward_hook([this](nn::Module&, nn::TensorRefs& outputs) { after_forward(outputs); });
+}
+
+void GatheredState::set_synchronize(bool on) {
+  if (group_) group_->synchronize = on;
+}
+
+void GatheredState::set_divide(double factor) {
+  if (group_) group_->divide = factor;
+}
+
+void GatheredState::set_reshard_after_backward(bool on) {
+  if (group_) group_->reshard_after_backward = on;
+}
+
+void GatheredState::set_is_last_backward(bool on) {
+  is_last_backward_ = on;
+  if (schedule_) schedule_->set_is_last_backward(on);
+}
+
+void GatheredState::settle() {
+  if (schedule_) return;
+  std::vector<Named> states;
+  for (const auto& [path, module] : module_.named_modules()) {
+    auto* state = dynamic_cast<GatheredState*>(module->sharding().get());
+    if (state == nullptr) continue;
+    TESSERA_CHECK(!state->schedule_, ErrorKind::kShape,
+                  "[fsdp.forward] '{}': its forward ran before that of the root above it. Run forward through the root "
+                  "module first.",
+                  path);
+    states.emplace_back(path, state);
+  }
+  auto schedule = std::make_shared<GatherSchedule>(begin_root(states));
+  schedule->set_is_last_backward(
+      std::all_of(states.begin(), states.end(), [](const Named& each) { return each.second->is_last_backward_; }));
+  for (const auto& [path, state] : states) {
+    state->schedule_ = schedule;
+    if (!state->group_) continue;
+    state->group_->set_name(path.empty() ? "root" : path);
+    schedule->add(state->group_);
+  }
+  root_ = true;
+}
+
+// What forward reads, connected to the gradients of the shards.
+std::vector<at::Tensor> GatheredState::whole_parameters() {
+  auto whole = group_->whole_tensors();
+  const auto trainable = c10::GradMode::is_enabled() ? group_->trainable() : std::vector<size_t>{};
+  if (trainable.empty()) return whole;
+  std::vector<at::Tensor> outputs;
+  for (size_t index : trainable) outputs.push_back(whole[index]);
+  connect_gradients(group_->leaves(trainable), outputs,
+                    [self = shared_from_this(), trainable](std::vector<at::Tensor>&& gradients) {
+                      self->group_->accumulate(trainable, std::move(gradients));
+                      self->schedule_->after_backward(*self->group_);
+                    });
+  return whole;
+}
+
+// A group without trainable parameters has no gradients to tell when its backward is over: those of its inputs do.
+void GatheredState::watch_inputs(const nn::TensorRefs& inputs) {
+  if (!c10::GradMode::is_enabled() || !group_->trainable().empty()) return;
+  std::vector<at::Tensor*> watched;
+  for (at::Tensor* input : inputs) {
+    if (input->defined() && input->requires_grad()) watched.push_back(input);
+  }
+  auto missing = std::make_shared<size_t>(watched.size());
+  for (at::Tensor* input : watched) {
+    *input = input->view_as(*input);  // a node of its own, that runs before the hooks of what made the input
+    before_backward_of(*input, [self = shared_from_this(), missing, count = watched.size()] {
+      if (--*missing > 0) return;
+      *missing = count;
+      self->schedule_->after_backward(*self->group_);
+    });
+  }
+}
+
+void GatheredState::before_forward(nn::TensorRefs& inputs) {
+  settle();
+  if (root_) schedule_->begin_forward();
+  if (policy_.param_dtype && policy_.cast_forward_inputs) cast_floating(inputs, *policy_.param_dtype);
+  if (!group_) return;
+  watch_inputs(inputs);
+  schedule_->before_forward(*group_);
+  group_->show_whole(whole_parameters());
+}
+
+void GatheredState::after_forward(nn::TensorRefs& outputs) {
+  bool backward_follows = false;
+  for (at::Tensor* output : outputs) {
+    backward_follows =
+        backward_follows || (c10::GradMode::is_enabled() && output->defined() && output->requires_grad());
+  }
+  if (backward_follows) {
+    auto run = std::make_shared<ForwardRun>(schedule_->after_forward(group_.get()));
+    for (at::Tensor* output : outputs) {
+      if (!output->defined() || !output->requires_grad()) continue;
+      before_backward_of(
+          *output, [self = shared_from_this(), run] { self->schedule_->before_backward(self->group_.get(), *run); });
+    }
+  }
+  if (group_) {
+    group_->show_shards();
+    if (!schedule_->recomputing() && reshards_after_forward(root_, backward_follows)) group_->reshard();
+  }
+  if (policy_.output_dtype) cast_floating(outputs, *policy_.output_dtype);
+  if (root_) schedule_->end_forward();
+}
+
+std::vector<GatheredState*> gathered_states(nn::Module& module) {
+  std::vector<GatheredState*> out;
+  for (const auto& [path, child] : module.named_modules()) {
+    if (auto* state = dynamic_cast<GatheredState*>(child->sharding().get())) out.push_back(state);
+  }
+  return out;
+}
+
+}  // namespace tessera::parallel

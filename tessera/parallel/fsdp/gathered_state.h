@@ -1,0 +1,58 @@
+// What sharding attaches to a module: its group of parameters and the hooks around its forward, alike for fully_shard
+// (FsdpState) and wrap_fsdp1 (Fsdp1State).
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/nn/module.h"
+#include "tessera/parallel/data_parallel/data_parallel_state.h"
+#include "tessera/parallel/fsdp/gather_schedule.h"
+#include "tessera/parallel/fsdp/gathered_group.h"
+#include "tessera/parallel/data_parallel/mixed_precision.h"
+
+namespace tessera::parallel {
+
+class GatheredState : public DataParallelState, public std::enable_shared_from_this<GatheredState> {
+ public:
+  // The group is null when nested calls have all parameters.
+  GatheredState(nn::Module& module, MixedPrecisionPolicy policy, std::shared_ptr<GatheredGroup> group);
+  void install_hooks();
+
+  GatheredGroup* gathered() const { return group_.get(); }
+  GatherSchedule* schedule() const { return schedule_.get(); }
+  bool synchronizes() const override { return !group_ || group_->synchronize; }
+  void set_synchronize(bool on) override;
+  void set_divide(double factor) override;
+  void set_reshard_after_backward(bool on);
+  void set_is_last_backward(bool on);  // for all below its root
+  // Makes this module the root of all sharded modules below it, if it has no root yet. COLLECTIVE as begin_root.
+  void settle();
+
+ protected:
+  using Named = std::pair<std::string, GatheredState*>;
+  // Of the root, before its first forward: checks all states below it (with their paths, itself included) and says
+  // whether to prefetch, alike on all ranks.
+  virtual bool begin_root(const std::vector<Named>& states) = 0;
+  virtual bool reshards_after_forward(bool is_root, bool backward_follows) const = 0;
+
+ private:
+  void before_forward(nn::TensorRefs& inputs);
+  void after_forward(nn::TensorRefs& outputs);
+  void watch_inputs(const nn::TensorRefs& inputs);
+  std::vector<at::Tensor> whole_parameters();
+
+  nn::Module& module_;
+  MixedPrecisionPolicy policy_;
+  std::shared_ptr<GatheredGroup> group_;
+  std::shared_ptr<GatherSchedule> schedule_;
+  bool root_ = false;
+  bool is_last_backward_ = true;
+};
+
+// Those of the module and all below it, outermost first.
+std::vector<GatheredState*> gathered_states(nn::Module& module);
+
+}  // namespace tessera::parallel

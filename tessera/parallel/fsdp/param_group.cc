@@ -1,0 +1,168 @@
+#include "tessera/parallel/fsdp/param_group.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+
+namespace tessera::parallel {
+namespace {
+
+std::vector<ParamGroup::WeakTensor> weak_handles(const std::vector<ShardedParam>& params) {
+  std::vector<ParamGroup::WeakTensor> out;
+  for (const auto& param : params) out.emplace_back(param.parameter.getIntrusivePtr());
+  return out;
+}
+
+}  // namespace
+
+ParamGroup::ParamGroup(std::vector<ShardedParam> params, MeshPtr mesh, const MixedPrecisionPolicy& policy, bool on_host)
+    : GatheredGroup(params[0].name, static_cast<double>(mesh->size())),
+      originals_(weak_handles(params)),
+      plan_(plan_gather(params, *mesh, policy, on_host)),
+      shards_(std::move(params), mesh, on_host),
+      whole_(mesh->device()),
+      reducer_(mesh, pool_, policy.reduce_dtype, on_host) {}
+
+void ParamGroup::on_joined() {
+  reducer_.join(pool_, streams_);
+  if (state_ != State::kSharded) count(1);  // gathered by hand before
+}
+
+void ParamGroup::fix_place(const std::shared_ptr<FixedPlaces>& places) {
+  if (plan_.way == GatherWay::kAlias) return;  // it lies where the shards do
+  places_ = places;
+  if (frees_after_forward_) place_in_turn_ = places->add_in_turn(static_cast<size_t>(plan_.whole_bytes));
+}
+
+c10::DataPtr ParamGroup::place_to_fill() {
+  if (!places_) return {};
+  if (frees_after_forward_ && reshard_after_backward && place_in_turn_) return places_->take(*place_in_turn_);
+  if (!own_place_) own_place_ = places_->add(static_cast<size_t>(plan_.whole_bytes));
+  return places_->take(*own_place_);
+}
+
+void ParamGroup::fill_whole() {
+  if (c10::DataPtr memory = place_to_fill()) {
+    whole_.fill(std::move(memory), plan_.whole_bytes);
+  } else {
+    whole_.fill(*pool_, plan_.whole_bytes);
+  }
+  for (size_t i = 0; i < params().size(); ++i) {
+    auto& param = params()[i];
+    if (!param.whole.defined()) param.whole = whole_.tensor(plan_.whole_offsets[i], param.shape, param.gather_dtype);
+  }
+}
+
+void ParamGroup::start_unshard() {
+  if (may_be_stale() && changed()) reshard();
+  if (state_ != State::kSharded) return;
+  const c10::NoGradGuard no_grad;
+  const bool replaced = shards_.replaced();
+  shards_.adopt_replaced();
+  gathered_version_ = shards_.version();
+  const bool written = replaced || gathered_version_ != ordered_version_;
+  if (plan_.way == GatherWay::kAlias) {
+    for (auto& param : params()) param.whole = param.local.detach();
+    state_ = State::kUnsharded;
+    return count(1);
+  }
+  const c10::ScalarType dtype = shards_.wire_dtype();
+  const int64_t numel = shards_.ranks() * plan_.layout.part_bytes / static_cast<int64_t>(c10::elementSize(dtype));
+  const bool in_place = plan_.gathers_into_whole();
+  if (in_place) fill_whole();
+  // Behind what wrote the shards, or had the memory before; else beside all that computes.
+  if (written || in_place) streams_->gather.follow_current();
+  ordered_version_ = gathered_version_;
+  const auto beside = streams_->gather.enter();
+  gathered_ = in_place ? whole_.tensor(0, {numel}, dtype) : pool_->empty(numel, dtype, mesh()->device());
+  state_ = State::kGathering;
+  count(1);
+  if (shards_.ranks() == 1) {
+    shards_.write_to(gathered_, plan_.layout);
+    filled_ = streams_->gather.mark();
+    return;
+  }
+  input_ = shards_.to_send(plan_.layout, *pool_);
+  filled_ = streams_->gather.mark();
+  pending_ = comm::all_gather_into(shards_.group(), gathered_, input_, name());
+  if (stats_ == nullptr) return;
+  ++stats_->all_gathers;
+  stats_->piecewise_gathers += !shards_.lies_flat();
+}
+
+void ParamGroup::finish_unshard() {
+  if (state_ != State::kGathering) return;
+  const c10::NoGradGuard no_grad;
+  pending_.wait();
+  filled_.hold_current();
+  if (!streams_->gather.exists()) input_.reset();
+  if (!plan_.gathers_into_whole()) fill_whole();
+  lay_out(plan_, gathered_, whole_, *pool_);
+  if (plan_.gathers_into_whole()) gathered_.reset();
+  streams_->retire({std::exchange(input_, {}), std::exchange(gathered_, {})});
+  state_ = State::kUnsharded;
+}
+
+// What was gathered ahead for nothing. The host may write to shards that it holds as soon as this returns.
+void ParamGroup::give_up_gather() {
+  filled_.hold_current();
+  streams_->gather.follow_current();
+  if (shards_.on_host()) filled_.wait();
+}
+
+void ParamGroup::reshard() {
+  if (state_ == State::kSharded) return;
+  const auto failure = wait_for_failure(pending_);
+  if (state_ == State::kGathering) give_up_gather();
+  if (shows_whole_) show_shards();
+  input_.reset();
+  gathered_.reset();
+  if (plan_.way == GatherWay::kAlias) {
+    for (auto& param : params()) param.whole.reset();
+  } else {
+    whole_.free("[fsdp.backward] " + name() +
+                ": its parameters are freed. A tensor computed from them reached backward without passing "
+                "an output of the module's forward; return it from forward.");
+  }
+  count(-1);
+  state_ = State::kSharded;
+  if (failure) std::rethrow_exception(failure);
+}
+
+std::vector<at::Tensor> ParamGroup::whole_tensors() const {
+  std::vector<at::Tensor> out;
+  for (const auto& param : shards_.params()) {
+    out.push_back(param.as_seen(plan_.way == GatherWay::kAlias ? param.whole.detach() : param.whole.variable_data()));
+  }
+  return out;
+}
+
+std::vector<at::Tensor> ParamGroup::leaves(const std::vector<size_t>& trainable) const {
+  std::vector<at::Tensor> out;
+  for (size_t index : trainable) {
+    const auto& param = shards_.params()[index];
+    // An activation checkpoint around the unit shows a leaf of its own, whose graph ends there.
+    const at::Tensor& shown = *param.slots[0].get().slot;
+    const bool stands_for_shards = is_dtensor(shown) && shown.is_leaf() && shown.requires_grad();
+    out.push_back(stands_for_shards ? shown : param.parameter);
+  }
+  return out;
+}
+
+void ParamGroup::show_whole(const std::vector<at::Tensor>& tensors) {
+  for (size_t i = 0; i < params().size(); ++i) {
+    for (const auto& ref : params()[i].slots) *ref.get().slot = tensors[i];
+  }
+  shows_whole_ = true;
+}
+
+void ParamGroup::show_shards() {
+  shards_.show();
+  shows_whole_ = false;
+}
+
+}  // namespace tessera::parallel

@@ -1,0 +1,64 @@
+#include "tessera/parallel/fsdp/sharded_param.h"
+
+#include <c10/core/GradMode.h>
+#include <c10/util/accumulate.h>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/dtensor_impl.h"
+
+namespace tessera::parallel {
+int64_t ShardedParam::numel_of_all_ranks() const { return c10::multiply_integers(full_shape()); }
+
+Placements ShardedParam::placements_on(const DeviceMesh& mesh) const {
+  if (tensor_parallel) return tensor_parallel->all_placements;
+  return mesh.ndim() == 2 ? Placements{Replicate(), Shard(0)} : Placements{Shard(0)};
+}
+
+at::Tensor ShardedParam::distributed(const at::Tensor& part, const MeshPtr& mesh) const {
+  // Where `part` lies, which is the host when shards are offloaded.
+  return tessera::detail::make_dtensor(part, mesh_of(mesh), tessera::detail::share(placements_on(*mesh)), full_shape());
+}
+
+at::Tensor ShardedParam::as_seen(const at::Tensor& gathered) const {
+  if (!tensor_parallel || tensor_parallel->plain) return gathered;
+  const c10::NoGradGuard no_grad;
+  return from_local(gathered, tensor_parallel->mesh, tensor_parallel->placements,
+                    FromLocalOptions::contiguous(tensor_parallel->shape));
+}
+
+std::shared_ptr<const TensorParallelPart> tensor_parallel_part(const std::string& name, const MeshPtr& data_parallel,
+                                                               const MeshPtr& tensor_parallel,
+                                                               const Placements& placements,
+                                                               const std::vector<int64_t>& shape, bool plain) {
+  TESSERA_CHECK(
+      tensor_parallel->device_type() == data_parallel->device_type(), ErrorKind::kShape,
+      "[fsdp.shard] {}: Requires DTensor to have mesh of the same type as the FSDP mesh but got {} for DTensor "
+      "and {} for FSDP.",
+      name, tensor_parallel->to_string(), data_parallel->to_string());
+  auto part = std::make_shared<TensorParallelPart>();
+  part->mesh = tensor_parallel;
+  part->placements = placements;
+  part->plain = plain;
+  part->shape = shape;
+  part->all = concatenate(data_parallel, tensor_parallel);
+  auto names = data_parallel->dim_names();
+  names.insert(names.end(), tensor_parallel->dim_names().begin(), tensor_parallel->dim_names().end());
+  TESSERA_CHECK(part->all->dim_names() == names, ErrorKind::kShape,
+                "[fsdp.shard] {}: found {}, wanted a mesh whose dims of data parallelism come before those of tensor "
+                "parallelism, {}.",
+                name, part->all->to_string(), tensor_parallel->to_string());
+  int64_t parts_of_rows = 1;
+  for (size_t i = 0; i < placements.size(); ++i) {
+    TESSERA_CHECK(placements[i].is_shard() || placements[i].is_replicate(), ErrorKind::kShape,
+                  "[fsdp.shard] {}: lies as {} over {}, wanted Shard or Replicate on every dim. Redistribute it first.",
+                  name, to_string(placements), tensor_parallel->to_string());
+    if (placements[i].is_shard(0)) parts_of_rows *= tensor_parallel->size(static_cast<int64_t>(i));
+  }
+  if (data_parallel->ndim() == 2) part->all_placements.push_back(Replicate());
+  part->all_placements.push_back(parts_of_rows > 1 ? StridedShard(0, parts_of_rows) : Shard(0));
+  for (const auto& placement : placements) part->all_placements.push_back(placement);
+  return part;
+}
+
+}  // namespace tessera::parallel

@@ -1,0 +1,177 @@
+#include "tessera/parallel/layers/activation_checkpoint.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/kernels/autograd/deferred_gradients.h"
+#include "tessera/kernels/autograd/kept_results.h"
+#include "tessera/nn/linear/lora.h"
+#include "tessera/parallel/data_parallel/make_node.h"
+#include "tessera/parallel/layers/shown_parameters.h"
+
+namespace tessera {
+namespace {
+
+using torch::autograd::variable_list;
+
+// Where the rows of a forward lie in all rows of the run: what adapters drop of them follows from it, and other
+// forwards may come before this one is run again.
+struct RowPlace {
+  std::shared_ptr<nn::LoraDropout> dropout;  // null: nothing is dropped
+  int64_t first_row = 0;
+};
+
+RowPlace row_place(nn::Module& module) {
+  for (const auto& [path, child] : module.named_modules()) {
+    const auto* adapted = dynamic_cast<const nn::LoraLinear*>(child);
+    if (!adapted || !adapted->settings().dropout) continue;
+    return {adapted->settings().dropout, adapted->settings().dropout->first_row};
+  }
+  return {};
+}
+
+// While it lives, rows lie there again.
+class AtPlace {
+ public:
+  explicit AtPlace(RowPlace place) : place_(std::move(place)) { exchange(); }
+  ~AtPlace() { exchange(); }
+  AtPlace(const AtPlace&) = delete;
+  AtPlace& operator=(const AtPlace&) = delete;
+
+ private:
+  void exchange() {
+    if (place_.dropout) std::swap(place_.dropout->first_row, place_.first_row);
+  }
+  RowPlace place_;
+};
+
+// Inputs first, then parameters: those that need a gradient are the node's inputs, in this order.
+struct Recomputation : torch::autograd::Node {
+  nn::Rerun rerun;
+  std::vector<at::Tensor> inputs;
+  parallel::ShownParameters parameters;
+  std::vector<size_t> differentiable_outputs;
+  std::shared_ptr<kernels::KeptResults> kept;
+  RowPlace rows;
+
+  variable_list apply(variable_list&& gradients) override {
+    TESSERA_CHECK(rerun, ErrorKind::kShape,
+                  "[parallel.checkpoint] backward ran through a checkpointed module a second time. Run forward again.");
+    // Each is let go where it is used, but for backwards to come.
+    const bool again = kept && torch::autograd::get_current_graph_task_keep_graph();
+    const auto taken = again ? std::make_shared<kernels::KeptResults>(*kept) : kept;
+    // The graph behind the inner weights ends here.
+    const kernels::DeferredGradients::Scope all_at_once(nullptr);
+    const auto inner_inputs = parallel::leaves_of(inputs), inner_parameters = parallel::leaves_of(parameters.tensors);
+    variable_list outputs, output_gradients;
+    {
+      const c10::AutoGradMode on(true);
+      const parallel::ShowLeaves show(parameters, inner_parameters);
+      const AtPlace same_rows(rows);
+      kernels::KeptResults::Scope replay(taken, kernels::KeptResults::Mode::kReplay);
+      const auto results = rerun(inner_inputs);
+      for (size_t i = 0; i < gradients.size(); ++i) {
+        if (!gradients[i].defined()) continue;
+        outputs.push_back(results.at(differentiable_outputs[i]));
+        output_gradients.push_back(gradients[i]);
+      }
+    }
+    const auto wanted = parallel::that_require_grad(inner_inputs, inner_parameters);
+    variable_list found(wanted.size());
+    if (!outputs.empty()) {
+      found = torch::autograd::grad(outputs, wanted, output_gradients, /*retain_graph=*/false, /*create_graph=*/false,
+                                    /*allow_unused=*/true);
+    }
+    return found;
+  }
+  void release_variables() override {
+    rerun = {};
+    inputs.clear();
+    parameters.tensors.clear();
+    parameters.members.clear();
+    kept.reset();
+    rows = {};
+  }
+  std::string name() const override { return "Recomputation"; }
+};
+
+void wrap_forward(nn::Module& module, const nn::TensorRefs& inputs, nn::TensorRefs& outputs, nn::Rerun rerun,
+                  std::shared_ptr<kernels::KeptResults> kept) {
+  auto [pointer, node] = parallel::make_node<Recomputation>();
+  node->parameters = parallel::shown_parameters(module);
+  for (const auto* input : inputs) node->inputs.push_back(*input);
+  const auto depends_on = parallel::that_require_grad(node->inputs, node->parameters.tensors);
+  if (depends_on.empty()) return;
+  node->rerun = std::move(rerun);
+  node->kept = std::move(kept);
+  node->rows = row_place(module);
+  std::vector<at::Tensor> results;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i]->defined() || !outputs[i]->is_floating_point()) continue;
+    node->differentiable_outputs.push_back(i);
+    // An input that is handed on as it came must not become the node's result.
+    *outputs[i] = outputs[i]->detach();
+    results.push_back(*outputs[i]);
+  }
+  node->set_next_edges(torch::autograd::collect_next_edges(depends_on));
+  torch::autograd::set_history(results, pointer);
+}
+
+struct Checkpoint {
+  bool selective;
+  nn::WrapOutputs operator()(nn::Module& of) const {
+    const auto kept = selective ? std::make_shared<kernels::KeptResults>() : nullptr;
+    const auto record = std::make_shared<kernels::KeptResults::Scope>(kept, kernels::KeptResults::Mode::kRecord);
+    return [&of, kept, record](const nn::TensorRefs& inputs, nn::TensorRefs& outputs, nn::Rerun rerun) {
+      record->end();
+      wrap_forward(of, inputs, outputs, std::move(rerun), kept);
+    };
+  }
+};
+
+}  // namespace
+
+void checkpoint_activations(nn::Module& module, bool selective) {
+  TESSERA_CHECK(!module.forward_wrapper(), ErrorKind::kConfig,
+                "[parallel.checkpoint] this module is checkpointed already. Do it once.");
+  module.set_forward_wrapper(Checkpoint{selective});
+}
+
+bool keeps_inputs_only(const nn::Module& module) {
+  const auto* wrapper = module.forward_wrapper().target<Checkpoint>();
+  return wrapper != nullptr && !wrapper->selective;
+}
+
+void checkpoint_layers(const std::vector<nn::Module*>& layers, ActivationCheckpointing how) {
+  if (how == ActivationCheckpointing::kNone) return;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    if (how != ActivationCheckpointing::kMlp) {
+      checkpoint_activations(*layers[i], how == ActivationCheckpointing::kSelective);
+      continue;
+    }
+    const auto& children = layers[i]->named_children();
+    const auto mlp =
+        std::find_if(children.begin(), children.end(), [](const auto& child) { return child.first == "mlp"; });
+    TESSERA_CHECK(mlp != children.end(), ErrorKind::kConfig,
+                  "[parallel.checkpoint] layer {} has no child named mlp. Use full checkpointing.", i);
+    checkpoint_activations(*mlp->second);
+  }
+}
+
+ActivationCheckpointing parse_activation_checkpointing(const std::string& text) {
+  if (text == "none" || text == "false") return ActivationCheckpointing::kNone;
+  if (text == "mlp" || text == "true") return ActivationCheckpointing::kMlp;
+  if (text == "selective") return ActivationCheckpointing::kSelective;
+  if (text == "full") return ActivationCheckpointing::kFull;
+  raise(ErrorKind::kConfig,
+        "[parallel.checkpoint] activation checkpointing: found '{}', wanted none, mlp (or true), selective or full.",
+        text);
+}
+
+}  // namespace tessera

@@ -1,0 +1,371 @@
+#include "tessera/parallel/layers/layer_graphs.h"
+
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/kernels/autograd/deferred_gradients.h"
+#include "tessera/kernels/autograd/kept_results.h"
+#include "tessera/mesh/device_graph.h"
+#include "tessera/parallel/layers/activation_checkpoint.h"
+#include "tessera/parallel/layers/graphed_layer.h"
+#include "tessera/parallel/data_parallel/group_node.h"
+#include "tessera/parallel/data_parallel/make_node.h"
+#include "tessera/parallel/layers/shown_parameters.h"
+
+namespace tessera {
+namespace {
+
+using parallel::GraphedLayer;
+using parallel::RecordingKind;
+using torch::autograd::variable_list;
+using Tensors = std::vector<at::Tensor>;
+
+// So many backwards of a layer run before it is captured: libraries set themselves up meanwhile, which no graph may
+// hold.
+constexpr int64_t kWarmUps = 2;
+// More shapes than these, of one layer, run as ever: each keeps memory. One that has not come in so many calls goes.
+constexpr size_t kMostKinds = 4;
+constexpr int64_t kForgottenAfter = 64;
+
+// Of all layers of a call.
+struct Shared {
+  explicit Shared(c10::Device given)
+      : device(given), in_passing(make_graph_memory(given)), stream(given, /*high_priority=*/false) {}
+  c10::Device device;
+  std::shared_ptr<GraphMemory> in_passing;  // of graphs that leave nothing there but what is copied at once
+  SideStream stream;
+  bool told = false;  // that something does not repeat
+};
+
+// One launch for those of a dtype.
+void copy_all(const Tensors& to, const Tensors& from) {
+  std::map<c10::ScalarType, std::pair<Tensors, Tensors>> by_type;
+  for (size_t i = 0; i < to.size(); ++i) {
+    if (!to[i].defined()) continue;
+    auto& [into, out_of] = by_type[to[i].scalar_type()];
+    into.push_back(to[i]);
+    out_of.push_back(from[i]);
+  }
+  for (const auto& [type, tensors] : by_type) at::_foreach_copy_(tensors.first, tensors.second);
+}
+
+Tensors given_to(const nn::ForwardCall& call) {
+  Tensors out;
+  for (const auto* tensor : call.tensors) out.push_back(*tensor);
+  return out;
+}
+
+at::Tensor empty_as(const at::Tensor& tensor) {
+  return tensor.defined() ? at::empty(tensor.sizes(), tensor.options()) : tensor;
+}
+
+// The same place, which is not kept by it.
+at::Tensor place_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return tensor;
+  return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false));
+}
+
+// The same place as a leaf of a graph of its own: what is written there later is none of its business.
+at::Tensor leaf_over(const at::Tensor& tensor) {
+  return tensor.defined() ? place_of(tensor).set_requires_grad(tensor.requires_grad()) : tensor;
+}
+
+template <class Work>
+void capture_as(const char* what, DeviceGraph& graph, const SideStream& stream, const Work& work) {
+  try {
+    capture(graph, stream, work);
+  } catch (const std::exception& error) {
+    if (as_error(error).kind() == ErrorKind::kMemory) throw;
+    raise(ErrorKind::kConfig,
+          "[parallel.layer_graphs] the {} of a layer cannot be captured: {}. Do not graph layers "
+          "(train.layer_graphs=false).",
+          what, error.what());
+  }
+}
+
+// As autograd counts writes; 0 where it does not.
+std::vector<uint32_t> versions_of(const Tensors& tensors) {
+  std::vector<uint32_t> out;
+  for (const auto& each : tensors) out.push_back(!each.defined() || each.is_inference() ? 0 : each._version());
+  return out;
+}
+
+// One forward of a layer and its backward, captured. What forward leaves for backward lies in memory of their own, so
+// that recordings may be replayed in any order; a layer that leaves nothing there has its forward in passing, too.
+class Recording {
+ public:
+  Recording(std::shared_ptr<Shared> shared, const nn::Module& module, const nn::ForwardCall& call)
+      : shared_(std::move(shared)),
+        memory_(keeps_inputs_only(module) ? shared_->in_passing : make_graph_memory(shared_->device)) {
+    for (const auto* tensor : call.tensors) {
+      const at::Tensor place = empty_as(*tensor);
+      inputs_.push_back(place);
+      input_leaves_.push_back(place.defined() ? place.variable_data().set_requires_grad(tensor->requires_grad())
+                                              : place);
+    }
+  }
+
+  // Without autograd. The parameters of the first call stay those of all: the same tensors, or others at the same
+  // places.
+  at::Tensor forward(const nn::ForwardCall& call, const parallel::ShownParameters& parameters) {
+    copy_all(inputs_, given_to(call));  // without autograd
+    if (!forward_) capture_forward(call, parameters);
+    forward_->replay();
+    const at::Tensor result = empty_as(output_);
+    copy_all({result}, {output_.detach()});
+    return result;
+  }
+
+  bool captured() const { return forward_ != nullptr; }
+
+  // Gradients of the inputs and parameters that want one, in this order; undefined where there is none. `written`:
+  // parameters that were written to since forward.
+  variable_list backward(const at::Tensor& gradient, const std::vector<size_t>& written) {
+    if (!output_gradient_.defined()) output_gradient_ = empty_as(output_);
+    if (!written.empty()) check_writes(written);
+    copy_all({output_gradient_}, {gradient});
+    if (!backward_) capture_backward();
+    backward_->replay();
+    Tensors out;
+    for (const auto& each : gradients_) out.push_back(empty_as(each));
+    copy_all(out, gradients_);
+    return out;
+  }
+
+ private:
+  // Of parameters that were written to since forward: Error kShape where autograd would find that in backward, which it
+  // does if forward left them for it. A graph that is thrown away says so.
+  void check_writes(const std::vector<size_t>& written) const {
+    std::vector<c10::VariableVersion> counters;
+    for (const size_t i : written) {
+      counters.push_back(parameter_leaves_[i].unsafeGetTensorImpl()->version_counter());
+      counters.back().bump();
+    }
+    std::optional<Error> found;
+    const auto graph = shared_->in_passing->make_graph();
+    try {
+      capture(*graph, shared_->stream, [&] { differentiate(); });
+    } catch (const std::exception& error) {
+      found = as_error(error);
+    }
+    for (auto& counter : counters) counter.set_version(counter.current_version() - 1);
+    if (!found) return;
+    if (found->kind() == ErrorKind::kMemory) throw *std::move(found);
+    raise(ErrorKind::kShape,
+          "[parallel.layer_graphs] a parameter of a layer was written to between its forward and its backward, which "
+          "needs it: {}. Update parameters when backward has run.",
+          found->what());
+  }
+
+  void capture_forward(const nn::ForwardCall& call, const parallel::ShownParameters& parameters) {
+    Tensors leaves;
+    for (const auto& each : parameters.tensors) leaves.push_back(leaf_over(each));
+    at::accelerator::emptyCache();  // of what warm-ups had: graphs have memory of their own
+    auto graph = memory_->make_graph();
+    at::Tensor output;
+    capture_as("forward", *graph, shared_->stream, [&] {
+      const c10::AutoGradMode on(true);
+      const kernels::DeferredGradients::Scope all_at_once(nullptr);
+      const parallel::ShowLeaves show(parameters, leaves);
+      output = call.run(input_leaves_).at(0);
+    });
+    forward_ = std::move(graph);
+    output_ = std::move(output);
+    parameter_leaves_ = std::move(leaves);
+  }
+
+  void capture_backward() {
+    auto graph = shared_->in_passing->make_graph();
+    Tensors gradients;
+    capture_as("backward", *graph, shared_->stream, [&] { gradients = differentiate(); });
+    backward_ = std::move(graph);
+    // They are copied right behind each replay; until the next one of any layer nobody writes there.
+    for (const auto& each : gradients) gradients_.push_back(place_of(each));
+  }
+
+  // The graph of autograd stays, and with it what forward leaves for backward.
+  Tensors differentiate() const {
+    const kernels::DeferredGradients::Scope all_at_once(nullptr);
+    return torch::autograd::grad({output_}, parallel::that_require_grad(input_leaves_, parameter_leaves_),
+                                 {output_gradient_}, /*retain_graph=*/true, /*create_graph=*/false,
+                                 /*allow_unused=*/true);
+  }
+
+  std::shared_ptr<Shared> shared_;
+  std::shared_ptr<GraphMemory> memory_;
+  Tensors inputs_, input_leaves_, parameter_leaves_;
+  at::Tensor output_, output_gradient_;
+  Tensors gradients_;  // their places
+  std::unique_ptr<DeviceGraph> forward_, backward_;
+};
+
+struct Recordings {
+  RecordingKind kind;
+  int64_t warm_ups = 0;
+  int64_t last_call = 0;
+  std::vector<std::unique_ptr<Recording>> idle;
+};
+
+// A recording between its forward and the end of its backward.
+class Lease {
+ public:
+  Lease(std::shared_ptr<Recordings> from, std::unique_ptr<Recording> recording)
+      : from_(std::move(from)), recording_(std::move(recording)) {}
+  ~Lease() {
+    if (recording_->captured()) from_->idle.push_back(std::move(recording_));
+  }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+  Recording& operator*() const { return *recording_; }
+  const RecordingKind& kind() const { return from_->kind; }
+
+ private:
+  std::shared_ptr<Recordings> from_;
+  std::unique_ptr<Recording> recording_;
+};
+
+struct ReplayedLayer : torch::autograd::Node {
+  std::unique_ptr<Lease> lease;
+  Tensors parameters;
+  std::vector<uint32_t> versions;  // of the parameters in forward
+
+  variable_list apply(variable_list&& gradients) override {
+    TESSERA_CHECK(lease, ErrorKind::kShape,
+                  "[parallel.layer_graphs] backward ran through a layer that is a graph a second time. Run forward "
+                  "again.");
+    TESSERA_CHECK(!c10::GradMode::is_enabled(), ErrorKind::kShape,
+                  "[parallel.layer_graphs] a layer that is a graph has no second derivative. Differentiate without "
+                  "create_graph, or do not graph layers.");
+    TESSERA_CHECK(
+        parallel::addresses(parameters) == lease->kind().parameters, ErrorKind::kShape,
+        "[parallel.layer_graphs] the parameters of a layer lie elsewhere in its backward than in its forward. "
+        "Do not move them in between, set fixed_places where they are sharded or replicated, or do not graph layers.");
+    variable_list found(num_outputs());
+    if (gradients[0].defined()) found = (**lease).backward(gradients[0], written());
+    lease.reset();
+    parameters.clear();
+    return found;
+  }
+  void release_variables() override {
+    lease.reset();
+    parameters.clear();
+  }
+  std::string name() const override { return "ReplayedLayer"; }
+
+ private:
+  std::vector<size_t> written() const {  // since forward
+    const auto now = versions_of(parameters);
+    std::vector<size_t> out;
+    for (size_t i = 0; i < now.size(); ++i) {
+      if (now[i] != versions[i]) out.push_back(i);
+    }
+    return out;
+  }
+};
+
+class LayerGraphs {
+ public:
+  explicit LayerGraphs(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
+
+  std::optional<at::Tensor> run(nn::Module& module, const nn::ForwardCall& call) {
+    const GraphedLayer layer = parallel::look_at(module);
+    const auto& parameters = layer.parameters;
+    const auto depends_on = parallel::that_require_grad(given_to(call), parameters.tensors);
+    if (depends_on.empty()) return std::nullopt;
+    // Nor does a forward that is part of one whose results are kept (selective checkpoints around the layer).
+    const bool repeats = call.numbers && !layer.hooked && !layer.sharded && !kernels::KeptResults::current();
+    const auto recordings = repeats ? recordings_of(parallel::kind_of(module, call, layer)) : nullptr;
+    if (!recordings) tell();
+    if (!recordings) return std::nullopt;
+    if (recordings->warm_ups < kWarmUps) return warm_up(recordings, call);
+
+    auto [pointer, node] = parallel::make_node<ReplayedLayer>();
+    node->lease = lease(recordings, module, call);
+    node->parameters = parameters.tensors;
+    node->versions = versions_of(parameters.tensors);
+    at::Tensor result;
+    {
+      const c10::NoGradGuard no_grad;
+      result = (**node->lease).forward(call, parameters);
+    }
+    node->set_next_edges(torch::autograd::collect_next_edges(depends_on));
+    torch::autograd::set_history(result, pointer);
+    return result;
+  }
+
+ private:
+  // Null where there are too many kinds already.
+  std::shared_ptr<Recordings> recordings_of(RecordingKind kind) {
+    ++calls_;
+    std::erase_if(kinds_, [&](const auto& each) { return each->last_call + kForgottenAfter < calls_; });
+    auto found = std::find_if(kinds_.begin(), kinds_.end(), [&](const auto& each) { return each->kind == kind; });
+    if (found == kinds_.end()) {
+      if (kinds_.size() == kMostKinds) return nullptr;
+      found = kinds_.insert(found, std::make_shared<Recordings>(Recordings{.kind = std::move(kind), .idle = {}}));
+    }
+    (*found)->last_call = calls_;
+    return *found;
+  }
+
+  static at::Tensor warm_up(const std::shared_ptr<Recordings>& recordings, const nn::ForwardCall& call) {
+    at::Tensor result = call.run(given_to(call)).at(0);
+    parallel::before_backward_of(result, [recordings] { ++recordings->warm_ups; });
+    return result;
+  }
+
+  std::unique_ptr<Lease> lease(const std::shared_ptr<Recordings>& recordings, const nn::Module& module,
+                               const nn::ForwardCall& call) {
+    auto& idle = recordings->idle;
+    std::unique_ptr<Recording> recording;
+    if (!idle.empty()) {
+      recording = std::move(idle.back());
+      idle.pop_back();
+    } else {
+      recording = std::make_unique<Recording>(shared_, module, call);
+    }
+    return std::make_unique<Lease>(recordings, std::move(recording));
+  }
+
+  void tell() {
+    if (std::exchange(shared_->told, true)) return;
+    log_info(
+        "[parallel.layer_graphs] some forwards do not repeat (rows of several documents in float32, hooks on modules "
+        "within a layer, or more than {} shapes of batches at a time): these run kernel by kernel.",
+        kMostKinds);
+  }
+
+  std::shared_ptr<Shared> shared_;
+  std::vector<std::shared_ptr<Recordings>> kinds_;
+  int64_t calls_ = 0;
+};
+
+}  // namespace
+
+void graph_layers(const std::vector<nn::Module*>& layers, c10::Device device) {
+  for (auto* layer : layers) parallel::look_at(*layer);
+  const auto shared = std::make_shared<Shared>(device);
+  for (auto* layer : layers) {
+    layer->set_forward_replay(
+        [graphs = std::make_shared<LayerGraphs>(shared)](nn::Module& module, const nn::ForwardCall& call) {
+          return graphs->run(module, call);
+        });
+  }
+}
+
+}  // namespace tessera

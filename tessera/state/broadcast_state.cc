@@ -1,0 +1,96 @@
+#include "tessera/state/broadcast_state.h"
+
+#include <ATen/ops/zeros.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/state/sharded_tensor.h"
+#include "tessera/state/state_message.h"
+
+namespace tessera {
+namespace {
+
+// Rebuilds a tree; `change` gives each tensor's successor.
+template <class F>
+StateValue map_tensors(const StateValue& value, const F& change) {
+  const auto each_of = [&](const StateList& list) {
+    StateList changed;
+    for (const auto& each : list) changed.push_back(map_tensors(each, change));
+    return changed;
+  };
+  if (value.is_tensor() || value.is_sharded()) return change(value);
+  if (value.is_list()) return each_of(value.list());
+  if (value.is_tuple()) return StateTuple{each_of(std::get<StateTuple>(value.variant()).items)};
+  if (!value.is_dict()) return value;
+  StateDict changed;
+  for (const auto& [key, each] : value.dict()) changed.set(key, map_tensors(each, change));
+  return changed;
+}
+
+StateValue broadcast_one(comm::Group& group, const StateValue& value, c10::Device device, std::string_view subject,
+                         int root) {
+  TESSERA_CHECK(value.is_tensor(), ErrorKind::kShape,
+                "[fsdp1.broadcast] {}: found a ShardedTensor, expected whole tensors on rank 0", quote(subject));
+  const at::Tensor& tensor = value.tensor();
+  if (tensor.dim() == 0) return value;
+  at::Tensor sent;
+  if (group.rank() == root) {
+    sent = tensor.detach().to(device).contiguous();
+  } else {
+    TESSERA_CHECK(tensor.is_meta(), ErrorKind::kShape,
+                  "[fsdp1.broadcast] {}: For non-zero ranks, a tensor state should have zero dimension, but got the "
+                  "state with shape {}. Pass what broadcast_processed_state returned.",
+                  quote(subject), fmt::join(tensor.sizes(), "x"));
+    sent = at::zeros(tensor.sizes(), tensor.options().device(device));
+  }
+  if (sent.numel() > 0) comm::broadcast(group, sent.view({-1}).view(at::kByte), root, subject).wait();
+  return sent;
+}
+
+}  // namespace
+
+StateDict broadcast_processed_state(comm::Group& group, const StateDict& state, int root) {
+  const bool is_root = group.rank() == root;
+  std::string packed;
+  comm::attempt_together(group, [&] {
+    if (is_root) packed = encode_state(state, TensorsInMessage::kShapes);
+  });
+  packed = comm::broadcast_bytes(group, packed, root);
+  return is_root ? state : decode_state(packed).dict();
+}
+
+StateValue broadcast_state(comm::Group& group, const StateValue& value, c10::Device device, std::string_view subject,
+                           int root) {
+  return map_tensors(value, [&](const StateValue& each) { return broadcast_one(group, each, device, subject, root); });
+}
+
+void check_alike(comm::Group& group, const comm::Facts& facts, std::string_view remedy) {
+  if (group.size() == 1) return;
+  std::string text;
+  for (const auto& [name, value] : facts) text += fmt::format("{}:{}{}:{}", name.size(), name, value.size(), value);
+  const std::hash<std::string_view> hash;
+  const std::string_view whole = text, half = whole.substr(whole.size() / 2);
+  const auto digests = comm::all_gather_bytes(group, fmt::format("{}/{}/{}", whole.size(), hash(whole), hash(half)));
+  const auto same = [&](const std::string& digest) { return digest == digests[0]; };
+  if (std::all_of(digests.begin(), digests.end(), same)) return;
+  comm::check_same(group, facts, remedy);
+  raise(ErrorKind::kConfig, "[fsdp1.agree] the ranks differ: this one has {} facts, the last of {}. {}", facts.size(),
+        facts.empty() ? "nothing" : facts.back().first, remedy);
+}
+
+StateValue clone_state(const StateValue& value) {
+  return map_tensors(value, [](const StateValue& each) -> StateValue {
+    if (each.is_tensor()) return each.tensor().defined() ? StateValue(each.tensor().detach().clone()) : each;
+    auto copy = std::make_shared<ShardedTensor>(*each.sharded());
+    for (auto& shard : copy->local_shards) shard.tensor = shard.tensor.detach().clone();
+    return copy;
+  });
+}
+
+}  // namespace tessera

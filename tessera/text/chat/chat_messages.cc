@@ -1,0 +1,86 @@
+#include "tessera/text/chat/chat_messages.h"
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text/json.h"
+
+namespace tessera::text {
+namespace {
+
+constexpr const char* kFirst = "qfirstq";
+constexpr const char* kSecond = "qsecondq";
+constexpr const char* kUnread = "qunreadq";  // under a key that no template reads
+
+Json part(const std::string& text) { return {{"type", "text"}, {"text", text}}; }
+
+// A conversation in which a message of this role has this content, and the others a text, or one part each.
+Json probe(const std::string& role, const Json& content, bool others_in_parts) {
+  const auto text = [&](const char* words) { return others_in_parts ? Json::array({part(words)}) : Json(words); };
+  const Json user = {{"role", "user"}, {"content", text("a")}};
+  Json message = {{"role", role}, {"content", content}};
+  if (role == "user") return Json::array({message});
+  if (role == "assistant") return Json::array({user, message, user});
+  if (role != "tool") return Json::array({message, user});
+  const Json call = {
+      {"type", "function"}, {"id", "call00001"}, {"function", {{"name", "f"}, {"arguments", Json::object()}}}};
+  message["tool_call_id"] = "call00001";
+  message["name"] = "f";
+  const Json caller = {{"role", "assistant"}, {"content", ""}, {"tool_calls", Json::array({call})}};
+  return Json::array({user, caller, message});
+}
+
+// What the template prints of it, empty where it refuses the conversation.
+std::string printed(const ChatTemplate& chat, const std::string& role, const Json& content) {
+  for (const bool others_in_parts : {false, true}) {
+    try {
+      return chat.render(probe(role, content, others_in_parts), false).text;
+    } catch (const Error&) {
+      continue;
+    }
+  }
+  return "";
+}
+
+bool holds(const std::string& text, const char* word) { return text.find(word) != std::string::npos; }
+
+}  // namespace
+
+ContentForm find_content_form(const ChatTemplate& chat, const std::string& role) {
+  ContentForm form;
+  const bool takes_text = holds(printed(chat, role, kFirst), kFirst);
+  Json first = part(kFirst);
+  first["unread"] = kUnread;
+  const auto parts = printed(chat, role, Json::array({first, part(kSecond)}));
+  // A template for texts prints a list as Python does, with all that is in it.
+  form.reads_parts = holds(parts, kFirst) && !holds(parts, kUnread);
+  form.reads_all_parts = form.reads_parts && holds(parts, kSecond);
+  form.reads_text = takes_text || !form.reads_parts;
+  return form;
+}
+
+Json messages_for(const ChatTemplate& chat, Json messages) {
+  for (auto& message : messages) {
+    if (!message.is_object() || !message.contains("role") || !message["role"].is_string()) continue;
+    if (message["role"] == "developer" && !chat.has_literal("developer")) message["role"] = "system";
+    const auto content = message.find("content");
+    if (content == message.end() || !(content->is_string() || content->is_array())) continue;
+    const auto form = chat.content_form(message["role"].get_ref<const std::string&>());
+    if (content->is_string()) {
+      if (!form.reads_text) *content = Json::array({part(content->get<std::string>())});
+      continue;
+    }
+    if (form.reads_all_parts || (form.reads_parts && content->size() == 1)) continue;
+    std::string text;
+    for (const Json& each : *content) {
+      if (each.is_object() && each.contains("text") && each["text"].is_string()) {
+        text += each["text"].get_ref<const std::string&>();
+      }
+    }
+    *content = form.reads_parts ? Json::array({part(text)}) : Json(text);
+  }
+  return messages;
+}
+
+}  // namespace tessera::text

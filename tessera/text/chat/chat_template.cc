@@ -1,0 +1,251 @@
+#include "tessera/text/chat/chat_template.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/text/json.h"
+#include "tessera/base/text/json_numbers.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/text/chat/chat_messages.h"
+#include "tessera/text/jinja/evaluator.h"
+#include "tessera/text/jinja/parser.h"
+#include "tessera/text/jinja/unicode.h"
+#include "tessera/text/tokenizer/special_tokens.h"
+
+namespace tessera::text {
+
+using jinja::Value;
+
+namespace {
+
+struct ContentForms {
+  std::mutex mutex;
+  std::map<std::string, ContentForm> by_role;
+};
+
+}  // namespace
+
+struct ChatTemplate::State {
+  std::string name;
+  ChatTemplateLimits limits;
+  jinja::Template tree;
+  std::optional<jinja::Template> with_tools;  // the "tool_use" template of a list
+  Json special_tokens = Json::object();
+  std::shared_ptr<ContentForms> content_forms = std::make_shared<ContentForms>();
+};
+
+namespace {
+
+[[noreturn]] void raise_at(const std::string& name, int line, const std::string& message) {
+  constexpr size_t kMaxMessageBytes = 1000;  // some of it is what a template gave to raise_exception
+  std::string one_line = message.substr(0, kMaxMessageBytes);
+  std::replace_if(
+      one_line.begin(), one_line.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
+  raise(ErrorKind::kFormat, "[text.chat_template] {} line {}: {}", name, line, escape(one_line, kMaxMessageBytes));
+}
+
+jinja::Template parse_source(const std::string& source, const std::string& name, const ChatTemplateLimits& limits) {
+  TESSERA_CHECK(source.size() <= limits.max_template_bytes, ErrorKind::kFormat,
+                "[text.chat_template] {}: the template has {} bytes, wanted at most {}.", name, source.size(),
+                limits.max_template_bytes);
+  TESSERA_CHECK(is_valid_utf8(source), ErrorKind::kFormat, "[text.chat_template] {}: the template is not UTF-8.", name);
+  try {
+    return jinja::parse_template(source, limits.max_depth);
+  } catch (const jinja::SyntaxFailure& failure) {
+    raise_at(name, failure.line, failure.message);
+  }
+}
+
+// What the caller gives is no work of the template's.
+jinja::Budget unlimited() { return {~size_t{0}, ~size_t{0}, 0}; }
+
+Value value_of(const Json& json, int depth, int max_depth) {
+  if (depth > max_depth) jinja::fail("the given values are nested deeper than {}", max_depth);
+  switch (json.type()) {
+    case Json::value_t::boolean:
+      return Value::boolean(json.get<bool>());
+    case Json::value_t::number_integer:
+      return Value::integer(json.get<int64_t>());
+    case Json::value_t::number_unsigned:
+      if (json.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX))
+        return Value::big_integer(std::to_string(json.get<uint64_t>()));
+      return Value::integer(json.get<int64_t>());
+    case Json::value_t::binary: {
+      const auto digits = *exact_digits(json);
+      return is_integer_text(digits) ? Value::big_integer(std::string(digits)) : Value::real(nearest_double(digits));
+    }
+    case Json::value_t::number_float:
+      return Value::real(json.get<double>());
+    case Json::value_t::string:
+      return Value::text(json.get_ref<const std::string&>());
+    case Json::value_t::array: {
+      std::vector<Value> items;
+      items.reserve(json.size());
+      for (const auto& item : json) items.push_back(value_of(item, depth + 1, max_depth));
+      return Value::list(std::move(items));
+    }
+    case Json::value_t::object: {
+      auto dict = std::make_shared<jinja::Dict>();
+      auto budget = unlimited();
+      for (const auto& [key, item] : json.items()) {
+        dict->set(Value::text(key), value_of(item, depth + 1, max_depth), budget);
+      }
+      return Value::dict(std::move(dict));
+    }
+    default:
+      return Value::none();
+  }
+}
+
+// A message's reasoning goes by three names; transformers fills the standard one and the one of older templates.
+Value with_reasoning(const Value& message) {
+  const auto& fields = message.get<jinja::Dict>();
+  auto budget = unlimited();
+  for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {
+    const Value* reasoning = fields.find(Value::text(name), budget);
+    if (!reasoning || reasoning->is(jinja::Kind::kNone)) continue;
+    auto made = std::make_shared<jinja::Dict>();
+    made->set(Value::text("thinking"), *reasoning, budget);
+    for (const auto& [key, value] : fields.entries) made->set(key, value, budget);
+    made->set(Value::text("reasoning_content"), *reasoning, budget);
+    return Value::dict(std::move(made));
+  }
+  return message;
+}
+
+Json read_config(const std::filesystem::path& path) {
+  constexpr size_t kMaxBytes = size_t{64} << 20;
+  return parse_json_object(read_file(path, kMaxBytes), "[text.chat_template] " + path.string(),
+                           {.max_bytes = kMaxBytes});
+}
+
+}  // namespace
+
+ChatTemplate ChatTemplate::parse(std::string source, std::string name, const ChatTemplateLimits& limits) {
+  auto state = std::make_shared<State>();
+  state->tree = parse_source(source, name, limits);
+  state->name = std::move(name);
+  state->limits = limits;
+  return ChatTemplate(std::move(state));
+}
+
+std::optional<ChatTemplate> ChatTemplate::from_folder(const std::filesystem::path& folder) {
+  auto state = std::make_shared<State>();
+  const auto config_path = folder / "tokenizer_config.json";
+  const auto file_path = folder / "chat_template.jinja";
+  const Json config = std::filesystem::exists(config_path) ? read_config(config_path) : Json::object();
+  state->special_tokens = special_tokens_of(read_special_tokens_map(folder), config);
+  if (std::filesystem::exists(file_path)) {
+    state->name = file_path.string();
+    state->tree = parse_source(read_file(file_path, state->limits.max_template_bytes), state->name, state->limits);
+    return ChatTemplate(std::move(state));
+  }
+  const auto found = config.find("chat_template");
+  if (found == config.end() || found->is_null()) return std::nullopt;
+  state->name = config_path.string();
+  if (found->is_string()) {
+    state->tree = parse_source(found->get<std::string>(), state->name, state->limits);
+    return ChatTemplate(std::move(state));
+  }
+  bool has_default = false;
+  if (found->is_array()) {
+    for (const auto& entry : *found) {
+      const bool named = entry.is_object() && entry.contains("name") && entry.contains("template") &&
+                         entry["name"].is_string() && entry["template"].is_string();
+      TESSERA_CHECK(
+          named, ErrorKind::kFormat,
+          "[text.chat_template] {}: an entry of chat_template is no object with the strings 'name' and 'template'.",
+          state->name);
+      const auto& name = entry["name"].get_ref<const std::string&>();
+      if (name != "default" && name != "tool_use") continue;
+      auto tree = parse_source(entry["template"].get<std::string>(), state->name + " '" + name + "'", state->limits);
+      if (name == "default") {
+        state->tree = std::move(tree);
+        has_default = true;
+      } else {
+        state->with_tools = std::move(tree);
+      }
+    }
+  }
+  TESSERA_CHECK(
+      has_default, ErrorKind::kFormat,
+      "[text.chat_template] {}: chat_template is {}, wanted a string or a list with a template named 'default'.",
+      state->name, found->type_name());
+  return ChatTemplate(std::move(state));
+}
+
+RenderedChat ChatTemplate::render(const Json& messages, bool add_generation_prompt) const {
+  return render(messages, add_generation_prompt, Json::object());
+}
+
+RenderedChat ChatTemplate::render(const Json& messages, bool add_generation_prompt, const Json& extra) const {
+  const auto& limits = state_->limits;
+  TESSERA_CHECK(messages.is_array(), ErrorKind::kFormat,
+                "[text.chat_template] {}: the messages are {}, wanted an array.", state_->name, messages.type_name());
+  TESSERA_CHECK(extra.is_object() || extra.is_null(), ErrorKind::kFormat,
+                "[text.chat_template] {}: the extra values are {}, wanted an object.", state_->name, extra.type_name());
+  for (size_t i = 0; i < messages.size(); ++i) {
+    TESSERA_CHECK(messages[i].is_object(), ErrorKind::kFormat,
+                  "[text.chat_template] {}: message {} is {}, wanted an object.", state_->name, i,
+                  messages[i].type_name());
+  }
+  jinja::Evaluator evaluator({limits.max_steps, limits.max_output_bytes, limits.max_depth});
+  evaluator.set_time(time_);
+  try {
+    evaluator.define("tools", Value::none());
+    evaluator.define("documents", Value::none());
+    for (const auto& [key, token] : state_->special_tokens.items())
+      evaluator.define(key, value_of(token, 0, limits.max_depth));
+    if (extra.is_object()) {
+      for (const auto& [key, value] : extra.items()) evaluator.define(key, value_of(value, 0, limits.max_depth));
+    }
+    std::vector<Value> chat;
+    for (const auto& message : messages) chat.push_back(with_reasoning(value_of(message, 1, limits.max_depth)));
+    evaluator.define("messages", Value::list(std::move(chat)));
+    evaluator.define("add_generation_prompt", Value::boolean(add_generation_prompt));
+    const bool tools = extra.is_object() && extra.contains("tools") && !extra["tools"].is_null();
+    RenderedChat rendered;
+    rendered.text = evaluator.run(tools && state_->with_tools ? state_->with_tools->body : state_->tree.body);
+    rendered.generation_spans = evaluator.generation_spans();
+    return rendered;
+  } catch (const jinja::Failure& failure) {
+    raise_at(state_->name, evaluator.line(), failure.message);
+  }
+}
+
+ChatTemplate ChatTemplate::at_time(std::time_t seconds) const {
+  ChatTemplate pinned = *this;
+  pinned.time_ = seconds;
+  return pinned;
+}
+
+bool ChatTemplate::marks_generation() const { return state_->tree.has_generation; }
+
+ContentForm ChatTemplate::content_form(const std::string& role) const {
+  // Roles beyond these few are of one kind: a server is sent as many names of them as a client likes.
+  const bool known = role == "system" || role == "user" || role == "assistant" || role == "tool";
+  auto& found = *state_->content_forms;
+  const std::lock_guard lock(found.mutex);
+  const auto [form, added] = found.by_role.try_emplace(known ? role : "other");
+  if (added) form->second = find_content_form(*this, form->first);
+  return form->second;
+}
+
+bool ChatTemplate::reads_clock() const {
+  return state_->tree.reads_clock || (state_->with_tools && state_->with_tools->reads_clock);
+}
+
+bool ChatTemplate::writes(std::string_view text) const {
+  return state_->tree.literals.find(text) != std::string::npos ||
+         (state_->with_tools && state_->with_tools->literals.find(text) != std::string::npos);
+}
+
+bool ChatTemplate::has_literal(std::string_view text) const { return writes(fmt::format("{0}{1}{0}", '\0', text)); }
+
+const std::string& ChatTemplate::name() const { return state_->name; }
+
+}  // namespace tessera::text

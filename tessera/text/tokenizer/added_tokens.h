@@ -1,0 +1,102 @@
+// Added tokens: strings that are found in the text before (or, when `normalized`, after) normalization and become one
+// id.
+//
+//   AddedTokens added(file.root(), named, vocab, normalizer);
+//   added.raw().split(text, {.parse_special = true}, parts);
+//   for (const AddedPart& part : parts) part.id == AddedPart::kText ? ... : ...
+//
+// Immutable, thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "tessera/text/tokenizer/normalizer.h"
+#include "tessera/text/tokenizer/token_table.h"
+
+namespace tessera::text {
+
+struct AddedToken {
+  std::string content;
+  int32_t id = 0;
+  bool single_word = false, lstrip = false, rstrip = false, normalized = false, special = false;
+};
+
+struct AddedPart {
+  static constexpr int32_t kText = -1;
+  Span span;
+  int32_t id;
+};
+
+// What of the tokens in a text counts.
+struct AddedWanted {
+  bool parse_special = true;
+  std::span<const size_t> barriers{};  // places in the text before normalization, over which none reaches
+  const Span* origins = nullptr;       // of the text's bytes, where they are not their own
+  bool takes(const AddedToken& token, size_t begin, size_t end) const;
+};
+
+// Finds the leftmost, among those the longest, of a set of strings.
+class AddedMatcher {
+ public:
+  void add(std::string_view pattern, const AddedToken& token);
+  void build();
+  bool empty() const { return tokens_.empty(); }
+  // Cuts the whole text into parts; parts of text may not be empty. Replaces `parts`.
+  void split(std::string_view text, const AddedWanted& wanted, std::vector<AddedPart>& parts) const;
+  // The range of the longest at each place, overlapping ones too.
+  std::vector<std::pair<size_t, size_t>> find_all(std::string_view text) const;
+
+ private:
+  struct Node {
+    uint32_t first_child = 0;  // into children_
+    uint16_t child_count = 0;
+    int32_t token = -1;  // into tokens_
+  };
+  struct Child {
+    uint8_t byte;
+    uint32_t node;
+  };
+  // Length of the longest pattern at text[at], with its token; 0 when none.
+  size_t longest(std::string_view text, size_t at, int32_t& token) const;
+
+  std::vector<std::pair<std::string, int32_t>> patterns_;
+  std::vector<AddedToken> tokens_;
+  std::vector<Node> nodes_;
+  std::vector<Child> children_;
+  uint32_t root_child_[256] = {};  // node, 0: none
+};
+
+class AddedTokens {
+ public:
+  // Ids as upstream gives them: the vocabulary's for a token that it holds, else the next free one, which may lie
+  // beyond the rows of the model's embedding (token_rows.h). `named` are tokens of tokenizer_config.json
+  // (named_tokens.h), which come behind those of the file.
+  AddedTokens(const JsonReader& root, std::span<const AddedToken> named, const TokenTable& vocab,
+              const Normalizer& normalizer);
+
+  const AddedMatcher& raw() const { return raw_; }
+  const AddedMatcher& normalized() const { return normalized_; }
+  // Special tokens as they are written, before normalization.
+  const AddedMatcher& written() const { return written_; }
+  // All of them as they are written.
+  const AddedMatcher& all_written() const { return all_written_; }
+  const std::unordered_map<std::string, int32_t>& ids() const { return ids_; }
+  // What an id decodes to: the content, for normalized tokens after normalization.
+  const std::unordered_map<int32_t, std::string>& strings() const { return strings_; }
+  bool is_special(const std::string& token) const { return special_.contains(token); }
+
+ private:
+  AddedMatcher raw_, normalized_, written_, all_written_;
+  std::unordered_map<std::string, int32_t> ids_;
+  std::unordered_map<int32_t, std::string> strings_;
+  std::unordered_set<std::string> special_;
+};
+
+}  // namespace tessera::text

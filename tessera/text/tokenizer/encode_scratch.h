@@ -1,0 +1,77 @@
+// What encoding needs beside the tokenizer: buffers and the word cache. Kept between calls, one per concurrent caller.
+//
+//   const auto lease = pool.take();      // thread-safe; given back at the end of the scope
+//   lease->ids...
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "tessera/text/tokenizer/added_tokens.h"
+#include "tessera/text/tokenizer/bpe.h"
+#include "tessera/text/tokenizer/normalizer.h"
+#include "tessera/text/tokenizer/pre_tokenizer.h"
+
+namespace tessera::text {
+
+struct EncodeScratch {
+  BpeScratch bpe;
+  NormalizeScratch normalize;
+  PreTokens tokens;
+  AlignedText input, normalized;
+  std::vector<AddedPart> raw_parts, normalized_parts;
+
+  size_t bytes() const {
+    return tokens.pieces.capacity() * sizeof(Span) + tokens.cut.capacity() * sizeof(Span) +
+           tokens.storage.text.capacity() + tokens.storage.origins.capacity() * sizeof(Span) +
+           normalized.text.capacity() + normalize.other.text.capacity() +
+           (normalized.origins.capacity() + input.origins.capacity()) * sizeof(Span) +
+           bpe.symbols.capacity() * sizeof(BpeSymbol) + bpe.lost.capacity() * sizeof(uint32_t);
+  }
+};
+
+class ScratchPool {
+ public:
+  class Lease {
+   public:
+    Lease(ScratchPool& pool, std::unique_ptr<EncodeScratch> scratch) : pool_(pool), scratch_(std::move(scratch)) {}
+    ~Lease() { pool_.give_back(std::move(scratch_)); }
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+    EncodeScratch& operator*() const { return *scratch_; }
+    EncodeScratch* operator->() const { return scratch_.get(); }
+
+   private:
+    ScratchPool& pool_;
+    std::unique_ptr<EncodeScratch> scratch_;
+  };
+
+  Lease take() {
+    std::unique_ptr<EncodeScratch> scratch;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!free_.empty()) {
+        scratch = std::move(free_.back());
+        free_.pop_back();
+      }
+    }
+    return {*this, scratch ? std::move(scratch) : std::make_unique<EncodeScratch>()};
+  }
+
+ private:
+  static constexpr size_t kMaxKept = 64;
+  static constexpr size_t kMaxKeptBytes = size_t{64} << 20;  // of buffers: one huge text does not hold memory for ever
+
+  void give_back(std::unique_ptr<EncodeScratch> scratch) {
+    if (scratch->bytes() > kMaxKeptBytes) return;
+    const std::lock_guard lock(mutex_);
+    if (free_.size() < kMaxKept) free_.push_back(std::move(scratch));
+  }
+
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<EncodeScratch>> free_;
+};
+
+}  // namespace tessera::text

@@ -1,0 +1,117 @@
+#include "tessera/text/tokenizer/named_tokens.h"
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "tessera/base/text/number.h"
+#include "tessera/text/tokenizer/special_tokens.h"
+
+namespace tessera::text {
+namespace {
+
+AddedToken token_of_object(const JsonReader& node) {
+  AddedToken token;
+  token.content = node.string("content");
+  token.special = node.boolean("special", false);
+  token.single_word = node.boolean("single_word", false);
+  token.lstrip = node.boolean("lstrip", false);
+  token.rstrip = node.boolean("rstrip", false);
+  token.normalized = node.boolean("normalized", !token.special);
+  return token;
+}
+
+// A string, or an object with its flags. Any other value names no token.
+std::optional<AddedToken> token_of(const JsonReader& node) {
+  if (node.is_object()) return token_of_object(node);
+  if (!node.value().is_string()) return std::nullopt;
+  AddedToken token;
+  token.content = node.as_string();
+  return token;
+}
+
+class NamedTokens {
+ public:
+  NamedTokens(const JsonReader& config, const JsonReader& file) {
+    const bool has_decoder = config.has("added_tokens_decoder");
+    if (has_decoder) {
+      std::map<int64_t, AddedToken> by_id;
+      for (const auto& [id, node] : config.at("added_tokens_decoder").members()) {
+        by_id[parse_number<int64_t>(id).value_or(-1)] = token_of_object(node);
+      }
+      for (auto& [id, token] : by_id) {
+        known_.insert_or_assign(token.content, token);
+        tokens_.push_back(std::move(token));
+      }
+    }
+    if (!file.has("added_tokens")) return;
+    for (const auto& node : file.at("added_tokens").items()) {
+      auto token = token_of_object(node);
+      if (has_decoder) {
+        of_file_.insert(std::move(token.content));
+      } else {
+        known_.insert_or_assign(token.content, std::move(token));
+      }
+    }
+  }
+  void add(AddedToken token) {
+    const auto found = known_.find(token.content);
+    // Beside an added_tokens_decoder, a token of tokenizer.json that it does not list keeps its flags.
+    if (found == known_.end() && of_file_.contains(token.content)) return;
+    if (found != known_.end()) token = found->second;
+    token.special = true;
+    tokens_.push_back(std::move(token));
+  }
+  // A token of the list of further special ones: one that a file has added already keeps its flags.
+  void add_listed(AddedToken token) {
+    if (!known_.contains(token.content)) add(std::move(token));
+  }
+  std::vector<AddedToken> take() { return std::move(tokens_); }
+
+ private:
+  std::unordered_map<std::string, AddedToken> known_;  // by their text
+  std::unordered_set<std::string> of_file_;            // texts of tokenizer.json's; empty without added_tokens_decoder
+  std::vector<AddedToken> tokens_;
+};
+
+}  // namespace
+
+std::vector<AddedToken> named_tokens(const JsonReader& config, const JsonReader& file) {
+  NamedTokens named(config, file);
+  const auto add = [&](const JsonReader& node) {
+    auto token = token_of(node);
+    if (token) named.add(std::move(*token));
+    return token.has_value();
+  };
+  const auto standard = special_token_keys();
+  for (const std::string key : standard) {
+    if (config.has(key)) add(config.at(key));
+  }
+  bool has_own = false;  // a token under a name of the model's own, beside which transformers ignores the last object
+  for (const auto& [key, node] : config.members()) {
+    const bool is_own = key.ends_with("_token") && std::find(standard.begin(), standard.end(), key) == standard.end();
+    if (is_own && add(node)) has_own = true;
+  }
+  const auto add_members = [&](const char* key) {
+    if (!config.has(key) || !config.at(key).is_object()) return;
+    for (const auto& [name, node] : config.at(key).members()) has_own |= add(node);
+  };
+  add_members("extra_special_tokens");
+  if (!has_own) add_members("model_specific_special_tokens");
+  const auto is_list = [&](const char* key) { return config.has(key) && config.at(key).is_array(); };
+  const bool has_extra = is_list("extra_special_tokens") && !config.at("extra_special_tokens").value().empty();
+  const char* list = has_extra ? "extra_special_tokens" : "additional_special_tokens";
+  if (is_list(list)) {
+    for (const auto& node : config.at(list).items()) {
+      if (auto token = token_of(node)) named.add_listed(std::move(*token));
+    }
+  }
+  return named.take();
+}
+
+}  // namespace tessera::text

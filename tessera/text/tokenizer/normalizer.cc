@@ -1,0 +1,307 @@
+#include "tessera/text/tokenizer/normalizer.h"
+
+#include <utf8proc.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/text/tokenizer/unicode.h"
+
+namespace tessera::text {
+namespace {
+
+class UnicodeForm : public NormalizerStep {
+ public:
+  UnicodeForm(bool compose, bool compatibility)
+      : compose_(compose),
+        compatibility_(compatibility),
+        options_(static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE |
+                                                (compatibility ? UTF8PROC_COMPAT : 0))) {}
+
+  // Works cluster by cluster: a character that joins nothing before it starts one. For NFC only clusters that hold a
+  // character NFC may change are touched.
+  void apply(AlignedText& text, NormalizeScratch& scratch) const override {
+    const CharTable& table = char_table();
+    const std::string& in = text.text;
+    if (!needs_work(in, table)) return;
+    AlignedText& out = scratch.other;
+    out.clear();
+    out.tracked = text.tracked;
+    std::vector<Part> parts;
+    for (size_t begin = 0; begin < in.size();) {
+      size_t end = begin;
+      bool changes = false;
+      do {
+        const auto c = decode_utf8(in.data() + end);
+        changes |= changes_alone(c.code, table);
+        end += c.length;
+      } while (end < in.size() && joins_before(decode_utf8(in.data() + end).code, table));
+      if (changes)
+        normalize_cluster(text, begin, end, parts, out);
+      else
+        out.append(text, begin, end);
+      begin = end;
+    }
+    std::swap(text, out);
+  }
+
+ private:
+  bool changes_alone(uint32_t code, const CharTable& table) const {
+    if (code < 0x80) return false;
+    if (compose_ && !compatibility_) return char_class(table, code) & kNfcUnsafe;
+    return true;
+  }
+  bool needs_work(const std::string& text, const CharTable& table) const {
+    for (size_t i = 0; i < text.size();) {
+      const auto c = decode_utf8(text.data() + i);
+      if (changes_alone(c.code, table)) return true;
+      i += c.length;
+    }
+    return false;
+  }
+  // Whether the character's decomposition starts with one that may join what stands before it.
+  bool joins_before(uint32_t code, const CharTable& table) const {
+    if (code < 0x80) return false;
+    if (compose_ && !compatibility_ && !(char_class(table, code) & kNfcUnsafe)) return false;
+    utf8proc_int32_t parts[32];
+    int boundary = 0;
+    const auto count = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(code), parts, 32, options_, &boundary);
+    return count > 0 && (char_class(table, static_cast<uint32_t>(parts[0])) & kNfcUnsafe);
+  }
+  struct Part {
+    utf8proc_int32_t code;
+    uint8_t combining_class;
+    uint32_t sources;  // input characters it stands for: 0 for all but the first part of a decomposition
+  };
+
+  // Decomposes, orders and composes one cluster. As upstream counts: an output character that stands for n > 0 input
+  // characters has the origin of the first of them, one that stands for none has that of the character before it.
+  void normalize_cluster(const AlignedText& text, size_t begin, size_t end, std::vector<Part>& parts,
+                         AlignedText& out) const {
+    parts.clear();
+    for (size_t at = begin; at < end; at += utf8_length(text.text[at])) {
+      utf8proc_int32_t codes[32];
+      int boundary = 0;
+      const auto code = static_cast<utf8proc_int32_t>(decode_utf8(text.text.data() + at).code);
+      const auto count = utf8proc_decompose_char(code, codes, 32, options_, &boundary);
+      TESSERA_CHECK(count >= 0 && count <= 32, ErrorKind::kInternal,
+                    "[text.encode] U+{:04X} decomposes into {} characters", code, count);
+      for (utf8proc_ssize_t i = 0; i < count; ++i) {
+        const auto combining = static_cast<uint8_t>(utf8proc_get_property(codes[i])->combining_class);
+        parts.push_back({codes[i], combining, i == 0 ? 1u : 0u});
+      }
+    }
+    order_marks(parts);
+    if (compose_) compose(parts);
+    std::string character;
+    size_t cursor = begin, previous = begin;  // the next input character, and the one before it
+    for (const Part& part : parts) {
+      character.clear();
+      append_utf8(static_cast<uint32_t>(part.code), character);
+      out.append(character, text.origin(part.sources > 0 ? cursor : previous));
+      for (uint32_t i = 0; i < part.sources && cursor < end; ++i) {
+        previous = cursor;
+        cursor += utf8_length(text.text[cursor]);
+      }
+      if (cursor == end) cursor = previous;
+    }
+  }
+
+  static void order_marks(std::vector<Part>& parts) {
+    for (auto at = parts.begin(); at != parts.end();) {
+      const auto is_starter = [](const Part& part) { return part.combining_class == 0; };
+      const auto first = std::find_if_not(at, parts.end(), is_starter);
+      at = std::find_if(first, parts.end(), is_starter);
+      std::stable_sort(first, at, [](const Part& a, const Part& b) { return a.combining_class < b.combining_class; });
+    }
+  }
+
+  static void compose(std::vector<Part>& parts) {
+    constexpr size_t kNone = ~size_t{0};
+    size_t starter = kNone, kept = 0;
+    int last_class = -1;  // of the last kept character behind the starter; -1 right behind it
+    for (const Part part : parts) {
+      if (starter != kNone && last_class < static_cast<int>(part.combining_class)) {
+        utf8proc_int32_t pair[2] = {parts[starter].code, part.code};
+        if (utf8proc_normalize_utf32(pair, 2, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE)) ==
+            1) {
+          parts[starter].code = pair[0];
+          parts[starter].sources += part.sources;
+          continue;
+        }
+      }
+      parts[kept] = part;
+      if (part.combining_class == 0) {
+        starter = kept;
+        last_class = -1;
+      } else {
+        last_class = part.combining_class;
+      }
+      ++kept;
+    }
+    parts.resize(kept);
+  }
+
+  bool compose_, compatibility_;
+  utf8proc_option_t options_;
+};
+
+class Prepend : public NormalizerStep {
+ public:
+  explicit Prepend(std::string prefix) : prefix_(std::move(prefix)) {}
+  void apply(AlignedText& text, NormalizeScratch&) const override {
+    if (text.text.empty()) return;
+    check_text_size(text.text.size() + prefix_.size());
+    text.text.insert(0, prefix_);
+    if (text.tracked) text.origins.insert(text.origins.begin(), prefix_.size(), text.origins.front());
+  }
+
+ private:
+  std::string prefix_;
+};
+
+class Replace : public NormalizerStep {
+ public:
+  Replace(TextPattern pattern, std::string content) : pattern_(std::move(pattern)), content_(std::move(content)) {}
+  void apply(AlignedText& text, NormalizeScratch& scratch) const override {
+    scratch.matches.clear();
+    pattern_.find_all(text.text, scratch.regex, scratch.matches);
+    if (scratch.matches.empty()) return;
+    check_text_size(text.text.size() + scratch.matches.size() * content_.size());
+    AlignedText& out = scratch.other;
+    out.clear();
+    out.tracked = text.tracked;
+    size_t at = 0;
+    for (const Span match : scratch.matches) {
+      out.append(text, at, match.begin);
+      const size_t last = match.end > 0 ? match.end - 1 : 0;
+      out.append(content_, text.text.empty() ? Span{0, 0} : text.origin(last));
+      at = match.end;
+    }
+    out.append(text, at, text.text.size());
+    std::swap(text, out);
+  }
+
+ private:
+  TextPattern pattern_;
+  std::string content_;
+};
+
+class Lowercase : public NormalizerStep {
+ public:
+  void apply(AlignedText& text, NormalizeScratch& scratch) const override {
+    AlignedText& out = scratch.other;
+    out.clear();
+    out.tracked = text.tracked;
+    std::string lower;
+    for (size_t at = 0; at < text.text.size();) {
+      const auto c = decode_utf8(text.text.data() + at);
+      lower.clear();
+      if (c.code == 0x130)
+        lower = "i\xCC\x87";  // the one character with a longer lower case
+      else
+        append_utf8(static_cast<uint32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c.code))), lower);
+      out.append(lower, text.origin(at));
+      at += c.length;
+    }
+    std::swap(text, out);
+  }
+};
+
+class Strip : public NormalizerStep {
+ public:
+  Strip(bool left, bool right) : left_(left), right_(right) {}
+  void apply(AlignedText& text, NormalizeScratch&) const override {
+    const std::string& in = text.text;
+    size_t begin = 0, end = in.size();
+    const auto is_space = [&](size_t at) { return char_class(decode_utf8(in.data() + at).code) & kSpace; };
+    while (left_ && begin < end && is_space(begin)) begin += utf8_length(in[begin]);
+    while (right_ && begin < end) {
+      const auto last = static_cast<size_t>(previous_char(in.data() + end) - in.data());
+      if (!is_space(last)) break;
+      end = last;
+    }
+    text.text.erase(end).erase(0, begin);
+    if (!text.tracked) return;
+    text.origins.erase(text.origins.begin() + static_cast<ptrdiff_t>(end), text.origins.end());
+    text.origins.erase(text.origins.begin(), text.origins.begin() + static_cast<ptrdiff_t>(begin));
+  }
+
+ private:
+  bool left_, right_;
+};
+
+class StripAccents : public NormalizerStep {
+ public:
+  void apply(AlignedText& text, NormalizeScratch& scratch) const override {
+    AlignedText& out = scratch.other;
+    out.clear();
+    out.tracked = text.tracked;
+    for (size_t at = 0; at < text.text.size();) {
+      const auto c = decode_utf8(text.text.data() + at);
+      if (!(char_class(c.code) & kMark)) out.append(text, at, at + c.length);
+      at += c.length;
+    }
+    std::swap(text, out);
+  }
+};
+
+}  // namespace
+
+Normalizer Normalizer::from_json(const JsonReader& node) {
+  Normalizer normalizer;
+  if (!node.is_null()) normalizer.add(node);
+  return normalizer;
+}
+
+void Normalizer::add(const JsonReader& node) {
+  const std::string type = node.string("type");
+  const auto form = [&](bool compose, bool compatibility) {
+    steps_.push_back(std::make_unique<UnicodeForm>(compose, compatibility));
+  };
+  if (type == "NFC")
+    form(true, false);
+  else if (type == "NFD")
+    form(false, false);
+  else if (type == "NFKC")
+    form(true, true);
+  else if (type == "NFKD")
+    form(false, true);
+  else if (type == "Prepend")
+    steps_.push_back(std::make_unique<Prepend>(node.string("prepend")));
+  else if (type == "Replace")
+    steps_.push_back(std::make_unique<Replace>(TextPattern::from_json(node.at("pattern")), node.string("content")));
+  else if (type == "Lowercase")
+    steps_.push_back(std::make_unique<Lowercase>());
+  else if (type == "Strip")
+    steps_.push_back(std::make_unique<Strip>(node.boolean("strip_left"), node.boolean("strip_right")));
+  else if (type == "StripAccents")
+    steps_.push_back(std::make_unique<StripAccents>());
+  else if (type == "Sequence") {
+    for (const auto& item : node.at("normalizers").items()) add(item);
+  } else {
+    node.at("type").fail(
+        "a supported normalizer: NFC, NFD, NFKC, NFKD, Prepend, Replace, Lowercase, Strip, StripAccents, Sequence");
+  }
+}
+
+TextPattern TextPattern::from_json(const JsonReader& node) {
+  TextPattern pattern;
+  if (node.has("Regex"))
+    pattern.regex_ = std::make_unique<Regex>(node.string("Regex"), node.name());
+  else if (node.has("String"))
+    pattern.literal_ = node.string("String");
+  else
+    node.fail("neither String nor Regex", "one of them");
+  return pattern;
+}
+
+void TextPattern::find_all(std::string_view text, RegexScratch& scratch, std::vector<Span>& matches) const {
+  if (regex_) return regex_->find_all(text, scratch, matches);
+  if (literal_.empty()) return;
+  for (size_t at = text.find(literal_); at != std::string_view::npos; at = text.find(literal_, at + literal_.size())) {
+    matches.push_back({static_cast<uint32_t>(at), static_cast<uint32_t>(at + literal_.size())});
+  }
+}
+
+}  // namespace tessera::text

@@ -1,0 +1,57 @@
+// The normalizers of tokenizer.json: NFC, NFD, NFKC, NFKD, Prepend, Replace, Lowercase, Strip, StripAccents, Sequence.
+//
+//   Normalizer normalizer = Normalizer::from_json(file.root().at("normalizer"));
+//   normalizer.apply(aligned, regex_scratch);
+//
+// The Unicode tables are newer than upstream's: StripAccents, NFKC, NFKD and the order of marks differ on characters
+// that came after Unicode 9. Immutable, thread-safe.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "tessera/text/tokenizer/aligned_text.h"
+#include "tessera/text/tokenizer/regex.h"
+#include "tessera/text/tokenizer/tokenizer_file.h"
+
+namespace tessera::text {
+
+struct NormalizeScratch {
+  RegexScratch regex;
+  AlignedText other;
+  std::vector<Span> matches;
+};
+
+class NormalizerStep {
+ public:
+  virtual ~NormalizerStep() = default;
+  virtual void apply(AlignedText& text, NormalizeScratch& scratch) const = 0;
+};
+
+class Normalizer {
+ public:
+  static Normalizer from_json(const JsonReader& node);  // null: no steps
+  bool empty() const { return steps_.empty(); }
+  void apply(AlignedText& text, NormalizeScratch& scratch) const {
+    for (const auto& step : steps_) step->apply(text, scratch);
+  }
+
+ private:
+  void add(const JsonReader& node);
+  std::vector<std::unique_ptr<NormalizerStep>> steps_;
+};
+
+// A {"String": ...} or {"Regex": ...} pattern, as Replace and Split have it.
+class TextPattern {
+ public:
+  static TextPattern from_json(const JsonReader& node);
+  // Appends all matches in order.
+  void find_all(std::string_view text, RegexScratch& scratch, std::vector<Span>& matches) const;
+  const Regex* regex() const { return regex_.get(); }
+
+ private:
+  std::string literal_;
+  std::unique_ptr<Regex> regex_;
+};
+
+}  // namespace tessera::text

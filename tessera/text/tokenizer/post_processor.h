@@ -1,0 +1,41 @@
+// The post-processors of tokenizer.json: TemplateProcessing (single texts), ByteLevel (trims offsets), Sequence.
+//
+//   PostProcessor post = PostProcessor::from_json(node);
+//   post.apply(add_special_tokens, text, ids, &offsets, token_of);
+//
+// Immutable, thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tessera/text/tokenizer/tokenizer_file.h"
+
+namespace tessera::text {
+
+using Offsets = std::vector<std::pair<size_t, size_t>>;
+
+class PostProcessor {
+ public:
+  static PostProcessor from_json(const JsonReader& node);  // null: nothing to do
+
+  // `text` is what was encoded; `offsets` may be null. `token_of` gives the string of an id.
+  void apply(bool add_special_tokens, std::string_view text, std::vector<int32_t>& ids, Offsets* offsets,
+             const std::function<const std::string&(int32_t)>& token_of) const;
+
+ private:
+  struct Stage {
+    bool trims = false;  // ByteLevel with trim_offsets, else a template
+    bool add_prefix_space = false;
+    std::vector<int32_t> before, after;
+  };
+  void add(const JsonReader& node);
+  static Stage read_template(const JsonReader& node);
+  std::vector<Stage> stages_;
+};
+
+}  // namespace tessera::text

@@ -1,0 +1,345 @@
+#include "tessera/text/tokenizer/pre_tokenizer.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "tessera/base/error.h"
+#include "tessera/text/tokenizer/byte_level.h"
+#include "tessera/text/tokenizer/normalizer.h"
+#include "tessera/text/tokenizer/unicode.h"
+#include "tessera/text/tokenizer/word_splitter.h"
+
+namespace tessera::text {
+namespace {
+
+enum class Behavior { kIsolated, kRemoved, kMergedWithPrevious, kMergedWithNext, kContiguous };
+
+Behavior behavior_from(const std::string& name, const JsonReader& node) {
+  if (name == "Isolated") return Behavior::kIsolated;
+  if (name == "Removed") return Behavior::kRemoved;
+  if (name == "MergedWithPrevious") return Behavior::kMergedWithPrevious;
+  if (name == "MergedWithNext") return Behavior::kMergedWithNext;
+  if (name == "Contiguous") return Behavior::kContiguous;
+  node.at("behavior").fail("Isolated, Removed, MergedWithPrevious, MergedWithNext or Contiguous");
+}
+
+// Builds pieces out of matches and the text between them, as the behaviour asks.
+class Cutter {
+ public:
+  Cutter(Behavior behavior, bool invert, std::vector<Span>& pieces)
+      : behavior_(behavior), invert_(invert), pieces_(pieces) {}
+
+  // Cuts one piece, given its matches relative to the piece's begin.
+  void cut(Span piece, const std::vector<Span>& matches) {
+    first_ = pieces_.size();
+    previous_match_ = false;
+    uint32_t at = piece.begin;
+    for (const Span match : matches) {
+      if (piece.begin + match.begin != at) part({at, piece.begin + match.begin}, false);
+      part({piece.begin + match.begin, piece.begin + match.end}, true);
+      at = piece.begin + match.end;
+    }
+    if (at != piece.end) part({at, piece.end}, false);
+    const auto empty = [](const Span& span) { return span.begin == span.end; };
+    pieces_.erase(std::remove_if(pieces_.begin() + static_cast<ptrdiff_t>(first_), pieces_.end(), empty),
+                  pieces_.end());
+  }
+
+ private:
+  void part(Span span, bool is_match) {
+    is_match ^= invert_;
+    const bool any = pieces_.size() > first_;
+    bool joins = false;
+    switch (behavior_) {
+      case Behavior::kRemoved:
+        if (is_match) return;
+        break;
+      case Behavior::kIsolated:
+        break;
+      case Behavior::kMergedWithPrevious:
+        joins = any && is_match && !previous_match_;
+        break;
+      // A delimiter joins what follows unless that is a delimiter too.
+      case Behavior::kMergedWithNext:
+        joins = any && !is_match && previous_match_;
+        break;
+      case Behavior::kContiguous:
+        joins = any && is_match == previous_match_;
+        break;
+    }
+    if (joins)
+      pieces_.back().end = span.end;
+    else
+      pieces_.push_back(span);
+    previous_match_ = is_match;
+  }
+
+  Behavior behavior_;
+  bool invert_;
+  std::vector<Span>& pieces_;
+  size_t first_ = 0;
+  bool previous_match_ = false;
+};
+
+class SplitPattern : public PreTokenizerStep {
+ public:
+  SplitPattern(TextPattern pattern, Behavior behavior, bool invert)
+      : pattern_(std::move(pattern)), behavior_(behavior), invert_(invert) {
+    if (pattern_.regex() && behavior == Behavior::kIsolated) known_ = known_pattern(pattern_.regex()->pattern());
+  }
+  void apply(PreTokens& tokens) const override {
+    tokens.cut.clear();
+    Cutter cutter(behavior_, invert_, tokens.cut);
+    for (const Span piece : tokens.pieces) {
+      if (known_) {
+        split_words(*known_, tokens.text, piece.begin, piece.end, tokens.cut);
+        continue;
+      }
+      tokens.matches.clear();
+      pattern_.find_all(tokens.piece(piece), tokens.regex, tokens.matches);
+      if (tokens.matches.empty() && !invert_)
+        tokens.cut.push_back(piece);
+      else
+        cutter.cut(piece, tokens.matches);
+    }
+    std::swap(tokens.pieces, tokens.cut);
+  }
+
+ private:
+  TextPattern pattern_;
+  Behavior behavior_;
+  bool invert_;
+  std::optional<WordPattern> known_;
+};
+
+// Every character of a class is a match of its own.
+class SplitClass : public PreTokenizerStep {
+ public:
+  SplitClass(uint8_t classes, Behavior behavior) : classes_(classes), behavior_(behavior) {}
+  void apply(PreTokens& tokens) const override {
+    const CharTable& table = char_table();
+    tokens.cut.clear();
+    Cutter cutter(behavior_, false, tokens.cut);
+    for (const Span piece : tokens.pieces) {
+      tokens.matches.clear();
+      for (uint32_t at = piece.begin; at < piece.end;) {
+        const auto c = decode_utf8(tokens.text.data() + at);
+        if (char_class(table, c.code) & classes_)
+          tokens.matches.push_back({at - piece.begin, at - piece.begin + c.length});
+        at += c.length;
+      }
+      if (tokens.matches.empty())
+        tokens.cut.push_back(piece);
+      else
+        cutter.cut(piece, tokens.matches);
+    }
+    std::swap(tokens.pieces, tokens.cut);
+  }
+
+ private:
+  uint8_t classes_;
+  Behavior behavior_;
+};
+
+// \w+|[^\w\s]+ , and nothing of what is between.
+class SplitWhitespace : public PreTokenizerStep {
+ public:
+  void apply(PreTokens& tokens) const override {
+    tokens.cut.clear();
+    for (const Span piece : tokens.pieces) {
+      int previous = kGap;
+      for (uint32_t at = piece.begin; at < piece.end;) {
+        const auto c = decode_utf8(tokens.text.data() + at);
+        const uint8_t classes = char_class(c.code);
+        const int kind = classes & kWord ? kWordRun : classes & kSpace ? kGap : kSignRun;
+        if (kind != kGap && kind == previous)
+          tokens.cut.back().end += c.length;
+        else if (kind != kGap)
+          tokens.cut.push_back({at, at + c.length});
+        previous = kind;
+        at += c.length;
+      }
+    }
+    std::swap(tokens.pieces, tokens.cut);
+  }
+
+ private:
+  enum { kGap, kWordRun, kSignRun };
+};
+
+class PrefixSpace : public PreTokenizerStep {
+ public:
+  void apply(PreTokens& tokens) const override {
+    const auto has_space = [&](const Span& piece) { return tokens.text[piece.begin] == ' '; };
+    if (std::all_of(tokens.pieces.begin(), tokens.pieces.end(), has_space)) return;
+    tokens.begin_rewrite();
+    for (const Span piece : tokens.pieces) {
+      const auto begin = static_cast<uint32_t>(tokens.building.text.size());
+      if (!has_space(piece)) tokens.append_bytes(" ", piece.begin);
+      tokens.append_original(piece.begin, piece.end);
+      tokens.cut.push_back({begin, static_cast<uint32_t>(tokens.building.text.size())});
+    }
+    tokens.end_rewrite();
+  }
+};
+
+class SplitGpt2Words : public PreTokenizerStep {
+ public:
+  void apply(PreTokens& tokens) const override {
+    tokens.cut.clear();
+    for (const Span piece : tokens.pieces)
+      split_words(WordPattern::kGpt2, tokens.text, piece.begin, piece.end, tokens.cut);
+    std::swap(tokens.pieces, tokens.cut);
+  }
+};
+
+class SpellBytes : public PreTokenizerStep {
+ public:
+  void apply(PreTokens& tokens) const override {
+    const auto& alphabet = byte_alphabet();
+    tokens.begin_rewrite();
+    for (const Span piece : tokens.pieces) {
+      const auto begin = static_cast<uint32_t>(tokens.building.text.size());
+      for (uint32_t at = piece.begin; at < piece.end; ++at) {
+        tokens.append_bytes(alphabet.utf8_of[static_cast<unsigned char>(tokens.text[at])], at);
+      }
+      tokens.cut.push_back({begin, static_cast<uint32_t>(tokens.building.text.size())});
+    }
+    tokens.end_rewrite();
+  }
+};
+
+class Metaspace : public PreTokenizerStep {
+ public:
+  Metaspace(uint32_t replacement, PrependScheme scheme, bool split) : scheme_(scheme), split_(split) {
+    append_utf8(replacement, replacement_);
+  }
+  void apply(PreTokens& tokens) const override {
+    tokens.begin_rewrite();
+    for (const Span piece : tokens.pieces) {
+      auto begin = static_cast<uint32_t>(tokens.building.text.size());
+      const std::string_view whole = tokens.piece(piece);
+      if (prepends(tokens, piece) && whole[0] != ' ' && !whole.starts_with(replacement_))
+        tokens.append_bytes(replacement_, piece.begin);
+      for (uint32_t at = piece.begin; at < piece.end;) {
+        const size_t space = tokens.text.substr(0, piece.end).find(' ', at);
+        const uint32_t stop = space == std::string_view::npos ? piece.end : static_cast<uint32_t>(space);
+        tokens.append_original(at, stop);
+        if (stop < piece.end) tokens.append_bytes(replacement_, stop);
+        at = stop + 1;
+      }
+      const auto end = static_cast<uint32_t>(tokens.building.text.size());
+      if (split_) {  // before each replacement character
+        const std::string_view built = tokens.building.text;
+        for (size_t at = built.find(replacement_, begin + 1); at != std::string_view::npos;
+             at = built.find(replacement_, at + 1)) {
+          tokens.cut.push_back({begin, static_cast<uint32_t>(at)});
+          begin = static_cast<uint32_t>(at);
+        }
+      }
+      tokens.cut.push_back({begin, end});
+    }
+    tokens.end_rewrite();
+  }
+
+ private:
+  bool prepends(const PreTokens& tokens, Span piece) const {
+    if (scheme_ != PrependScheme::kFirst) return scheme_ == PrependScheme::kAlways;
+    if (tokens.origins) return tokens.origins[piece.begin].begin == 0;
+    return tokens.at_input_start && piece.begin == 0;
+  }
+
+  std::string replacement_;
+  PrependScheme scheme_;
+  bool split_;
+};
+
+}  // namespace
+
+void PreTokens::begin_rewrite() {
+  building.clear();
+  building.tracked = origins != nullptr;
+  cut.clear();
+}
+
+void PreTokens::append_original(uint32_t begin, uint32_t end) {
+  check_text_size(building.text.size() + (end - begin));
+  building.text.append(text.substr(begin, end - begin));
+  if (origins) building.origins.insert(building.origins.end(), origins + begin, origins + end);
+}
+
+void PreTokens::append_bytes(std::string_view bytes, uint32_t like_byte) {
+  building.append(bytes, origins ? origins[like_byte] : Span{0, 0});
+}
+
+void PreTokens::end_rewrite() {
+  std::swap(storage, building);
+  std::swap(pieces, cut);
+  text = storage.text;
+  if (origins) origins = storage.origins.data();
+}
+
+PrependScheme prepend_scheme(const JsonReader& metaspace) {
+  if (!metaspace.has("prepend_scheme")) {
+    return metaspace.boolean("add_prefix_space", true) ? PrependScheme::kAlways : PrependScheme::kNever;
+  }
+  const std::string name = metaspace.string("prepend_scheme");
+  if (name == "always") return PrependScheme::kAlways;
+  if (name == "first") return PrependScheme::kFirst;
+  if (name == "never") return PrependScheme::kNever;
+  metaspace.at("prepend_scheme").fail("always, first or never");
+}
+
+PreTokenizer PreTokenizer::from_json(const JsonReader& node) {
+  PreTokenizer result;
+  if (!node.is_null()) result.add(node, true);
+  return result;
+}
+
+void PreTokenizer::add(const JsonReader& node, bool last) {
+  const std::string type = node.string("type");
+  const auto classes = [&](uint8_t wanted, Behavior behavior) {
+    steps_.push_back(std::make_unique<SplitClass>(wanted, behavior));
+  };
+  if (type == "Sequence") {
+    const auto items = node.at("pretokenizers").items();
+    for (size_t i = 0; i < items.size(); ++i) add(items[i], last && i + 1 == items.size());
+  } else if (type == "ByteLevel") {
+    add_byte_level(node, last);
+  } else if (type == "Split") {
+    steps_.push_back(std::make_unique<SplitPattern>(TextPattern::from_json(node.at("pattern")),
+                                                    behavior_from(node.string("behavior"), node),
+                                                    node.boolean("invert")));
+  } else if (type == "Digits") {
+    classes(kNumber, node.boolean("individual_digits", false) ? Behavior::kIsolated : Behavior::kContiguous);
+  } else if (type == "Punctuation") {
+    classes(kPunctuation, behavior_from(node.string("behavior", "Isolated"), node));
+  } else if (type == "WhitespaceSplit") {
+    classes(kSpace, Behavior::kRemoved);
+  } else if (type == "Whitespace") {
+    steps_.push_back(std::make_unique<SplitWhitespace>());
+  } else if (type == "Metaspace") {
+    add_metaspace(node);
+  } else {
+    node.at("type").fail(
+        "a supported pre-tokenizer: ByteLevel, Split, Digits, Metaspace, Punctuation, Whitespace, WhitespaceSplit, "
+        "Sequence");
+  }
+}
+
+void PreTokenizer::add_byte_level(const JsonReader& node, bool last) {
+  if (node.boolean("add_prefix_space")) steps_.push_back(std::make_unique<PrefixSpace>());
+  if (node.boolean("use_regex", true)) steps_.push_back(std::make_unique<SplitGpt2Words>());
+  if (last)
+    byte_level_ = true;
+  else
+    steps_.push_back(std::make_unique<SpellBytes>());
+}
+
+void PreTokenizer::add_metaspace(const JsonReader& node) {
+  const PrependScheme scheme = prepend_scheme(node);
+  needs_origins_ |= scheme == PrependScheme::kFirst;
+  steps_.push_back(std::make_unique<Metaspace>(character_of(node, "replacement"), scheme, node.boolean("split", true)));
+}
+
+}  // namespace tessera::text

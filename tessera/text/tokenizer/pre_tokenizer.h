@@ -1,0 +1,78 @@
+// The pre-tokenizers of tokenizer.json: ByteLevel, Split, Digits, Metaspace, Punctuation, Whitespace, WhitespaceSplit,
+// Sequence. They cut normalized text into the pieces the model encodes one by one.
+//
+//   PreTokenizer pre = PreTokenizer::from_json(node);
+//   PreTokens tokens; tokens.start(text, origins, at_input_start);
+//   pre.apply(tokens);
+//   for (Span piece : tokens.pieces) model.encode(tokens.text.substr(...))
+//
+// Immutable, thread-safe; a PreTokens belongs to one thread at a time.
+#pragma once
+
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "tessera/text/tokenizer/aligned_text.h"
+#include "tessera/text/tokenizer/regex.h"
+#include "tessera/text/tokenizer/tokenizer_file.h"
+
+namespace tessera::text {
+
+struct PreTokens {
+  std::string_view text;          // of the caller, or in `storage`
+  const Span* origins = nullptr;  // per byte of text, when tracked
+  std::vector<Span> pieces;       // never empty ones
+  bool at_input_start = false;    // the text starts where the input does
+
+  RegexScratch regex;
+  AlignedText storage, building;
+  std::vector<Span> cut, matches;
+
+  void start(std::string_view whole, const Span* its_origins, bool starts_input) {
+    text = whole;
+    origins = its_origins;
+    at_input_start = starts_input;
+    pieces.clear();
+    if (!whole.empty()) pieces.push_back({0, static_cast<uint32_t>(whole.size())});
+  }
+  std::string_view piece(Span span) const { return text.substr(span.begin, span.end - span.begin); }
+  // Rewriting every piece: begin_rewrite(), then append to `building` and note each new piece in `cut`, then
+  // end_rewrite().
+  void begin_rewrite();
+  void append_original(uint32_t begin, uint32_t end);
+  void append_bytes(std::string_view bytes, uint32_t like_byte);  // with the origin of text[like_byte]
+  void end_rewrite();
+};
+
+class PreTokenizerStep {
+ public:
+  virtual ~PreTokenizerStep() = default;
+  virtual void apply(PreTokens& tokens) const = 0;
+};
+
+class PreTokenizer {
+ public:
+  static PreTokenizer from_json(const JsonReader& node);  // null: no steps
+  void apply(PreTokens& tokens) const {
+    for (const auto& step : steps_) step->apply(tokens);
+  }
+  // The last step spells bytes in the byte-level alphabet; apply() leaves that to the model.
+  bool byte_level() const { return byte_level_; }
+  // Whether a step asks where in the input a piece starts, so that offsets matter to the ids.
+  bool needs_origins() const { return needs_origins_; }
+
+ private:
+  void add(const JsonReader& node, bool last);
+  void add_byte_level(const JsonReader& node, bool last);
+  void add_metaspace(const JsonReader& node);
+  std::vector<std::unique_ptr<PreTokenizerStep>> steps_;
+  bool byte_level_ = false;
+  bool needs_origins_ = false;
+};
+
+enum class PrependScheme { kAlways, kFirst, kNever };
+// Metaspace's prepend_scheme, or its old spelling add_prefix_space.
+PrependScheme prepend_scheme(const JsonReader& metaspace);
+
+}  // namespace tessera::text

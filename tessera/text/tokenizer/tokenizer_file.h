@@ -1,0 +1,40 @@
+// tokenizer.json as read: vocabulary and merges in flat form, everything else as checked JSON.
+//
+//   TokenizerFile file = parse_tokenizer_file(text, "dir/tokenizer.json");
+//   JsonReader model = file.root().at("model");
+//   bool fuse = model.boolean("fuse_unk", false);
+//
+// Error kFormat for what is no JSON object or outgrows the limits.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tessera/base/text/json.h"
+
+namespace tessera::text {
+
+// The member `key` of an object, a string of exactly one character.
+uint32_t character_of(const JsonReader& object, std::string_view key);
+
+struct TokenizerFile {
+  TokenizerFile();
+  ~TokenizerFile();
+  TokenizerFile(TokenizerFile&&) noexcept;
+
+  JsonReader root() const;
+
+  std::string name;
+  std::unique_ptr<Json> json;  // without model.vocab and model.merges
+  bool has_vocab = false;      // model.vocab was an object
+  std::vector<std::pair<std::string, uint64_t>> vocab;
+  std::vector<std::pair<std::string, std::string>> merges;
+};
+
+TokenizerFile parse_tokenizer_file(std::string_view text, std::string name);
+
+}  // namespace tessera::text

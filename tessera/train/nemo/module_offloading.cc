@@ -1,0 +1,134 @@
+#include "tessera/train/nemo/module_offloading.h"
+
+#include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
+
+#include <set>
+#include <unordered_set>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/nn/linear/quantized_linear.h"
+#include "tessera/parallel/fsdp/fully_shard.h"
+#include "tessera/train/nemo/storage_file.h"
+
+namespace tessera::train {
+namespace {
+
+// Calls `visit(name, tensor)` with every buffer, then every parameter and its gradient: each tensor once.
+template <class Visit>
+void visit_tensors_of(nn::Module& model, const Visit& visit) {
+  std::unordered_set<const c10::TensorImpl*> seen;
+  const auto once = [&](const std::string& name, at::Tensor& tensor) {
+    if (tensor.defined() && seen.insert(tensor.unsafeGetTensorImpl()).second) visit(name, tensor);
+  };
+  for (const auto& [path, module] : model.named_modules()) {
+    for (auto& buffer : module->own_buffers())
+      once(path.empty() ? buffer.name : path + "." + buffer.name, *buffer.slot);
+  }
+  for (const auto& named : model.named_parameters(true)) {
+    for (at::Tensor* tensor : {&named.slot->parameter, named.slot->slot}) {
+      once(named.name, *tensor);
+      if (tensor->is_leaf() && tensor->grad().defined()) once(named.name + ".grad", tensor->mutable_grad());
+    }
+  }
+}
+
+bool is_at(const at::Tensor& tensor, c10::Device device) {
+  return tensor.device().type() == device.type() && (!device.has_index() || tensor.device() == device);
+}
+
+std::vector<c10::Storage> cpu_storages_of(nn::Module& model) {
+  std::vector<c10::Storage> out;
+  std::set<const c10::StorageImpl*> seen;
+  visit_tensors_of(model, [&](const std::string&, at::Tensor& tensor) {
+    const at::Tensor part = local_part(tensor.detach());
+    if (!part.is_cpu() || !part.has_storage() || part.storage().nbytes() == 0) return;
+    if (seen.insert(part.storage().unsafeGetStorageImpl()).second) out.push_back(part.storage());
+  });
+  return out;
+}
+
+// Whole parameters that sharding keeps are a copy, which the next forward makes again.
+void free_gathered(nn::Module& model) {
+  for (const auto& [path, module] : model.named_modules()) {
+    if (module->sharding() && is_fully_sharded(*module)) reshard(*module);
+  }
+}
+
+}  // namespace
+
+void move_to_device(nn::Module& model, c10::Device device) {
+  const at::NoGradGuard no_grad;
+  visit_tensors_of(model, [&](const std::string& name, at::Tensor& tensor) {
+    const bool placed = is_dtensor(tensor);
+    TESSERA_CHECK(!placed || device_mesh(tensor)->device_type() == device.type(), ErrorKind::kShape,
+                  "[train.move_to_device] {}: lies over {}, wanted on {}. Make the mesh on that device.", name,
+                  device_mesh(tensor)->to_string(), device.str());
+    TESSERA_CHECK(
+        placed || !(tensor.is_meta() || device.is_meta()), ErrorKind::kShape,
+        "[train.move_to_device] {}: cannot move from {} to {}: the meta device holds no values. Call to_empty "
+        "and initialise or load it first.",
+        name, tensor.device().str(), device.str());
+  });
+  visit_tensors_of(model, [&](const std::string&, at::Tensor& tensor) {
+    if (!is_dtensor(tensor) && !is_at(tensor, device)) tensor.set_data(tensor.detach().to(device));
+  });
+  for (const auto& [name, packed] : nn::packed_weights(model)) {
+    packed->device = device;
+    if (packed->weight.defined()) packed->take(packed->weight);
+  }
+  if (const auto accelerator = at::accelerator::getAccelerator(); accelerator && *accelerator != device.type()) {
+    at::accelerator::emptyCache();
+  }
+}
+
+ScopedModuleOffloading::ScopedModuleOffloading(nn::Module& model, bool enabled, OffloadPlaces places)
+    : model_(model), entered_(enabled), places_(std::move(places)) {
+  if (!enabled) return;
+  if (!places_.device) {
+    const auto accelerator = at::accelerator::getAccelerator();
+    TESSERA_CHECK(accelerator.has_value(), ErrorKind::kConfig,
+                  "[train.offload] device: found no accelerator on this machine. Name a device, or leave offloading "
+                  "disabled.");
+    places_.device = c10::Device(*accelerator);
+  }
+  try {
+    enter();
+  } catch (...) {
+    try {
+      leave();
+    } catch (const std::exception& error) {
+      log_error("[train.offload] the model stays partly on {}: {}", places_.device->str(), error.what());
+    }
+    throw;
+  }
+}
+
+void ScopedModuleOffloading::enter() {
+  storages_to_memory(cpu_storages_of(model_));
+  move_to_device(model_, *places_.device);
+}
+
+void ScopedModuleOffloading::leave() {
+  free_gathered(model_);
+  if (!places_.device->is_cpu()) move_to_device(model_, c10::kCPU);
+  if (!places_.home_folder.empty()) storages_to_file(cpu_storages_of(model_), places_.home_folder);
+}
+
+void ScopedModuleOffloading::close() {
+  if (!entered_) return;
+  entered_ = false;
+  leave();
+}
+
+ScopedModuleOffloading::~ScopedModuleOffloading() {
+  try {
+    close();
+  } catch (const std::exception& error) {
+    log_error("[train.offload] the model stays on {}: {}", places_.device->str(), error.what());
+  }
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,274 @@
+#include "tessera/train/output/run_folder.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <string>
+
+#include "tessera/base/error.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/machine/host.h"
+#include "tessera/base/text/json.h"
+#include "tessera/base/log.h"
+#include "tessera/base/files/staged.h"
+#include "tessera/checkpoint/folder.h"
+#include "tessera/train/recipe/recipe_print.h"
+
+namespace tessera::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kMetricsName = "metrics.jsonl";
+constexpr const char* kEventsName = "events.jsonl";
+constexpr size_t kMostRanksTold = 64;  // one by one in a line of metrics
+constexpr const char* kModelName = "model";
+
+// "pid 71 on host a", as the holder wrote it; any bytes may be there.
+std::string holder_of(int lock) {
+  char text[300] = {};
+  const ssize_t got = ::pread(lock, text, sizeof text - 1, 0);
+  std::string holder(text, got > 0 ? static_cast<size_t>(got) : 0);
+  holder = holder.substr(0, holder.find('\n'));
+  return holder.empty() ? "unknown" : holder;
+}
+
+// What the standard library throws, as an Error that says of what.
+template <class Action>
+auto on_disk(const char* what, Action&& action) {
+  try {
+    return action();
+  } catch (const fs::filesystem_error& error) {
+    raise(ErrorKind::kIo, "[train.run_folder] {}: {}", what, error.what());
+  }
+}
+
+// Before the mark is read: a file in the way is told of as such.
+RunMark make_and_read(const fs::path& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  TESSERA_CHECK(!error && fs::is_directory(path), ErrorKind::kIo,
+                "[train.run_folder] {}: cannot be made a folder: {}. Choose another checkpoint.dir.", path.string(),
+                error ? error.message() : "a file is in the way");
+  return on_disk("the folder cannot be read", [&] {
+    RunMark mark(path);
+    if (!mark.is_set()) mark.check_free();
+    return mark;
+  });
+}
+
+// Both stay as they are where the file system cannot do it at once.
+bool exchange(const fs::path& a, const fs::path& b) {
+  return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
+}
+
+}  // namespace
+
+RunFolder::RunFolder(fs::path path)
+    : path_(std::move(path)),
+      mark_(make_and_read(path_)),
+      metrics_(path_ / kMetricsName),
+      events_(path_ / kEventsName) {
+  take_lock();
+  try {
+    on_disk("the folder cannot be prepared", [&] {
+      mark_ = RunMark(path_);  // another run may have come before
+      if (!mark_.is_set()) mark_.check_free();
+      fs::remove_all(staging());
+      fs::create_directories(staging());
+      mark_.set();
+    });
+  } catch (...) {
+    ::close(lock_);
+    throw;
+  }
+}
+
+void RunFolder::take_lock() {
+  const auto lock_path = private_folder(path_) / "lock";
+  std::error_code error;
+  fs::create_directories(lock_path.parent_path(), error);
+  lock_ = ::open(lock_path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
+  TESSERA_CHECK(lock_ >= 0, ErrorKind::kIo, "[train.run_folder] {}: {}", lock_path.string(), std::strerror(errno));
+  if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+    const int reason = errno;
+    const std::string holder = holder_of(lock_);
+    ::close(lock_);
+    TESSERA_CHECK(reason != EWOULDBLOCK, ErrorKind::kConfig,
+                  "[train.run_folder] {}: another run holds this folder: {}. Wait for it, stop it, or choose another "
+                  "checkpoint.dir.",
+                  path_.string(), holder);
+    raise(ErrorKind::kIo, "[train.run_folder] {}: cannot be locked: {}", lock_path.string(), std::strerror(reason));
+  }
+  const std::string holder = fmt::format("pid {} on {}\n", ::getpid(), host_name());
+  // Only for the other run's message: the lock itself is held already.
+  if (::ftruncate(lock_, 0) != 0 || ::pwrite(lock_, holder.data(), holder.size(), 0) < 0) {
+    log_warning("[train.run_folder] {}: {}", lock_path.string(), std::strerror(errno));
+  }
+}
+
+RunFolder::~RunFolder() {
+  ::close(lock_);  // and with it the lock
+}
+
+// A new folder of its own under previous/.
+fs::path RunFolder::next_previous() const {
+  std::error_code error;
+  fs::create_directories(path_ / "previous", error);
+  for (int number = 1;; ++number) {
+    const auto path = path_ / "previous" / fmt::format("{:03}", number);
+    if (::mkdir(path.c_str(), 0755) == 0) return path;
+    TESSERA_CHECK(errno == EEXIST, ErrorKind::kIo, "[train.run_folder] {}: {}", path.string(), std::strerror(errno));
+  }
+}
+
+fs::path RunFolder::put_aside_history() {
+  fs::path into;
+  // Checkpoints first: a run that is killed in between has nothing to resume and puts the rest aside.
+  for (const char* name : {"checkpoints", kMetricsName, kEventsName, "tensorboard", "profile", "recipe.yaml",
+                           "recipe.resolved.yaml", "model"}) {
+    const auto status = fs::symlink_status(path_ / name);
+    if (!fs::exists(status) || (fs::is_directory(status) && fs::is_empty(path_ / name))) continue;
+    const std::string_view ours_if_unchanged = name;
+    const bool shared = ours_if_unchanged.starts_with("recipe") || ours_if_unchanged == "model";
+    if (shared && !mark_.owns(name)) continue;
+    if (into.empty()) into = next_previous();
+    on_disk("an earlier history cannot be put aside", [&] { fs::rename(path_ / name, into / name); });
+    if (shared) mark_.settle(name);
+  }
+  if (!into.empty()) sync_folder(path_);
+  return into;
+}
+
+fs::path RunFolder::put_aside_beyond(const fs::path& checkpoint) {
+  fs::path into;
+  on_disk("later checkpoints cannot be put aside", [&] {
+    CheckpointFolder(checkpoints()).go_back_to(checkpoint.filename().string(), [&] {
+      into = next_previous() / "checkpoints";
+      fs::create_directory(into);
+      return into;
+    });
+  });
+  return into;
+}
+
+bool RunFolder::publish_own(const std::string& name, std::string_view content) {
+  if (fs::exists(fs::symlink_status(path_ / name)) && !mark_.owns(name)) return false;
+  const auto staged = staging() / name;
+  publish_file(staged, content);
+  mark_.announce(name, fingerprint_of(staged));
+  fs::rename(staged, path_ / name);
+  sync_folder(path_);
+  mark_.settle(name);
+  return true;
+}
+
+void RunFolder::write_recipe(const Recipe& recipe) {
+  const auto text = to_yaml(recipe);
+  if (publish_own("recipe.yaml", text) || publish_own("recipe.resolved.yaml", text)) return;
+  log_warning(
+      "[train.run_folder] {}: recipe.yaml and recipe.resolved.yaml are not as a run wrote them and are left alone",
+      path_.string());
+}
+
+void RunFolder::open_history(int64_t resumed_step) {
+  fs::path aside;
+  for (auto* file : {&metrics_, &events_}) {
+    std::error_code error;
+    if (resumed_step > 0) {
+      file->keep_until(resumed_step, staging());
+    } else if (fs::file_size(file->path(), error) > 0 && !error) {
+      if (aside.empty()) aside = next_previous();
+      on_disk("an earlier history cannot be put aside",
+              [&] { fs::rename(file->path(), aside / file->path().filename()); });
+    }
+    file->open();
+  }
+}
+
+void RunFolder::check_model() const {
+  const auto model = path_ / kModelName;
+  if (!fs::exists(fs::symlink_status(model)) || mark_.owns(kModelName)) return;
+  raise(ErrorKind::kConfig,
+        "[train.run_folder] {}: is not as a run exported it, and the export of this run would replace it. Move it, "
+        "choose "
+        "another checkpoint.dir, or set checkpoint.export=never.",
+        model.string());
+}
+
+void RunFolder::publish_model(const fs::path& fresh) {
+  const auto model = path_ / kModelName;
+  const bool replaces = fs::exists(fs::symlink_status(model));
+  TESSERA_CHECK(
+      !replaces || mark_.owns(kModelName), ErrorKind::kIo,
+      "[train.export] {}: is not as a run exported it, and is left alone. Move it and start the run again, which "
+      "exports from its last checkpoint.",
+      model.string());
+  mark_.announce(kModelName, fingerprint_of(fresh));
+  on_disk("the model cannot be published", [&] {
+    if (replaces && exchange(fresh, model)) return;
+    const auto old = staging() / "model.old";
+    if (replaces) fs::rename(model, old);
+    fs::rename(fresh, model);
+    fs::remove_all(old);
+  });
+  sync_folder(path_);
+  mark_.settle(kModelName);
+  std::error_code ignored;
+  fs::remove_all(fresh, ignored);  // what it replaced; else swept when the next run starts
+}
+
+void RunFolder::append(const StepMetrics& metrics) {
+  nlohmann::ordered_json line = {
+      {"step", metrics.step},
+      {"loss", metrics.loss},
+      {"grad_norm", metrics.grad_norm},
+      {"lr", metrics.lr},
+      {"tokens", metrics.tokens},
+      {"tokens_per_second", metrics.tokens_per_second},
+      {"memory_bytes", metrics.memory_bytes},
+      {"peak_share", metrics.peak_share},
+      {"seconds", metrics.seconds},
+  };
+  if (metrics.balance_loss) line["balance_loss"] = *metrics.balance_loss;
+  const auto& by_rank = metrics.communication_seconds;
+  if (!by_rank.empty()) {
+    // Collectives end for all ranks at once: who spends least in them is waited for, and waits for nobody.
+    const double mean = std::accumulate(by_rank.begin(), by_rank.end(), 0.0) / static_cast<double>(by_rank.size());
+    const double least = *std::min_element(by_rank.begin(), by_rank.end());
+    line["parts"] = {
+        {"compute", std::max(metrics.seconds - mean - metrics.data_seconds - metrics.snapshot_seconds, 0.0)},
+        {"communication", least},
+        {"wait", mean - least},
+        {"data", metrics.data_seconds},
+        {"checkpoint", metrics.checkpoint_seconds}};
+    if (by_rank.size() > 1 && by_rank.size() <= kMostRanksTold) line["communication_by_rank"] = by_rank;
+  }
+  metrics_.append(line.dump());
+}
+
+void RunFolder::append_validation(int64_t step, double validation_loss, double seconds) {
+  const nlohmann::ordered_json line = {{"step", step}, {"validation_loss", validation_loss}, {"seconds", seconds}};
+  metrics_.append(line.dump());
+}
+
+void RunFolder::append_event(int64_t step, const std::string& what, const nlohmann::ordered_json& value) {
+  const nlohmann::ordered_json line = {{"step", step}, {what, value}};
+  events_.append(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+void RunFolder::append_early_stop(int64_t step, const std::string& reason) {
+  const nlohmann::ordered_json line = {{"step", step}, {"early_stop", reason}};
+  metrics_.append(line.dump());
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,72 @@
+// What rank 0 tells of a run: metrics.jsonl, events.jsonl, TensorBoard events and the lines on stderr.
+//
+//   RunReport report(recipe, folder, config, {.ranks = 2, .first_step = first_step, .total_steps = steps});
+//   report.step(12, result, lr, seconds);
+//   report.validation(12, 2.31, seconds);
+//   report.finish("saved runs/demo/model");
+//
+// Not thread-safe.
+#pragma once
+
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+
+#include "tessera/base/warning_log.h"
+#include "tessera/models/config/config.h"
+#include "tessera/train/output/outliers.h"
+#include "tessera/train/output/progress.h"
+#include "tessera/train/recipe/recipe.h"
+#include "tessera/train/output/run_folder.h"
+#include "tessera/train/step/step.h"
+#include "tessera/train/output/tensorboard.h"
+
+namespace tessera::train {
+
+// What a start of a run is.
+struct SessionFacts {
+  int ranks = 1;
+  std::string layout = {};  // "dp_shard 2 x tp 2"
+  std::string device = "cpu";
+  int64_t first_step = 0;
+  int64_t total_steps = 0;
+  int64_t parameters = 0;                     // of the whole model
+  std::shared_ptr<WarningLog> warnings = {};  // what has been warned of so far, and will be
+};
+
+// Seconds of a step on rank 0.
+struct StepTimes {
+  double total = 0;       // from the batch to the update
+  double data = 0;        // of those, making the batch
+  double snapshot = 0;    // of those, waiting for the copy of a save
+  double checkpoint = 0;  // since the last step: what saving took of the training, that wait included
+};
+
+class RunReport {
+ public:
+  // Writes the resolved recipe; lines after first_step are dropped. `folder` must outlive the report.
+  RunReport(const Recipe& recipe, RunFolder& folder, const ModelConfig& config, const SessionFacts& session);
+  void step(int64_t step, const StepResult& result, double lr, const StepTimes& times);
+  void validation(int64_t step, double loss, double seconds);
+  void sample(int64_t step, const std::string& prompt, const std::string& text);
+  // What step_profile.h makes of the profiled steps.
+  void profile(int64_t step, const nlohmann::ordered_json& summary);
+  // The run ends before its last step, and why: a line of metrics.jsonl with "early_stop".
+  void early_stop(int64_t step, const std::string& reason);
+  void finish(int64_t step, const std::string& last_line);
+
+ private:
+  void tell_warnings(int64_t step);
+
+  bool jsonl_;
+  RunFolder& folder_;
+  std::optional<EventWriter> events_;
+  Progress progress_;
+  OutlierDetector losses_, norms_;
+  std::shared_ptr<WarningLog> warnings_;
+  double flops_per_token_;
+  double peak_flops_;  // of all ranks
+};
+
+}  // namespace tessera::train

@@ -1,0 +1,301 @@
+#include "tessera/train/profile/step_profile.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "tessera/base/error.h"
+#include "tessera/base/files/file.h"
+#include "tessera/base/machine/host.h"
+#include "tessera/base/text/json.h"
+#include "tessera/base/log.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/collectives/communication_time.h"
+#include "tessera/comm/watch/monitor.h"
+
+namespace tessera::train {
+namespace {
+
+constexpr size_t kMostRanksSummed = 64;
+constexpr size_t kMostRows = 20;  // of a table of the summary
+
+int64_t epoch_us() {
+  return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+// Layers count as one: "model.layers.*.mlp".
+std::string without_numbers(const std::string& path) {
+  std::string out;
+  for (size_t begin = 0; begin <= path.size();) {
+    const size_t end = std::min(path.find('.', begin), path.size());
+    const auto part = path.substr(begin, end - begin);
+    const bool number = !part.empty() && part.find_first_not_of("0123456789") == part.npos;
+    out += (begin > 0 ? "." : "") + (number ? "*" : part);
+    begin = end + 1;
+  }
+  return out;
+}
+
+nlohmann::ordered_json longest(const std::map<std::string, TraceTotals>& all) {
+  std::vector<std::pair<std::string, TraceTotals>> rows(all.begin(), all.end());
+  std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
+  if (rows.size() > kMostRows) rows.resize(kMostRows);
+  auto out = nlohmann::ordered_json::array();
+  for (const auto& [name, totals] : rows) {
+    out.push_back({{"name", name}, {"calls", totals.calls}, {"seconds", totals.seconds}});
+  }
+  return out;
+}
+
+std::filesystem::path trace_path(const std::filesystem::path& folder, int rank) {
+  return folder / fmt::format("trace-{:05}.json", rank);
+}
+
+// How long at least one of the intervals lasts, in seconds.
+double covered(std::vector<std::pair<int64_t, int64_t>> intervals_us) {
+  std::sort(intervals_us.begin(), intervals_us.end());
+  int64_t sum = 0, until = INT64_MIN;
+  for (const auto& [begin, end] : intervals_us) {
+    sum += std::max<int64_t>(end - std::max(begin, until), 0);
+    until = std::max(until, end);
+  }
+  return static_cast<double>(sum) * 1e-6;
+}
+
+}  // namespace
+
+// A collective's number in its group is known when observers are told of it; messages, which are numbered otherwise,
+// keep the bytes of their tensor.
+struct StepProfile::Bytes final : comm::CollectiveObserver {
+  using Key = std::tuple<uint32_t, uint64_t, comm::Op>;
+  void on_collective(comm::Op op, int64_t bytes, const comm::Group& group) override {
+    const std::lock_guard lock(mutex);
+    if (!comm::is_message(op)) by_call[{group.context().id, group.sequence(), op}] = bytes;
+  }
+  std::mutex mutex;
+  std::map<Key, int64_t> by_call;
+};
+
+ProfiledSteps profiled_steps(int64_t first_step, int64_t total_steps) {
+  constexpr int64_t kWarmUp = 3, kSteps = 3;
+  const int64_t left = std::max<int64_t>(total_steps - first_step, 0);
+  const int64_t warm_up = std::clamp<int64_t>(left - 1, 0, kWarmUp);
+  const int64_t steps = std::min(left - warm_up, kSteps);
+  return {first_step + warm_up + 1, first_step + warm_up + steps};
+}
+
+StepProfile::StepProfile(nn::Module& model, std::shared_ptr<comm::Group> group, StepProfileOptions options)
+    : model_(model), group_(std::move(group)), options_(std::move(options)) {
+  facts_.rank = group_->rank();
+  facts_.host = host_name();
+  facts_.first_step = options_.steps.first;
+  facts_.last_step = options_.steps.last;
+}
+
+StepProfile::~StepProfile() { unhook_modules(); }
+
+void StepProfile::hook_modules() {
+  for (const auto& [name, module] : model_.named_modules()) {
+    const auto shown = name.empty() ? std::string("model") : name;
+    hooks_.push_back({module,
+                      {module->register_forward_pre_hook(
+                           [this, shown](nn::Module&, nn::TensorRefs&) { recorder_.enter(TraceKind::kModule, shown); }),
+                       module->register_forward_hook([this](nn::Module&, nn::TensorRefs&) { recorder_.leave(); })}});
+  }
+}
+
+void StepProfile::unhook_modules() {
+  for (const auto& [module, ids] : hooks_) {
+    for (const int id : ids) module->remove_hook(id);
+  }
+  hooks_.clear();
+}
+
+void StepProfile::begin(int64_t step) {
+  if (step < options_.steps.first || step > options_.steps.last) return;
+  if (step == options_.steps.first) {
+    // One time 0 for all ranks, rank 0's.
+    const auto told = comm::all_gather_bytes(*group_, std::to_string(epoch_us()));
+    facts_.base_us = std::stoll(told.front());
+    remove_old_traces(told.size());
+    facts_.steady_offset_us = epoch_us() - trace_clock_ns() / 1000;
+    hook_modules();
+    bytes_ = std::make_unique<Bytes>();
+    recorder_.start();
+  }
+  if (const auto& monitor = group_->context().monitor) calls_made_ = monitor->recorder().record("").calls_made;
+  communicated_ = comm::communication_seconds();
+  begun_ns_ = trace_clock_ns();
+  begun_us_ = epoch_us();
+  recorder_.enter(TraceKind::kPart, fmt::format("step {}", step));
+}
+
+std::optional<nlohmann::ordered_json> StepProfile::end(int64_t step) {
+  if (step < options_.steps.first || step > options_.steps.last) return std::nullopt;
+  recorder_.leave();
+  seconds_["step"] += static_cast<double>(trace_clock_ns() - begun_ns_) * 1e-9;
+  seconds_["collectives"] += comm::communication_seconds() - communicated_;
+  take_collectives();
+  ended_ = step;
+  if (step < options_.steps.last) return std::nullopt;
+  return close();
+}
+
+nlohmann::ordered_json StepProfile::close() {
+  recorder_.stop();
+  bytes_.reset();
+  unhook_modules();
+  closed_ = true;
+  facts_.last_step = ended_;
+  write();
+  return summary_of_all();
+}
+
+std::optional<nlohmann::ordered_json> StepProfile::finish() {
+  if (closed_ || options_.steps.last < options_.steps.first) return std::nullopt;
+  closed_ = true;
+  if (ended_ < 0) {
+    if (facts_.rank == 0)
+      log_warning("[train.profile] nothing was traced: the run ended before step {}", options_.steps.first);
+    return std::nullopt;
+  }
+  if (facts_.rank == 0) log_warning("[train.profile] cut off: the run ended before step {}", options_.steps.last);
+  return close();
+}
+
+// Of more ranks than there are now, or of a start whose traces cannot be written again.
+void StepProfile::remove_old_traces(size_t ranks) const {
+  std::error_code error;
+  std::filesystem::remove(trace_path(options_.folder, facts_.rank), error);
+  if (facts_.rank != 0) return;
+  std::vector<std::filesystem::path> old;
+  for (std::filesystem::directory_iterator entry(options_.folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const auto name = entry->path().filename().string();
+    int rank = 0, length = 0;
+    const bool trace =
+        std::sscanf(name.c_str(), "trace-%d.json%n", &rank, &length) == 1 && static_cast<size_t>(length) == name.size();
+    if (trace && rank >= 0 && static_cast<size_t>(rank) >= ranks) old.push_back(entry->path());
+  }
+  for (const auto& path : old) std::filesystem::remove(path, error);
+}
+
+void StepProfile::count(const std::string& part, double seconds) {
+  if (recorder_.recording()) seconds_[part] += seconds;
+}
+
+// What the flight recorder has of this step, which is the last 2,000 calls.
+void StepProfile::take_collectives() {
+  const auto& monitor = group_->context().monitor;
+  if (!monitor) return;
+  const auto record = monitor->recorder().record("profile");
+  const uint64_t made = record.calls_made - calls_made_;
+  const size_t kept = std::min<size_t>(made, record.calls.size());
+  facts_.lost_collectives += static_cast<int64_t>(made - kept);
+  std::vector<std::pair<int64_t, int64_t>> under_way;
+  for (size_t i = record.calls.size() - kept; i < record.calls.size(); ++i) {
+    const auto& call = record.calls[i];
+    const auto& signature = call.signature;
+    const auto found = bytes_->by_call.find({signature.members, signature.sequence, signature.op});
+    const auto element = signature.dtype < 0 ? 0 : c10::elementSize(static_cast<c10::ScalarType>(signature.dtype));
+    const int64_t bytes =
+        found != bytes_->by_call.end() ? found->second : signature.elements * static_cast<int64_t>(element);
+    // Observers see the training thread alone, and of what moves nothing or is a message not which call it was.
+    const bool own = found != bytes_->by_call.end() || comm::is_message(signature.op) || bytes == 0;
+    collectives_.push_back({call, bytes, own});
+    if (!own) continue;
+    const int64_t end = call.finished_us > 0 ? call.finished_us : record.written_us;
+    under_way.push_back({call.started_us, end});
+    if (call.waiting_us > 0)
+      seconds_["waited"] += static_cast<double>(std::max<int64_t>(end - call.waiting_us, 0)) * 1e-6;
+  }
+  under_way_ += covered(std::move(under_way));
+}
+
+void StepProfile::write() const {
+  const auto path = trace_path(options_.folder, facts_.rank);
+  try {
+    std::error_code error;
+    std::filesystem::create_directories(options_.folder, error);
+    publish_file(path, trace_json(recorder_, collectives_, facts_));
+    if (facts_.rank == 0) {
+      log_info("[train.profile] steps {} to {} are in {}; open a file in https://ui.perfetto.dev", facts_.first_step,
+               facts_.last_step, options_.folder.string());
+    }
+  } catch (const Error& error) {
+    log_warning("[train.profile] the trace is lost: {}", error.what());
+  }
+}
+
+nlohmann::ordered_json StepProfile::own_summary() const {
+  const auto of = [&](const char* part) {
+    const auto found = seconds_.find(part);
+    return found == seconds_.end() ? 0.0 : found->second;
+  };
+  const double collectives = of("collectives"), waited = std::min(of("waited"), collectives);
+  const double hidden = under_way_ > 0 ? std::clamp(1 - collectives / under_way_, 0.0, 1.0) : 0;
+  return {{"rank", facts_.rank},
+          {"compute", std::max(of("step") - collectives - of("data") - of("snapshot"), 0.0)},
+          {"communication", collectives - waited},
+          {"wait", waited},
+          {"data", of("data")},
+          {"checkpoint", of("checkpoint")},
+          {"hidden", hidden},
+          {"dropped", recorder_.dropped()}};
+}
+
+nlohmann::ordered_json StepProfile::summary_of_all() {
+  auto own = own_summary();
+  if (facts_.rank == 0) {
+    std::map<std::string, TraceTotals> modules;
+    for (const auto& [name, totals] : recorder_.modules()) {
+      auto& sum = modules[without_numbers(name)];
+      sum.calls += totals.calls;
+      sum.seconds += totals.seconds;
+    }
+    own["operations"] = longest(recorder_.operations());
+    own["modules"] = longest(modules);
+    struct Sum {
+      int64_t calls = 0, bytes = 0;
+      double waited = 0;
+    };
+    std::map<std::pair<std::string, std::string>, Sum> groups;
+    for (const auto& [call, bytes, mine] : collectives_) {
+      auto& sum = groups[{comm::to_string(call.signature.op), call.signature.group}];
+      ++sum.calls;
+      sum.bytes += bytes;
+      if (mine && call.waiting_us > 0) {
+        sum.waited += static_cast<double>(std::max<int64_t>(call.finished_us - call.waiting_us, 0)) * 1e-6;
+      }
+    }
+    own["collectives"] = nlohmann::ordered_json::array();
+    for (const auto& [key, sum] : groups) {
+      if (own["collectives"].size() == kMostRows) break;
+      own["collectives"].push_back({{"name", key.first},
+                                    {"group", key.second},
+                                    {"calls", sum.calls},
+                                    {"bytes", sum.bytes},
+                                    {"seconds", sum.waited}});
+    }
+  }
+  const auto replace = nlohmann::json::error_handler_t::replace;
+  const auto told = comm::all_gather_bytes(*group_, own.dump(-1, ' ', false, replace));
+  nlohmann::ordered_json out = {{"first_step", facts_.first_step}, {"last_step", facts_.last_step}};
+  for (size_t rank = 0; rank < std::min(told.size(), kMostRanksSummed); ++rank) {
+    auto row = parse_json_object(told[rank], "[train.profile] summary of a rank");
+    for (const char* table : {"operations", "modules", "collectives"}) {
+      if (!row.contains(table)) continue;
+      out[table] = row[table];
+      row.erase(table);
+    }
+    out["ranks"].push_back(std::move(row));
+  }
+  return out;
+}
+
+}  // namespace tessera::train

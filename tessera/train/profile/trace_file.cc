@@ -1,0 +1,109 @@
+#include "tessera/train/profile/trace_file.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/version.h"
+
+namespace tessera::train {
+namespace {
+
+constexpr int kCollectives = 1000, kWaits = 1001, kBackground = 1002;  // threads of the trace that are none
+
+std::string quoted(const std::string& text) {
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+std::string thread_name(int rank, int thread, const std::string& name) {
+  return fmt::format(R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":{}}}}},
+{{"ph":"M","name":"thread_sort_index","pid":{},"tid":{},"args":{{"sort_index":{}}}}})",
+                     rank, thread, quoted(name), rank, thread, thread);
+}
+
+const char* category(TraceKind kind) {
+  switch (kind) {
+    case TraceKind::kPart:
+      return "part";
+    case TraceKind::kModule:
+      return "module";
+    default:
+      return "operation";
+  }
+}
+
+}  // namespace
+
+std::string trace_json(const TraceRecorder& recorder, const std::vector<TraceCollective>& collectives,
+                       const TraceFacts& facts) {
+  const int rank = facts.rank;
+  const nlohmann::ordered_json other = {{"tessera", version()},
+                                        {"rank", rank},
+                                        {"host", facts.host},
+                                        {"first_step", facts.first_step},
+                                        {"last_step", facts.last_step},
+                                        {"base_microseconds_since_epoch", facts.base_us},
+                                        {"dropped_events", recorder.dropped()},
+                                        {"lost_collectives", facts.lost_collectives}};
+  std::string out = fmt::format("{{\"displayTimeUnit\":\"ms\",\"otherData\":{},\"traceEvents\":[\n",
+                                other.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  out += fmt::format(R"({{"ph":"M","name":"process_name","pid":{},"args":{{"name":{}}}}},
+{{"ph":"M","name":"process_sort_index","pid":{},"args":{{"sort_index":{}}}}},
+)",
+                     rank, quoted(fmt::format("rank {} on {}", rank, facts.host)), rank, rank);
+  auto events = recorder.events();
+  // Outer before inner, where both begin at once.
+  std::stable_sort(events.begin(), events.end(), [](const auto& a, const auto& b) {
+    return a.begin_ns != b.begin_ns ? a.begin_ns < b.begin_ns : a.duration_ns > b.duration_ns;
+  });
+  uint32_t threads = 1;
+  for (const auto& event : events) threads = std::max(threads, event.thread + 1);
+  for (uint32_t thread = 0; thread < threads; ++thread) {
+    const auto name = thread == 0 ? std::string("training") : fmt::format("backward {}", thread);
+    out += thread_name(rank, static_cast<int>(thread), name) + ",\n";
+  }
+  out += thread_name(rank, kCollectives, "collectives under way") + ",\n";
+  out += thread_name(rank, kWaits, "waiting for collectives") + ",\n";
+  out += thread_name(rank, kBackground, "waiting in the background");
+  const double offset = static_cast<double>(facts.steady_offset_us - facts.base_us);
+  std::unordered_map<uint32_t, std::string> names;
+  const auto name_of = [&](uint32_t id) -> const std::string& {
+    auto& name = names[id];
+    if (name.empty()) name = quoted(recorder.name(id));
+    return name;
+  };
+  for (const auto& event : events) {
+    out +=
+        fmt::format(",\n{{\"ph\":\"X\",\"cat\":\"{}\",\"name\":{},\"pid\":{},\"tid\":{},\"ts\":{:.3f},\"dur\":{:.3f}",
+                    category(event.kind), name_of(event.name), rank, event.thread,
+                    static_cast<double>(event.begin_ns) * 1e-3 + offset, static_cast<double>(event.duration_ns) * 1e-3);
+    if (event.module >= 0 && event.kind == TraceKind::kOperation) {
+      out += ",\"args\":{\"module\":" + name_of(static_cast<uint32_t>(event.module)) + "}";
+    }
+    out += "}";
+  }
+  int64_t id = 0;
+  for (const auto& [call, bytes, own] : collectives) {
+    const auto& signature = call.signature;
+    const auto name = quoted(comm::to_string(signature.op));
+    const nlohmann::ordered_json args = {{"group", signature.group},
+                                         {"bytes", bytes},
+                                         {"call", comm::to_string(signature)},
+                                         {"sequence", signature.sequence}};
+    const auto common = fmt::format("\"cat\":\"collective\",\"id\":\"{}.{}\",\"name\":{},\"pid\":{},\"tid\":{}", rank,
+                                    ++id, name, rank, kCollectives);
+    const int64_t end = std::max(call.finished_us, call.started_us);
+    out += fmt::format(",\n{{\"ph\":\"b\",{},\"ts\":{},\"args\":{}}}", common, call.started_us - facts.base_us,
+                       args.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    out += fmt::format(",\n{{\"ph\":\"e\",{},\"ts\":{}}}", common, end - facts.base_us);
+    if (call.waiting_us == 0 || call.finished_us <= call.waiting_us) continue;
+    out += fmt::format(
+        ",\n{{\"ph\":\"X\",\"cat\":\"wait\",\"name\":{},\"pid\":{},\"tid\":{},\"ts\":{},\"dur\":{},\"args\":{}}}", name,
+        rank, own ? kWaits : kBackground, call.waiting_us - facts.base_us, call.finished_us - call.waiting_us,
+        args.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  }
+  return out + "\n]}\n";
+}
+
+}  // namespace tessera::train

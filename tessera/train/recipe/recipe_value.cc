@@ -1,0 +1,230 @@
+#include "tessera/train/recipe/recipe_value.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text/number.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/train/recipe/data_sources.h"
+
+namespace tessera::train {
+namespace {
+
+constexpr size_t kLongestText = 4096;
+using Kind = YamlNode::Kind;
+
+std::string shown_node(const YamlNode& node) {
+  switch (node.kind) {
+    case Kind::kNull:
+      return "null";
+    case Kind::kScalar:
+      return quote(node.text);
+    case Kind::kSequence:
+      return fmt::format("a list of {}", node.items.size());
+    case Kind::kMapping:
+      return "a mapping";
+  }
+  return "";
+}
+
+template <class Number>
+std::optional<Number> yaml_number(std::string_view text) {
+  if (text.size() > 1 && text.front() == '+' && text[1] != '-') text.remove_prefix(1);
+  return parse_number<Number>(text);
+}
+
+bool in_range(double value, const Range& range) {
+  if (!std::isfinite(value) || value < range.minimum || value > range.maximum) return false;
+  if (range.above_minimum && value == range.minimum) return false;
+  if (range.below_maximum && value == range.maximum) return false;
+  return !(range.without_zero && value == 0);
+}
+
+// "bf16", "torch.bfloat16", "1f1b" and the like, as other frameworks write them.
+std::string canonical_word(const RecipeKey& key, std::string word) {
+  const auto has = [&](std::string_view name) {
+    return std::find(key.allowed.begin(), key.allowed.end(), name) != key.allowed.end();
+  };
+  if (has("bfloat16")) {
+    if (word.rfind("torch.", 0) == 0) word.erase(0, 6);
+    if (word == "bf16") return "bfloat16";
+    if (word == "fp32" || word == "float") return "float32";
+  }
+  const auto lower = [](char c) { return std::tolower(static_cast<unsigned char>(c)); };
+  const auto found = std::ranges::find_if(
+      key.allowed, [&](std::string_view name) { return std::ranges::equal(name, word, {}, lower, lower); });
+  return found == key.allowed.end() ? word : std::string(*found);
+}
+
+bool is_text(std::string_view text) {
+  return text.size() <= kLongestText &&
+         std::none_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+}
+
+// Reads a node into a field; false: not of the field's type or range.
+struct Assign {
+  const RecipeKey& key;
+  const YamlNode& node;
+  std::string where = {};
+
+  bool operator()(int64_t* field) const {
+    if (node.kind != Kind::kScalar || node.quoted) return false;
+    const auto value = yaml_number<int64_t>(node.text);
+    if (!value || !in_range(static_cast<double>(*value), key.range)) return false;
+    *field = *value;
+    return true;
+  }
+  bool operator()(std::optional<int64_t>* field) const {
+    if (node.kind == Kind::kNull) {
+      field->reset();
+      return true;
+    }
+    int64_t value = 0;
+    if (!(*this)(&value)) return false;
+    *field = value;
+    return true;
+  }
+  bool operator()(double* field) const {
+    if (node.kind != Kind::kScalar || node.quoted) return false;
+    const auto value = yaml_number<double>(node.text);
+    if (!value || !in_range(*value, key.range)) return false;
+    *field = *value;
+    return true;
+  }
+  bool operator()(bool* field) const {
+    if (node.kind != Kind::kScalar || node.quoted) return false;
+    const bool yes = node.text == "true" || node.text == "True" || node.text == "TRUE";
+    if (!yes && node.text != "false" && node.text != "False" && node.text != "FALSE") return false;
+    *field = yes;
+    return true;
+  }
+  bool operator()(std::string* field) const {
+    if (node.kind != Kind::kScalar || !is_text(node.text)) return false;
+    std::string word = canonical_word(key, node.text);
+    if (key.required && word.empty()) return false;
+    if (!key.allowed.empty() && std::find(key.allowed.begin(), key.allowed.end(), word) == key.allowed.end()) {
+      return false;
+    }
+    *field = std::move(word);
+    return true;
+  }
+  bool operator()(std::vector<std::string>* field) const {
+    std::vector<std::string> values;
+    if (node.kind == Kind::kMapping) {
+      if (key.mappings == Mappings::kSources) values.push_back(source_text(node, where));
+      for (const auto& [name, value] : node.entries) {
+        if (key.mappings == Mappings::kSources) break;
+        if (key.mappings == Mappings::kNone || value.kind != Kind::kScalar || !is_text(value.text)) return false;
+        values.push_back(name + "=" + value.text);
+      }
+      *field = std::move(values);
+      return key.mappings != Mappings::kNone;
+    }
+    const auto take = [&](const YamlNode& item) {
+      if (item.kind == Kind::kMapping && key.mappings == Mappings::kSources) {
+        values.push_back(source_text(item, where));
+        return true;
+      }
+      values.push_back(item.text);
+      return item.kind == Kind::kScalar && !item.text.empty() && is_text(item.text);
+    };
+    if (node.kind == Kind::kScalar && !take(node)) return false;
+    if (!std::all_of(node.items.begin(), node.items.end(), take)) return false;
+    *field = std::move(values);
+    return true;
+  }
+  bool operator()(std::vector<double>* field) const {
+    if (node.kind != Kind::kSequence || (key.count && node.items.size() != key.count)) return false;
+    std::vector<double> values(node.items.size());
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (!Assign{key, node.items[i]}(&values[i])) return false;
+    }
+    *field = std::move(values);
+    return true;
+  }
+  bool operator()(NotYet*) const { return node.kind == Kind::kNull; }
+};
+
+std::string format_number(double value) {
+  std::string text = fmt::format("{}", value);
+  // YAML 1.1 readers want a point in a number with an exponent.
+  const size_t exponent = text.find('e');
+  if (text.find('.') == text.npos) text.insert(exponent == text.npos ? text.size() : exponent, ".0");
+  return text;
+}
+
+bool is_plain_word(std::string_view text) {
+  if (text.empty() || text == "null" || text == "Null" || text == "NULL" || text == "~") return false;
+  if (text.front() == '-' && text.size() == 1) return false;
+  return std::all_of(text.begin(), text.end(),
+                     [](unsigned char c) {
+                       return std::isalnum(c) || c == '_' || c == '-' || c == '.' || c == '/' || c >= 0x80;
+                     }) &&
+         (std::isalpha(static_cast<unsigned char>(text.front())) || text.front() == '/' ||
+          (text.front() == '.' && text.find('/') != text.npos));
+}
+
+struct Format {
+  std::string operator()(const int64_t* value) const { return fmt::format("{}", *value); }
+  std::string operator()(const std::optional<int64_t>* value) const {
+    return *value ? fmt::format("{}", **value) : "null";
+  }
+  std::string operator()(const double* value) const { return format_number(*value); }
+  std::string operator()(const bool* value) const { return *value ? "true" : "false"; }
+  std::string operator()(const std::string* value) const {
+    return is_source_mapping(*value) ? *value : format_text(*value);
+  }
+  std::string operator()(const NotYet*) const { return "null"; }
+  template <class Item>
+  std::string operator()(const std::vector<Item>* values) const {
+    std::string out = "[";
+    for (size_t i = 0; i < values->size(); ++i) out += (i ? ", " : "") + (*this)(&(*values)[i]);
+    return out + "]";
+  }
+};
+
+}  // namespace
+
+void assign_value(const RecipeKey& key, const YamlNode& node, const std::string& where, Recipe& recipe) {
+  const FieldRef field = key.field(recipe);
+  if (std::visit(Assign{key, node, where}, field)) return;
+  if (std::holds_alternative<NotYet*>(field)) {
+    raise(ErrorKind::kConfig, "[train.recipe] {}: {} is not available in this version: found {}, wanted null.", where,
+          key.path(), shown_node(node));
+  }
+  raise(ErrorKind::kConfig, "[train.recipe] {}: {}: found {}, wanted {}.", where, key.path(), shown_node(node),
+        accepted_values(key));
+}
+
+void check_available(const RecipeKey& key, const Recipe& recipe, const std::string& where) {
+  if (key.available.empty()) return;
+  const std::string value = format_value(key, recipe);
+  std::string usable;
+  for (const char* one : key.available) {
+    if (value == one) return;
+    usable += fmt::format("{}{}", usable.empty() ? "" : " or ", one);
+  }
+  raise(ErrorKind::kConfig, "[train.recipe] {}: {}: {} is not available in this version, wanted {}.", where, key.path(),
+        quote(value), usable);
+}
+
+std::string format_value(const RecipeKey& key, const Recipe& recipe) {
+  // The table's accessor gives mutable fields; nothing is written here.
+  return std::visit(Format{}, key.field(const_cast<Recipe&>(recipe)));
+}
+
+std::string format_text(std::string_view text) {
+  if (is_plain_word(text)) return std::string(text);
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out + "\"";
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,183 @@
+#include "tessera/train/recipe/yaml_tree.h"
+
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/exceptions.h>
+#include <yaml-cpp/parser.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <sstream>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text/quote.h"
+
+namespace tessera::train {
+namespace {
+
+// What text of this length counts for, in nodes: long text that is aliased often must not grow either.
+size_t weight_of_text(const std::string& text) { return text.size() / 64; }
+
+size_t weight_of(const YamlNode& node) {
+  size_t weight = 1 + weight_of_text(node.text);
+  for (const auto& item : node.items) weight += weight_of(item);
+  for (const auto& [key, value] : node.entries) weight += weight_of_text(key) + weight_of(value);
+  return weight;
+}
+
+size_t depth_of(const YamlNode& node) {
+  size_t deepest = 0;
+  for (const auto& item : node.items) deepest = std::max(deepest, depth_of(item));
+  for (const auto& [key, value] : node.entries) deepest = std::max(deepest, depth_of(value));
+  return deepest + 1;
+}
+
+class TreeBuilder : public YAML::EventHandler {
+ public:
+  explicit TreeBuilder(const std::string& source) : source_(source) {}
+  YamlNode take_root() { return std::move(root_); }
+
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override { add({.line = line_of(mark)}, anchor); }
+
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                const std::string& text) override {
+    refuse_tag(mark, tag);
+    add({.kind = YamlNode::Kind::kScalar, .text = text, .quoted = tag == "!", .line = line_of(mark)}, anchor);
+  }
+
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    const auto found = anchors_.find(anchor);
+    TESSERA_CHECK(found != anchors_.end(), ErrorKind::kConfig, "[train.recipe] {}:{}: an alias inside its own anchor",
+                  source_, line_of(mark));
+    count(found->second.weight, line_of(mark));
+    check_depth(found->second.depth, line_of(mark));
+    YamlNode copy = found->second.node;
+    copy.line = line_of(mark);
+    place(std::move(copy));
+  }
+
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                       YAML::EmitterStyle::value) override {
+    open(mark, tag, anchor, YamlNode::Kind::kSequence);
+  }
+  void OnSequenceEnd() override { close(); }
+  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                  YAML::EmitterStyle::value) override {
+    open(mark, tag, anchor, YamlNode::Kind::kMapping);
+  }
+  void OnMapEnd() override { close(); }
+
+ private:
+  struct Open {
+    YamlNode node;
+    YAML::anchor_t anchor;
+    std::optional<std::string> key;  // of a mapping, waiting for its value
+    std::set<std::string, std::less<>> keys;
+  };
+  struct Anchored {
+    YamlNode node;
+    size_t weight;
+    size_t depth;
+  };
+
+  static int line_of(const YAML::Mark& mark) { return mark.line + 1; }
+
+  void refuse_tag(const YAML::Mark& mark, const std::string& tag) const {
+    TESSERA_CHECK(tag.empty() || tag == "?" || tag == "!", ErrorKind::kConfig,
+                  "[train.recipe] {}:{}: tag {}: a recipe has no tags. Remove it.", source_, line_of(mark), quote(tag));
+  }
+
+  void count(size_t weight, int line) {
+    nodes_ += weight;
+    TESSERA_CHECK(nodes_ <= kYamlLimitNodes, ErrorKind::kConfig,
+                  "[train.recipe] {}:{}: more than {} values once its aliases are expanded", source_, line,
+                  kYamlLimitNodes);
+  }
+
+  void check_depth(size_t more, int line) const {
+    TESSERA_CHECK(open_.size() + more <= kYamlLimitDepth, ErrorKind::kConfig,
+                  "[train.recipe] {}:{}: nested deeper than {} levels", source_, line, kYamlLimitDepth);
+  }
+
+  void open(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, YamlNode::Kind kind) {
+    refuse_tag(mark, tag);
+    count(1, line_of(mark));
+    check_depth(1, line_of(mark));
+    open_.push_back({.node = {.kind = kind, .line = line_of(mark)}, .anchor = anchor, .key = {}, .keys = {}});
+  }
+
+  void close() {
+    Open done = std::move(open_.back());
+    open_.pop_back();
+    remember(done.node, done.anchor);
+    place(std::move(done.node));
+  }
+
+  void add(YamlNode node, YAML::anchor_t anchor) {
+    count(weight_of(node), node.line);
+    remember(node, anchor);
+    place(std::move(node));
+  }
+
+  void remember(const YamlNode& node, YAML::anchor_t anchor) {
+    if (!anchor) return;
+    const size_t weight = weight_of(node);
+    count(weight, node.line);  // the kept copy takes memory too
+    anchors_[anchor] = {node, weight, depth_of(node)};
+  }
+
+  void place(YamlNode node) {
+    if (open_.empty()) {
+      root_ = std::move(node);
+      return;
+    }
+    Open& parent = open_.back();
+    if (parent.node.kind == YamlNode::Kind::kSequence) {
+      parent.node.items.push_back(std::move(node));
+    } else if (parent.key) {
+      parent.node.entries.emplace_back(std::move(*parent.key), std::move(node));
+      parent.key.reset();
+    } else {
+      TESSERA_CHECK(node.kind == YamlNode::Kind::kScalar, ErrorKind::kConfig,
+                    "[train.recipe] {}:{}: a key must be a word, found a list, mapping or null", source_, node.line);
+      TESSERA_CHECK(parent.keys.insert(node.text).second, ErrorKind::kConfig, "[train.recipe] {}:{}: key {} twice",
+                    source_, node.line, quote(node.text));
+      parent.key = std::move(node.text);
+    }
+  }
+
+  const std::string& source_;
+  YamlNode root_;
+  std::vector<Open> open_;
+  std::map<YAML::anchor_t, Anchored> anchors_;
+  size_t nodes_ = 0;
+};
+
+}  // namespace
+
+YamlNode parse_yaml(std::string_view text, const std::string& source) {
+  TESSERA_CHECK(text.size() <= kYamlLimitBytes, ErrorKind::kConfig,
+                "[train.recipe] {}: {} bytes, at most {} are read. Is this the recipe?", source, text.size(),
+                kYamlLimitBytes);
+  TESSERA_CHECK(text.find('\0') == text.npos, ErrorKind::kConfig,
+                "[train.recipe] {}: holds a NUL byte: not YAML. Is this the recipe?", source);
+  std::istringstream stream{std::string(text)};
+  try {
+    YAML::Parser parser(stream);
+    TreeBuilder builder(source);
+    if (!parser.HandleNextDocument(builder)) return {};
+    YamlNode root = builder.take_root();
+    TreeBuilder rest(source);
+    TESSERA_CHECK(!parser.HandleNextDocument(rest), ErrorKind::kConfig,
+                  "[train.recipe] {}: more than one YAML document. Keep one.", source);
+    return root;
+  } catch (const YAML::Exception& error) {
+    raise(ErrorKind::kConfig, "[train.recipe] {}:{}: not YAML: {}", source, error.mark.line + 1, quote(error.msg));
+  }
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,89 @@
+#include "tessera/train/run/model_source.h"
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text/json.h"
+#include "tessera/base/log.h"
+#include "tessera/base/text/quote.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/folder.h"
+#include "tessera/formats/tensor_files/tensor_files.h"
+#include "tessera/models/files/model_path.h"
+
+namespace tessera::train {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// As base_to_keep() gave it; empty: none.
+std::string kept_base(const fs::path& weights) {
+  if (!fs::is_directory(weights) || !DcpFolder::is_one(weights)) return {};
+  const auto checkpoint = Checkpoint::open(weights);
+  return JsonReader(checkpoint.extra(), "[train.model] " + (weights / "manifest.json").string()).string("base", "");
+}
+
+bool is_gguf(const fs::path& path) { return path.extension() == ".gguf"; }
+
+}  // namespace
+
+std::string base_to_keep(const Recipe& recipe) {
+  const auto& name = recipe.model.name;
+  if (!name.empty() && !is_gguf(name)) return name;
+  return fs::absolute(name.empty() ? recipe.model.path : name).lexically_normal().string();
+}
+
+fs::path base_of(const fs::path& weights) {
+  const auto base = kept_base(weights);
+  if (base.empty()) return {};
+  try {
+    return resolve_model_path(base, "the checkpoint's base");
+  } catch (const Error&) {  // not in the Hub's cache
+    return {};
+  }
+}
+
+PublicModelName public_model_name(const Recipe& recipe) {
+  const auto& name = recipe.model.name;
+  if (name.empty()) return {recipe.model.path, ""};
+  const size_t at = name.find('@');
+  if (is_gguf(name) || at == name.npos) return {name, ""};
+  const auto revision = name.substr(at + 1);
+  return {name.substr(0, at), revision == "main" ? "" : revision};
+}
+
+void resolve_model_source(Recipe& recipe) {
+  auto &path = recipe.model.path, &weights = recipe.model.weights;
+  if (!weights.empty()) weights = CheckpointFolder::find(weights).string();
+  const auto resolve = [&](const std::string& given) {
+    path = resolve_model_path(given, "model.path");
+    recipe.model.name = path == given ? "" : given;
+  };
+  const auto given = path;
+  resolve(given);
+  if (is_gguf(given) && path != given && weights.empty()) weights = given;
+  if (fs::exists(fs::path(path) / "config.json")) return;
+  const auto found = CheckpointFolder::find(path);
+  if (!TensorFiles::is_there(found)) return;  // whoever reads config.json says what is wrong
+  TESSERA_CHECK(weights.empty(), ErrorKind::kConfig,
+                "[train.model] model.path: {} holds weights alone, and model.weights names {}. Name a folder with "
+                "config.json as model.path.",
+                found.string(), weights);
+  const auto base = kept_base(found);
+  const auto hint = fmt::format(
+      "Name the folder of the model's config.json and tokenizer as model.path, and model.weights={}.", found.string());
+  TESSERA_CHECK(!base.empty(), ErrorKind::kConfig,
+                "[train.model] model.path: {} holds weights alone, and does not say of which model. {}", found.string(),
+                hint);
+  resolve(base);
+  TESSERA_CHECK(fs::exists(fs::path(path) / "config.json"), ErrorKind::kConfig,
+                "[train.model] model.path: {} is of a run that started from {}, where no model is now. {}",
+                found.string(), quote(base), hint);
+  weights = found.string();
+  log_info("[train.model] the weights of {}, whose model is that of {}", weights, path);
+}
+
+}  // namespace tessera::train

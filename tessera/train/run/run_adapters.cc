@@ -1,0 +1,46 @@
+// The adapters of a run: their settings, and what is told of them.
+#include <fmt/ranges.h>
+
+#include "tessera/base/text/count_text.h"
+#include "tessera/models/adapters/adapters.h"
+#include "tessera/train/run/run_setup.h"
+
+namespace tessera::train {
+
+std::optional<AdapterConfig> adapter_config(const Recipe& recipe) {
+  const auto& lora = recipe.lora;
+  if (!lora.on()) return std::nullopt;
+  if (!lora.path.empty()) {
+    auto config = read_adapter_config(lora.path);
+    config.dropout = lora.dropout;
+    return config;
+  }
+  return AdapterConfig{.rank = lora.rank,
+                       .alpha = lora.alpha,
+                       .dropout = lora.dropout,
+                       .rslora = lora.rslora,
+                       .dora = lora.dora,
+                       .target_modules = lora.target_modules};
+}
+
+std::string identity_of_adapters(const Recipe& recipe) {
+  const auto config = adapter_config(recipe);
+  if (!config) return "none";
+  const auto& lora = recipe.lora;
+  const auto base = lora.quantize == "none" ? "" : ", base " + lora.quantize + (lora.double_quant ? " twice" : "");
+  return fmt::format("rank {}, alpha {}, targets {}{}{}{}", config->rank, config->alpha,
+                     fmt::join(config->target_modules, " "), config->rslora ? ", rslora" : "",
+                     config->dora ? ", dora" : "", base);
+}
+
+std::string describe_run_adapters(const Recipe& recipe, const ModelConfig& config) {
+  const auto adapters = adapter_config(recipe);
+  if (!adapters) return "";
+  const auto whole = make_model(config, {.device = c10::Device(at::kMeta)});
+  add_adapters(*whole, *adapters);
+  int64_t learnt = 0;
+  for (const auto& parameter : whole->parameters()) learnt += parameter.requires_grad() ? parameter.numel() : 0;
+  return fmt::format("{} parameters in {}", format_count(learnt), describe_adapters(*whole));
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,41 @@
+#include "tessera/train/run/run_export.h"
+
+#include "tessera/comm/collectives/agreement.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/formats/companions.h"
+#include "tessera/models/adapters/adapters.h"
+#include "tessera/models/config/end_tokens.h"
+#include "tessera/models/files/weights.h"
+#include "tessera/train/run/model_source.h"
+#include "tessera/train/output/run_mark.h"
+
+namespace tessera::train {
+
+void export_run(const Recipe& recipe, const RunMesh& place, const RunData& data, CausalLM& model, RunFolder* folder) {
+  const auto fresh = private_folder(recipe.checkpoint.dir) / "staging" / "model";
+  if (place.chief()) std::filesystem::remove_all(fresh);
+  comm::barrier(place.everyone());
+  // COLLECTIVE where the model is sharded; of a replicated one the first rank of each pipeline stage has all.
+  const bool first_of_stage = place.world().rank() == place.stage_ranks().front();
+  comm::attempt_together(place.everyone(), [&] {
+    if (first_of_stage || is_dtensor(model.parameters().front())) {
+      if (recipe.lora.on() && !recipe.lora.merge) {
+        const auto base = public_model_name(recipe);
+        save_adapters(model, fresh, {.base = base.name, .revision = base.revision, .pipeline = place.pipeline()});
+        if (place.chief()) copy_companions(recipe.model.path, fresh);
+      } else {
+        save_pretrained(model, fresh, recipe.model.path,
+                        {.dtype = parse_dtype_name(recipe.model.dtype),
+                         .merge_adapters = recipe.lora.merge,
+                         .pipeline = place.pipeline()});
+      }
+    }
+    if (!place.chief()) return;
+    const auto ends = end_tokens(recipe.model.path, model.config(), *data.tokenizer, data.chat_template);
+    write_end_tokens(fresh, ends, model.config());
+    folder->publish_model(fresh);
+  });
+}
+
+}  // namespace tessera::train

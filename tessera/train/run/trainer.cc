@@ -1,0 +1,481 @@
+#include "tessera/train/run/trainer.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <deque>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/checkpoint/folder.h"
+#include "tessera/comm/collectives/agreement.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/launch/rank_notes.h"
+#include "tessera/data/loader/loader.h"
+#include "tessera/dtensor/random/random.h"
+#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/formats/tensor_files/finite.h"
+#include "tessera/kernels/linear/linear.h"
+#include "tessera/models/config/end_tokens.h"
+#include "tessera/models/generation/generate.h"
+#include "tessera/models/files/weights.h"
+#include "tessera/train/run/check_run.h"
+#include "tessera/train/run/early_stopping.h"
+#include "tessera/train/run/model_source.h"
+#include "tessera/train/run/recipe_notes.h"
+#include "tessera/train/recipe/recipe_print.h"
+#include "tessera/train/run/resume_notes.h"
+#include "tessera/train/run/run_export.h"
+#include "tessera/train/output/run_folder.h"
+#include "tessera/train/run/run_layout.h"
+#include "tessera/train/run/run_mesh.h"
+#include "tessera/train/output/run_report.h"
+#include "tessera/train/run/run_rows.h"
+#include "tessera/train/run/run_setup.h"
+#include "tessera/train/step/step.h"
+#include "tessera/train/profile/step_profile.h"
+#include "tessera/train/run/stop_signals.h"
+
+namespace tessera::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+bool is_in(const std::filesystem::path& path, const std::filesystem::path& folder) {
+  return std::filesystem::weakly_canonical(path).parent_path() == std::filesystem::weakly_canonical(folder);
+}
+
+}  // namespace
+
+struct Trainer::Impl {
+  Impl(const Recipe& recipe, std::shared_ptr<comm::World> world);
+
+  bool chief() const { return place.chief(); }
+  std::filesystem::path run_path() const { return recipe.checkpoint.dir; }
+  void prepare();
+  void resume();
+  void plan_steps(int64_t count);
+  RunSummary run();
+  void train_step(int64_t step);
+  void settle_steps(int still_running);
+  void validate(int64_t step);
+  void sample(int64_t step);
+  void save(int64_t step);
+  void tell_changed_data();
+  void place_dropout();
+  nlohmann::json extra_state() const;
+  SessionFacts session() const;
+  void wait_for_snapshot();
+  TraceRecorder* recorder() const { return profile ? profile->recorder() : nullptr; }
+
+  const std::shared_ptr<WarningLog> warnings = std::make_shared<WarningLog>();
+  Recipe recipe;
+  std::shared_ptr<comm::World> world;
+  RunMesh place;
+  RunData data;
+  RunLayout layout;
+  ModelConfig config;
+  std::string model_identity, adapters_identity;
+  std::unique_ptr<RunFolder> folder;  // rank 0 only
+  std::shared_ptr<CausalLM> model;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  std::unique_ptr<data::DataLoader> loader;
+  std::unique_ptr<CheckpointWriter> checkpoints;
+  std::unique_ptr<RunReport> report;  // rank 0 only
+  std::unique_ptr<TrainStep> step_runner;
+  std::unique_ptr<StepProfile> profile;  // null: none is asked for
+  std::optional<optim::Schedule> schedule;
+  std::vector<data::Batch> validation_batches;
+  std::optional<double> last_validation_loss;
+  int64_t validated_step = -1;  // that it was measured after
+  EarlyStopping early_stopping;
+  int64_t steps = 0;
+  int64_t first_step = 0;
+  double snapshot_seconds = 0, checkpoint_seconds = 0;  // since the last step told of them
+  struct Unreported {
+    int64_t step;
+    double lr;
+    StepTimes times;
+  };
+  std::deque<Unreported> unreported;  // of steps that are not settled
+  bool stop_requested = false;
+  bool changed_data_told = false;
+};
+
+Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_world)
+    : recipe(given),
+      world(std::move(given_world)),
+      place(build_run_mesh(recipe, world)),
+      early_stopping({recipe.train.early_stopping_patience, recipe.train.early_stopping_min_delta}) {
+  prepare();
+  manual_seed(static_cast<uint64_t>(recipe.train.seed), place.mesh());
+  // Weights out of a checkpoint with hashes are compared with them, as when a run resumes.
+  const auto weights = weights_path(recipe);
+  if (recipe.model.init == "pretrained" && DcpFolder::is_one(weights)) Checkpoint::open(weights, place.everyone());
+  model = build_model(recipe, config, place.mesh());
+  optimizer = build_optimizer(recipe, *model);
+  if (chief() && recipe.model.dtype != "float32") log_info("{}", describe_precision(recipe));
+  loader =
+      std::make_unique<data::DataLoader>(data.train, static_cast<uint64_t>(recipe.train.seed), true,
+                                         total_rows(recipe, *data.train).value_or(std::numeric_limits<int64_t>::max()));
+  step_runner = std::make_unique<TrainStep>(*model, *optimizer, world->group(place.mesh()->device_type()),
+                                            StepOptions{.max_grad_norm = recipe.optimizer.max_grad_norm,
+                                                        .skip_nonfinite = recipe.train.on_nonfinite == "skip",
+                                                        .early_step = recipe.optimizer.early_step_in_backward,
+                                                        .defer_gradient_sync = recipe.parallel.defer_gradient_sync,
+                                                        .counts = place.counts(),
+                                                        .before_update = [this] { wait_for_snapshot(); },
+                                                        .keep_float8_weights = !place.shards_weights(),
+                                                        .pipeline = pipeline_options(recipe, config, place.mesh())});
+  checkpoints = std::make_unique<CheckpointWriter>(CheckpointOptions{.folder = run_path() / "checkpoints",
+                                                                     .world = world,
+                                                                     .keep_last = recipe.checkpoint.keep_last,
+                                                                     .keep_best = recipe.checkpoint.keep_best,
+                                                                     .async = recipe.checkpoint.async,
+                                                                     .defer_copy = true,
+                                                                     .holders = place.stage_ranks()});
+  if (data.validation) validation_batches = share_of_rows(*data.validation, recipe.train.local_batch_size, place);
+  resume();
+  place_dropout();
+  if (!chief()) return;
+  if (const auto adapters = describe_run_adapters(recipe, config); !adapters.empty()) {
+    log_info("[train.adapters] {}", adapters);
+  }
+  for (const auto& note : recipe_notes(recipe, data.train->rows(), steps)) log_warning("{}", note);
+}
+
+// Adapters drop by the place of a row among all that the run trains on, so that masks are those of any layout.
+void Trainer::Impl::place_dropout() {
+  const auto dropout = adapter_dropout(*model);
+  if (!dropout) return;
+  dropout->seed = static_cast<uint64_t>(recipe.train.seed);
+  const auto& mesh = *place.mesh();
+  if (const int64_t dim = mesh.dim_of("cp"); mesh.size(dim) > 1) {
+    dropout->context.emplace(recipe.data.sequence_length, mesh.size(dim));
+    dropout->context_rank = mesh.local_rank(dim);
+  }
+  const int64_t batch = recipe.train.global_batch_size, rows = batch / place.data_size();
+  const int64_t at_once = recipe.train.local_batch_size, calls = rows / at_once, offset = place.data_rank() * rows;
+  dropout->calls = first_step * calls;
+  dropout->row_of_call = [=](int64_t call) { return call / calls * batch + offset + call % calls * at_once; };
+}
+
+// What each rank reads for itself, and rank 0's claim to the folder. Ranks that differ end here.
+void Trainer::Impl::prepare() {
+  comm::attempt_together(place.everyone(), [&] {
+    if (chief()) check_run_folder(recipe);
+    config = load_model_config(recipe);
+    layout = resolve_layout(recipe, world->size());
+    check_layout(recipe, layout, config);
+    const int64_t stage_ranks = layout.ranks_of_stage(), stage = world->rank() / stage_ranks;
+    check_parallel_model(recipe, layout, config, (stage + 1) * stage_ranks - 1);  // which warns of nothing
+    check_parameter_groups(recipe, config);
+    adapters_identity = identity_of_adapters(recipe);
+  });
+  data = load_run_data_together(recipe, *world, place.everyone());
+  comm::attempt_together(place.everyone(), [&] {
+    plan_steps(total_steps(recipe, *data.train));
+    model_identity = model_fingerprint(recipe);
+  });
+  auto facts = run_facts(recipe, data, model_identity);
+  facts.emplace_back("the adapters", adapters_identity);
+  comm::check_same(place.everyone(), facts,
+                   "Start all of them with the same recipe, data, model and version of this program.");
+  comm::attempt_together(place.everyone(), [&] {
+    if (!chief()) return;
+    folder = std::make_unique<RunFolder>(run_path());
+    if (recipe.checkpoint.export_model != "never") folder->check_model();
+  });
+}
+
+// What a resumed run must agree on, beside the tensors.
+nlohmann::json Trainer::Impl::extra_state() const {
+  const auto random = random_state(place.mesh());
+  return {{"data", loader->state()},
+          {"base", base_to_keep(recipe)},
+          {"recipe", to_yaml(recipe)},
+          {"optimizer", recipe.optimizer.name},
+          {"model", model_identity},
+          {"lora", adapters_identity},
+          {"kernels", describe_cpu_kernels()},
+          {"validation", data.validation ? data.validation->fingerprint() : ""},
+          {"early_stopping", early_stopping.state()},
+          {"random", {{"seed", random.seed}, {"offset", random.offset}}}};
+}
+
+SessionFacts Trainer::Impl::session() const {
+  return {.ranks = world->size(),
+          .layout = describe_layout(layout),
+          .device = c10::DeviceTypeName(place.mesh()->device_type(), /*lower_case=*/true),
+          .first_step = first_step,
+          .total_steps = steps,
+          .parameters = count_parameters(*make_model(config, {.device = c10::Device(at::kMeta)})),
+          .warnings = warnings};
+}
+
+void Trainer::Impl::resume() {
+  auto& group = place.everyone();
+  const auto& wanted = recipe.checkpoint.resume;
+  std::optional<Checkpoint> checkpoint;
+  if (wanted == "auto") checkpoint = Checkpoint::latest(run_path() / "checkpoints", group);
+  const bool named = wanted != "auto" && wanted != "never";
+  if (named) {
+    std::string path;  // the first rank reads a run's LATEST for all
+    comm::attempt_together(group, [&] {
+      TESSERA_CHECK(std::filesystem::is_directory(wanted), ErrorKind::kConfig,
+                    "[train.resume] checkpoint.resume: found {}, wanted auto, never, or the folder of a checkpoint or "
+                    "of a run.",
+                    wanted);
+      if (group.rank() == 0) path = CheckpointFolder::find(wanted).string();
+    });
+    checkpoint = Checkpoint::open(comm::broadcast_bytes(group, path), group);
+  }
+  comm::attempt_together(group, [&] {
+    if (!checkpoint) return;
+    const auto& extra = checkpoint->extra();
+    TESSERA_CHECK(extra.contains("data"), ErrorKind::kConfig,
+                  "[train.resume] {}: no run of this program wrote it, so that it has no position in the data. Start "
+                  "from its weights with model.weights={}.",
+                  checkpoint->path().string(), checkpoint->path().string());
+    const auto check = [&](const char* what, const std::string& now) {
+      if (!extra.contains(what)) return;  // of an earlier version
+      TESSERA_CHECK(extra.at(what) == now, ErrorKind::kConfig,
+                    "[train.resume] {}: written with another {}: {}, now {}. Take the recipe that wrote it, another "
+                    "checkpoint.dir, or checkpoint.resume=never, which puts it aside and starts anew.",
+                    checkpoint->path().string(), what, extra.at(what).dump(), now);
+    };
+    check("optimizer", recipe.optimizer.name);
+    check("model", model_identity);
+    check("lora", adapters_identity);
+    const auto kernels = extra.value("kernels", describe_cpu_kernels());
+    if (chief() && kernels != describe_cpu_kernels()) {
+      log_warning(
+          "[train.resume] {}: computed with {}, here with {}: later numbers agree up to rounding, not bit by bit",
+          checkpoint->path().string(), kernels, describe_cpu_kernels());
+    }
+    // The best loss is of the data that it was measured on.
+    const bool same_validation = data.validation && extra.value("validation", "") == data.validation->fingerprint();
+    if (const auto found = extra.find("early_stopping"); found != extra.end() && same_validation) {
+      early_stopping.load_state(*found);
+    }
+    loader->load_state(extra.at("data"));
+    if (const auto random = extra.find("random"); random != extra.end()) {
+      set_random_state({random->at("seed").get<uint64_t>(), random->at("offset").get<uint64_t>()}, place.mesh());
+    }
+    const auto state = training_state(*model, *optimizer).tensors;
+    checkpoint->load(state);
+    for (const auto& [name, tensor] : state) {
+      check_finite(local_part(tensor), name, "[train.resume] " + checkpoint->path().string());
+    }
+  });
+  // A history goes on only from its own checkpoints; the lines after an older one are dropped.
+  const bool goes_on = checkpoint && is_in(checkpoint->path(), run_path() / "checkpoints");
+  comm::attempt_together(group, [&] {
+    if (!chief()) return;
+    if (goes_on && !named) return;
+    const auto aside = goes_on ? folder->put_aside_beyond(std::filesystem::weakly_canonical(checkpoint->path()))
+                               : folder->put_aside_history();
+    if (!aside.empty())
+      log_info("[train.resume] what an earlier run left in {} is now in {}", run_path().string(), aside.string());
+  });
+  if (!checkpoint) return;
+  first_step = checkpoint->step();
+  optimizer->set_step(first_step);
+  // Steps before this one may have taken other numbers of rows.
+  if (recipe.train.epochs) {
+    comm::attempt_together(group, [&] { plan_steps(first_step + steps_for_rows(recipe, loader->samples_left())); });
+  }
+  if (!chief()) return;
+  log_info("[train.resume] {} after step {}", checkpoint->path().string(), first_step);
+  for (const auto& note : resume_notes(checkpoint->extra().value("recipe", ""), recipe, first_step, steps)) {
+    log_info("{}", note);
+  }
+}
+
+void Trainer::Impl::plan_steps(int64_t count) {
+  steps = count;
+  schedule = build_schedule(recipe, steps);
+}
+
+void Trainer::Impl::train_step(int64_t step) {
+  if (profile) profile->begin(step);
+  const auto start = Clock::now();
+  const int64_t rows = recipe.train.global_batch_size / place.data_size();
+  const auto batch = [&] {
+    const TraceSpan span(recorder(), "data");
+    return place.own_tokens(loader->next_global_slice(recipe.train.global_batch_size, place.data_rank() * rows, rows));
+  }();
+  const double data_seconds = seconds_since(start);
+  const double lr = schedule->at(step - 1);
+  const auto heard = step_runner->launch(micro_batches(batch, recipe.train.local_batch_size), lr,
+                                         {.stop = StopSignals::requested(), .failed = checkpoints->failed()});
+  if (heard.failed) {
+    settle_steps(0);
+    checkpoints->finish();  // throws, on every rank
+  }
+  stop_requested = heard.stop_requested;
+  const double snapshot = std::exchange(snapshot_seconds, 0);
+  const double checkpoint = std::exchange(checkpoint_seconds, 0) + snapshot;
+  if (profile) {
+    profile->count("data", data_seconds);
+    profile->count("snapshot", snapshot);
+    profile->count("checkpoint", checkpoint);
+  }
+  settle_steps(1);  // the one before
+  unreported.push_back({step, lr, {seconds_since(start), data_seconds, snapshot, checkpoint}});
+  if (!step_runner->runs_ahead()) settle_steps(0);
+  if (profile) {
+    const auto summary = profile->end(step);
+    if (summary && report) report->profile(step, *summary);
+  }
+}
+
+// Reports what steps came to, but of the last ones, which may still run.
+void Trainer::Impl::settle_steps(int still_running) {
+  while (step_runner->unsettled() > still_running) {
+    const auto result = step_runner->settle();
+    const auto [step, lr, times] = unreported.front();
+    unreported.pop_front();
+    if (report) report->step(step, result, lr, times);
+  }
+}
+
+void Trainer::Impl::validate(int64_t step) {
+  settle_steps(0);
+  const TraceSpan span(recorder(), "validation");
+  const auto start = Clock::now();
+  last_validation_loss =
+      validation_loss(*model, step_runner->pipeline(), world->group(), validation_batches, place.counts());
+  validated_step = step;
+  early_stopping.add(step, *last_validation_loss);
+  if (report) report->validation(step, *last_validation_loss, seconds_since(start));
+  TESSERA_CHECK(std::isfinite(*last_validation_loss) || recipe.train.on_nonfinite == "skip", ErrorKind::kInternal,
+                "[train.validation] step {}: validation loss {} of the rows of data.validation: not finite. Lower "
+                "optimizer.lr, or "
+                "set train.on_nonfinite=skip to go on.",
+                step, *last_validation_loss);
+}
+
+// What the model makes of the start of the first held-out row, or of the first training row.
+void Trainer::Impl::sample(int64_t step) {
+  settle_steps(0);
+  constexpr int64_t kNewTokens = 48;
+  const int64_t first_row[] = {0};
+  const auto prompt = sample_prompt((data.validation ? *data.validation : *data.train).rows(first_row));
+  auto options = GenerationOptions::from_folder(recipe.model.path, config);
+  options.stop_tokens = end_tokens(recipe.model.path, config, *data.tokenizer, data.chat_template);
+  options.max_new_tokens = kNewTokens;
+  const bool was_training = model->training();
+  model->train(false);
+  auto tokens = step_runner->pipeline().generate(prompt, options, &place.everyone());
+  model->train(was_training);
+  const auto& stops = options.stop_tokens;
+  const bool has_end = !tokens.empty() && std::find(stops.begin(), stops.end(), tokens.back()) != stops.end();
+  if (has_end) tokens.pop_back();
+  const auto text_of = [&](const std::vector<int64_t>& ids) {
+    return data.tokenizer->decode(std::vector<text::TokenId>(ids.begin(), ids.end()));
+  };
+  if (report) report->sample(step, text_of(prompt), text_of(tokens));
+}
+
+void Trainer::Impl::wait_for_snapshot() {
+  const TraceSpan span(recorder(), "waiting for a save");
+  const auto start = Clock::now();
+  checkpoints->wait_for_snapshot();
+  snapshot_seconds += seconds_since(start);
+}
+
+// Once; the rows of this run are as they were made.
+void Trainer::Impl::tell_changed_data() {
+  if (!chief() || changed_data_told) return;
+  auto path = data.train->changed_file();
+  if (!path && data.validation) path = data.validation->changed_file();
+  if (!path) return;
+  changed_data_told = true;
+  log_warning(
+      "[data] {}: has been written to, moved or removed since this run read it. The run goes on with what it read; to "
+      "resume it later, the data must be what they were.",
+      path->string());
+}
+
+// Ranked by the loss of this very step, if it was measured.
+void Trainer::Impl::save(int64_t step) {
+  settle_steps(0);  // what is not finite is not saved
+  const TraceSpan span(recorder(), "checkpoint");
+  tell_changed_data();
+  const auto start = Clock::now();
+  auto state = training_state(*model, *optimizer);
+  if (const auto stages = place.pipeline()) state = saved_of_stage(state, *stages->group(0));
+  checkpoints->save(step, state.tensors, extra_state(), validated_step == step ? last_validation_loss : std::nullopt,
+                    state.objects);
+  checkpoint_seconds += seconds_since(start);
+}
+
+RunSummary Trainer::Impl::run() {
+  const StopSignals signals;
+  if (recipe.train.profile) {
+    profile = std::make_unique<StepProfile>(
+        *model, world->group(),
+        StepProfileOptions{.folder = run_path() / "profile", .steps = profiled_steps(first_step, steps)});
+  }
+  if (chief()) report = std::make_unique<RunReport>(recipe, *folder, config, session());
+  const bool validates = recipe.train.validate_every > 0 && !validation_batches.empty();
+  if (validates && first_step == 0) validate(0);
+  int64_t step = first_step;
+  const auto due = [&](int64_t every) { return every > 0 && step % every == 0; };
+  int64_t saved_step = first_step;
+  while (step < steps && !stop_requested && !early_stopping.is_over()) {
+    train_step(++step);
+    if (chief()) comm::tell_step(step);
+    bool last = step == steps;
+    const bool saves = due(recipe.checkpoint.every) || ((last || stop_requested) && recipe.checkpoint.every > 0);
+    // keep_best compares what each checkpoint was worth; a run that is asked to stop has no time for that.
+    const bool ranks = saves && !stop_requested && recipe.checkpoint.keep_best > 0;
+    if (validates && (due(recipe.train.validate_every) || last || ranks)) validate(step);
+    if (due(recipe.train.sample_every)) sample(step);
+    last = last || early_stopping.is_over();
+    if (saves || (last && recipe.checkpoint.every > 0)) {
+      save(step);
+      saved_step = step;
+      if (recipe.checkpoint.export_model == "every" && !last) {
+        checkpoints->wait_for_snapshot();  // merging adapters may write to weights for a while
+        export_run(recipe, place, data, *model, folder.get());
+      }
+    }
+  }
+  settle_steps(0);
+  checkpoints->finish();
+  const bool enough = step < steps && early_stopping.is_over();
+  const bool stopped_early = step < steps && !enough;
+  if (enough && chief()) log_info("[train.early_stopping] after step {}: {}", step, early_stopping.reason());
+  if (stopped_early && saved_step < step) save(step), checkpoints->finish();
+  if (profile) {
+    const auto summary = profile->finish();
+    if (summary && report) report->profile(step, *summary);
+  }
+  if (!stopped_early && recipe.checkpoint.export_model != "never")
+    export_run(recipe, place, data, *model, folder.get());
+  if (report) {
+    if (enough) report->early_stop(step, early_stopping.reason());
+    report->finish(step, stopped_early
+                             ? fmt::format("asked to stop after step {}; the same command goes on from there", step)
+                         : recipe.checkpoint.export_model == "never"
+                             ? fmt::format("done, {}", run_path().string())
+                             : fmt::format("done, the {} in {}",
+                                           recipe.lora.on() && !recipe.lora.merge ? "adapters are" : "model is",
+                                           (run_path() / "model").string()));
+  }
+  return {first_step, step, stopped_early};
+}
+
+Trainer::Trainer(const Recipe& recipe, std::shared_ptr<comm::World> world)
+    : impl_(std::make_unique<Impl>(recipe, std::move(world))) {}
+Trainer::~Trainer() = default;
+RunSummary Trainer::run() { return impl_->run(); }
+
+}  // namespace tessera::train

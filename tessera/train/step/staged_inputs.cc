@@ -1,0 +1,37 @@
+#include "tessera/train/step/staged_inputs.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "tessera/mesh/host_memory.h"
+
+namespace tessera::train {
+
+at::Tensor StagedInputs::there(const at::Tensor& tensor) const {
+  if (device_.is_cpu() || !tensor.defined()) return tensor;
+  // The memory is the copies' own, so that they need not come behind who had it before.
+  const auto entered = copies_.enter();
+  return sent_to(device_, tensor);
+}
+
+std::vector<ModelInputs> StagedInputs::stage(const std::vector<data::Batch>& batches) const {
+  std::vector<ModelInputs> out;
+  for (const auto& batch : batches) {
+    check_text(config_, batch.tokens);
+    out.push_back({.tokens = there(batch.tokens),
+                   .positions = there(batch.positions),
+                   .document_ids = batch.document_ids,  // the host lays out attention by them
+                   .labels = there(batch.labels),
+                   .tokens_are_text = true});
+  }
+  if (!copies_.exists()) return out;
+  copies_.hold_current();
+  const auto computes = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
+  for (const auto& each : out) {
+    for (const at::Tensor& tensor : {each.tokens, each.positions, each.labels}) {
+      if (tensor.defined()) tensor.record_stream(computes);
+    }
+  }
+  return out;
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,294 @@
+#include "tessera/train/step/step.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros_like.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <string>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/collectives/communication_time.h"
+#include "tessera/comm/group/carries.h"
+#include "tessera/comm/shm/shared_buffer.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/base/ignored_label.h"
+#include "tessera/kernels/loss/wrong_label.h"
+#include "tessera/mesh/host_memory.h"
+#include "tessera/models/adapters/adapters.h"
+#include "tessera/models/decoder/causal_lm.h"
+#include "tessera/optim/found_inf.h"
+#include "tessera/optim/grad_norm.h"
+#include "tessera/optim/optimizer.h"
+#include "tessera/parallel/experts/expert_parallel.h"
+#include "tessera/parallel/fsdp/fully_shard.h"
+#include "tessera/parallel/data_parallel/gradient_sync.h"
+
+namespace tessera::train {
+namespace {
+
+// One row of numbers from each rank to all, in rank order: sums over it are the same on every rank and in every run.
+std::vector<std::vector<double>> gather_numbers(comm::Group& group, const std::vector<double>& own) {
+  const auto count = static_cast<int64_t>(own.size());
+  auto all = at::empty({group.size(), count}, at::kDouble);
+  comm::all_gather_into(group, all, at::tensor(own, at::kDouble), "step numbers").wait();
+  std::vector<std::vector<double>> rows;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const auto* row = all.const_data_ptr<double>() + rank * count;
+    rows.emplace_back(row, row + count);
+  }
+  return rows;
+}
+
+int64_t status_bytes(const std::string& field) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with(field + ":")) return std::stoll(line.substr(field.size() + 1)) * 1024;
+  }
+  return 0;
+}
+
+// Where the model computes, which is not where offloaded parameters lie.
+c10::Device device_of(CausalLM& model) {
+  for (const auto& parameter : model.parameters()) {
+    return is_dtensor(parameter) ? device_mesh(parameter)->device() : parameter.device();
+  }
+  return c10::Device(c10::kCPU);
+}
+
+bool updates_on_device(CausalLM& model) {
+  const auto parameters = model.parameters();
+  return !parameters.empty() && std::ranges::all_of(parameters, [](const at::Tensor& parameter) {
+    return !local_part(parameter).device().is_cpu();
+  });
+}
+
+// Whether a step that is not finite is left out without the host.
+bool decides_on_device(CausalLM& model, const optim::Optimizer& optimizer, const comm::Group& group) {
+  return optimizer.takes_found_inf() && comm::carries(group, device_of(model).type());
+}
+
+}  // namespace
+
+int64_t resident_bytes() { return status_bytes("VmRSS") - static_cast<int64_t>(comm::shm::viewed_bytes()); }
+int64_t peak_resident_bytes() { return status_bytes("VmHWM") - static_cast<int64_t>(comm::shm::viewed_bytes()); }
+
+TrainStep::TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_ptr<comm::Group> group,
+                     StepOptions options)
+    : model_(model),
+      optimizer_(optimizer),
+      group_(std::move(group)),
+      options_(std::move(options)),
+      pipeline_(model, options_.pipeline),
+      inputs_(device_of(model), model.config()),
+      runs_ahead_(updates_on_device(model) &&
+                  (!options_.skip_nonfinite || decides_on_device(model, optimizer, *group_))) {
+  options_.counts = options_.counts && pipeline_.has_last_stage();
+  set_gradient_divide_factor(model_, 1);  // the loss is divided by the label tokens of all ranks already
+  if (options_.early_step) {
+    TESSERA_CHECK(
+        options_.max_grad_norm == 0 && !options_.skip_nonfinite && pipeline_.plan().stages() == 1, ErrorKind::kConfig,
+        "[train.step] early_step with max_grad_norm {}, skip_nonfinite {} and {} stages: parameters are updated "
+        "before all gradients are there. Set max_grad_norm to 0, skip_nonfinite to false, and use one stage.",
+        options_.max_grad_norm, options_.skip_nonfinite, pipeline_.plan().stages());
+    early_ = std::make_unique<EarlyUpdates>(model_, optimizer_);
+  }
+  if (options_.keep_float8_weights) float8_ = nn::float8_steps(model_);
+  const auto& experts = model.config().experts;
+  if (!experts.balance || experts.count == 0 || experts.balance_coefficient == 0) return;
+  routers_ = nn::router_statistics(model_);  // a stage without routers counts nothing
+  if (!routers_) routers_ = std::make_shared<nn::RouterStatistics>(experts.count, experts.balance_coefficient);
+}
+
+// The balance loss of all tokens of the step, before any of them goes backward; undefined without one. COLLECTIVE over
+// the group.
+at::Tensor TrainStep::count_routes(const std::vector<ModelInputs>& micro_batches) {
+  if (!routers_) return {};
+  // The step's own forwards drop what these do.
+  const auto dropout = adapter_dropout(model_);
+  const auto before = dropout ? *dropout : nn::LoraDropout{};
+  routers_->begin();
+  pipeline_.evaluate(micro_batches);
+  if (dropout) *dropout = before;
+  return settle_router_statistics(*routers_, *group_, device_of(model_));
+}
+
+// What all ranks count and signal. COLLECTIVE over the group.
+StepHeard TrainStep::exchange_counts(const std::vector<data::Batch>& micro_batches, const StepSignals& signals,
+                                     StepResult& result) {
+  const int64_t classes = model_.config().vocab_size;
+  std::vector<double> own = {0, 0, signals.stop ? 1.0 : 0.0, signals.failed ? 1.0 : 0.0, kIgnoredLabel};
+  for (const auto& batch : micro_batches) {
+    // Looked at on the host, where they lie: a device would have to be waited for.
+    if (const int64_t wrong = first_wrong_label(batch.labels, classes); wrong >= 0) {
+      own[4] = static_cast<double>(batch.labels.flatten()[wrong].item<int64_t>());
+    }
+    if (!options_.counts) continue;
+    own[0] += static_cast<double>(batch.label_tokens);
+    own[1] += static_cast<double>(batch.tokens_used);
+  }
+  const auto rows = gather_numbers(*group_, own);
+  for (size_t rank = 0; rank < rows.size(); ++rank) {
+    const auto& row = rows[rank];
+    result.label_tokens += static_cast<int64_t>(row[0]);
+    result.tokens += static_cast<int64_t>(row[1]);
+    result.stop_requested = result.stop_requested || row[2] > 0;
+    result.failed = result.failed || row[3] > 0;
+    TESSERA_CHECK(
+        row[4] == kIgnoredLabel, ErrorKind::kFormat,
+        "[train.step] rank {}: found label {}, wanted one of the {} classes of the model, or {}. Tokenize the "
+        "data with the model's own tokenizer.",
+        rank, row[4], classes, kIgnoredLabel);
+  }
+  return {result.stop_requested, result.failed};
+}
+
+// On their way to the host, in one copy unless it has some of them.
+void TrainStep::read_numbers(std::vector<at::Tensor> numbers, Launched& step) const {
+  const bool together =
+      std::ranges::all_of(numbers, [&](const at::Tensor& number) { return number.device() == numbers[0].device(); });
+  const auto device = runs_ahead_ || together ? numbers[0].device() : c10::Device(c10::kCPU);
+  for (auto& number : numbers) number = number.to(device);
+  const auto all = at::stack(numbers);
+  if (!runs_ahead_) {
+    step.numbers = all.cpu();
+    return;
+  }
+  step.numbers = host_empty(all.numel(), at::kDouble, device);
+  step.numbers.copy_(all, /*non_blocking=*/true);
+  step.written = StreamMark::here(device);
+}
+
+// The numbers of all ranks. COLLECTIVE over the group.
+void TrainStep::gather_result(Launched& step) {
+  auto& result = step.result;
+  const auto* numbers = step.numbers.const_data_ptr<double>();
+  const double now = comm::communication_seconds();
+  const double communicated = now - std::exchange(communicated_from_, now) + std::exchange(untold_, 0);
+  std::optional<size_t> wrong_rank;
+  for (const auto& row : gather_numbers(*group_, {numbers[0], static_cast<double>(resident_bytes()), communicated})) {
+    result.loss += row[0];
+    if (!wrong_rank && !std::isfinite(row[0])) wrong_rank = result.communication_seconds.size();
+    result.memory_bytes = std::max(result.memory_bytes, static_cast<int64_t>(row[1]));
+    result.communication_seconds.push_back(row[2]);
+  }
+  result.grad_norm = numbers[1];
+  if (routers_) result.balance_loss = numbers[2];
+  if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return;
+  if (!runs_ahead_) optimizer_.zero_grad();
+  const int64_t number = runs_ahead_ ? optimizer_.steps() - unsettled() : optimizer_.steps() + 1;
+  TESSERA_CHECK(
+      options_.skip_nonfinite, ErrorKind::kInternal,
+      "[train.step] step {}: loss {} and gradient norm {} of {} label tokens{}: not finite. Lower optimizer.lr, or "
+      "set train.on_nonfinite=skip to leave such steps out.",
+      number, result.loss, result.grad_norm, result.label_tokens,
+      wrong_rank && group_->size() > 1 ? fmt::format(", first in the rows of rank {}", *wrong_rank) : "");
+  result.skipped = true;
+  if (runs_ahead_) optimizer_.set_step(optimizer_.steps() - 1);  // counted when it was launched
+}
+
+StepHeard TrainStep::launch(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals) {
+  Launched step;
+  communicated_from_ = comm::communication_seconds();
+  const auto heard = exchange_counts(micro_batches, signals, step.result);
+  if (heard.failed) return heard;
+  const double divisor = static_cast<double>(std::max<int64_t>(step.result.label_tokens, 1));
+  const bool reduce_each = is_fully_sharded(model_) && !options_.defer_gradient_sync;
+  const auto inputs = inputs_.stage(micro_batches);
+  if (float8_) float8_->begin();
+  const auto balance = count_routes(inputs);
+  pipeline::PipelineStep how{.loss_divisor = divisor, .reduce_each = reduce_each};
+  if (early_) {
+    early_->begin(lr, options_.before_update);
+    how.before_last_backward = [this] { early_->open(); };
+  }
+  const auto loss = pipeline_.step(inputs, how);
+  if (routers_) routers_->end();
+  const auto norm =
+      early_ ? early_->end() : pipeline_.norm_over_stages(optim::grad_norm_tensor(pipeline_.counted_parameters()));
+  std::vector<at::Tensor> numbers = {options_.counts ? loss : at::zeros_like(norm), norm};
+  at::Tensor found_inf;
+  if (runs_ahead_ && options_.skip_nonfinite) found_inf = optim::found_inf(*group_, numbers, device_of(model_));
+  if (balance.defined()) numbers.push_back(balance);
+  read_numbers(std::move(numbers), step);
+  if (!runs_ahead_) gather_result(step);
+  if (!step.result.skipped) {
+    const auto parameters = model_.parameters();
+    if (options_.max_grad_norm > 0 && runs_ahead_) {
+      optim::clip_grad_by_total_norm_(parameters, options_.max_grad_norm, norm);
+    } else if (options_.max_grad_norm > 0) {
+      optim::clip_grad_by_total_norm_(parameters, options_.max_grad_norm, step.result.grad_norm);
+    }
+    if (options_.before_update && !early_) options_.before_update();
+    optimizer_.set_lr(lr);
+    optimizer_.step(found_inf);
+    optimizer_.zero_grad();
+  }
+  launched_.push_back(std::move(step));
+  untold_ += comm::communication_seconds() - communicated_from_;
+  return heard;
+}
+
+StepResult TrainStep::settle() {
+  TESSERA_CHECK(!launched_.empty(), ErrorKind::kInternal, "[train.step] settle() without a step that was launched");
+  auto step = std::move(launched_.front());
+  launched_.pop_front();
+  if (!runs_ahead_) return std::move(step.result);
+  communicated_from_ = comm::communication_seconds();
+  step.written.wait();
+  gather_result(step);
+  untold_ += comm::communication_seconds() - communicated_from_;
+  return std::move(step.result);
+}
+
+StepResult TrainStep::run(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals) {
+  TESSERA_CHECK(launched_.empty(), ErrorKind::kInternal, "[train.step] run() with {} steps to be settled first",
+                launched_.size());
+  const auto heard = launch(micro_batches, lr, signals);
+  if (!heard.failed) return settle();
+  StepResult result;
+  result.stop_requested = heard.stop_requested;
+  result.failed = true;
+  return result;
+}
+
+double validation_loss(CausalLM& model, const std::shared_ptr<comm::Group>& group,
+                       const std::vector<data::Batch>& batches, bool counts) {
+  pipeline::Pipeline whole(model);
+  return validation_loss(model, whole, group, batches, counts);
+}
+
+double validation_loss(CausalLM& model, pipeline::Pipeline& pipeline, const std::shared_ptr<comm::Group>& group,
+                       const std::vector<data::Batch>& batches, bool counts) {
+  const bool was_training = model.training();
+  model.train(false);
+  // As many at once as keep the stages busy: what a stage gives waits until the next one has come to it.
+  const StagedInputs inputs(device_of(model), model.config());
+  const size_t at_once = 4 * static_cast<size_t>(pipeline.plan().stages());
+  double loss = 0;
+  for (size_t first = 0; first < batches.size(); first += at_once) {
+    const auto begin = batches.begin() + static_cast<std::ptrdiff_t>(first);
+    const auto count = static_cast<std::ptrdiff_t>(std::min(at_once, batches.size() - first));
+    loss += pipeline.evaluate(inputs.stage({begin, begin + count})).item<double>();
+  }
+  model.train(was_training);
+  double sum = 0, labels = 0;
+  if (counts && pipeline.has_last_stage()) {
+    sum = loss;
+    for (const auto& batch : batches) labels += static_cast<double>(batch.label_tokens);
+  }
+  double total_sum = 0;
+  double total_labels = 0;
+  for (const auto& row : gather_numbers(*group, {sum, labels})) {
+    total_sum += row[0];
+    total_labels += row[1];
+  }
+  return total_sum / std::max(total_labels, 1.0);
+}
+
+}  // namespace tessera::train
