@@ -4,12 +4,12 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <map>
 #include <mutex>
 #include <set>
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/parallel/layers/shown_parameters.h"
 
 namespace tessera::parallel {
 namespace {
@@ -18,7 +18,6 @@ namespace {
 struct FlatUnits {
   std::mutex mutex;
   std::set<const c10::StorageImpl*> storages;  // of shards, to tell their pieces from ordinary parameters
-  std::map<const nn::Module*, std::set<at::Tensor*>> members;
 };
 FlatUnits& flat_units() {
   static FlatUnits units;
@@ -49,14 +48,6 @@ bool lies_in_flat_parameter(const at::Tensor& tensor) {
   auto& units = flat_units();
   const std::lock_guard lock(units.mutex);
   return units.storages.contains(tensor.storage().unsafeGetStorageImpl());
-}
-
-std::vector<at::Tensor*> flat_members_of(const nn::Module& module) {
-  auto& units = flat_units();
-  const std::lock_guard lock(units.mutex);
-  const auto found = units.members.find(&module);
-  if (found == units.members.end()) return {};
-  return {found->second.begin(), found->second.end()};
 }
 
 FlatGroup::FlatGroup(nn::Module& module, std::shared_ptr<comm::Group> group, const FlatGroupOptions& options,
@@ -100,15 +91,10 @@ FlatGroup::~FlatGroup() {
     { const comm::Pending given_up = std::move(pending_); }  // waits
     free_whole();
   }
+  for (const auto& [owner, member] : flat_members_) remove_unregistered_member(*owner, member);
   auto& units = flat_units();
   const std::lock_guard lock(units.mutex);
   units.storages.erase(shard_.storage().unsafeGetStorageImpl());
-  for (const auto& [owner, member] : flat_members_) {
-    const auto found = units.members.find(owner);
-    if (found == units.members.end()) continue;  // of an earlier module at this address
-    found->second.erase(member);
-    if (found->second.empty()) units.members.erase(found);
-  }
 }
 
 std::vector<ShardParamInfo> FlatGroup::param_infos() const {
@@ -162,12 +148,10 @@ void FlatGroup::remove_slots(const std::vector<FlatSource>& sources) {
 }
 
 void FlatGroup::note_flat_members(const std::vector<FlatSource>& sources) {
-  auto& units = flat_units();
-  const std::lock_guard lock(units.mutex);
   for (const auto& source : sources) {
     for (const auto& slot : source.slots) {
       flat_members_.emplace_back(slot.owner, slot.get().slot);
-      units.members[slot.owner].insert(slot.get().slot);
+      add_unregistered_member(*slot.owner, slot.get().slot);
     }
   }
 }

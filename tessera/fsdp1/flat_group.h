@@ -143,7 +143,7 @@ class FlatGroup : public GatheredGroup {
   at::Tensor flat_shown_;  // what its slot would have forward read
   SlotRef flat_slot_{};
   std::vector<Member> members_;
-  std::vector<std::pair<const nn::Module*, at::Tensor*>> flat_members_;  // flat_members_of() them
+  std::vector<std::pair<const nn::Module*, at::Tensor*>> flat_members_;  // as in add_unregistered_member()
   WholeStorage whole_;
   FlatReducer reducer_;
   uint64_t gathered_version_ = 0;           // of the shard, when it was gathered
@@ -157,8 +157,5 @@ class FlatGroup : public GatheredGroup {
 
 // Whether a tensor lies in the flat parameter of some unit of this process.
 bool lies_in_flat_parameter(const at::Tensor& tensor);
-// Members of the module itself that its forward reads and that have no slot, as they lie in a flat parameter (without
-// use_orig_params) of this or an outer unit.
-std::vector<at::Tensor*> flat_members_of(const nn::Module& module);
 
 }  // namespace tessera::parallel

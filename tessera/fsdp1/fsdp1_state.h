@@ -12,10 +12,11 @@
 #include "tessera/parallel/fsdp/gathered_state.h"
 #include "tessera/fsdp1/flat_group.h"
 #include "tessera/fsdp1/fully_sharded_data_parallel.h"
+#include "tessera/state/state_dict_handler.h"
 
 namespace tessera::parallel {
 
-class Fsdp1State : public GatheredState {
+class Fsdp1State : public GatheredState, public StateDictHandler {
  public:
   // The group is null when nested calls have all parameters.
   Fsdp1State(nn::Module& module, ShardingStrategy strategy, MixedPrecision precision, std::shared_ptr<FlatGroup> group)
@@ -26,6 +27,16 @@ class Fsdp1State : public GatheredState {
         group_(std::move(group)) {}
   // Once, before install_hooks().
   void install_casts();
+
+  // StateDictHandler; defined in fsdp1/state/state_dict_handover.cc.
+  bool has_parameters() const override { return group_ != nullptr; }
+  StateDict get_model_state_dict(nn::Module& model, const StateDictOptions& options) const override;
+  IncompatibleKeys set_model_state_dict(nn::Module& model, const StateDict& values,
+                                        const StateDictOptions& options) const override;
+  StateDict get_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
+                                     const StateDictOptions& options) const override;
+  void set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
+                                const StateDict& values, const StateDictOptions& options) const override;
 
   const std::shared_ptr<FlatGroup>& group() const { return group_; }
   ShardingStrategy strategy() const { return strategy_; }

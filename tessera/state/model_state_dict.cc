@@ -10,12 +10,12 @@
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/parallel/fsdp/fully_shard.h"
-#include "tessera/fsdp1/state/state_dict_handover.h"
 #include "tessera/state/detail/load_tensor.h"
 #include "tessera/state/detail/model_names.h"
 #include "tessera/state/detail/sharded_values.h"
 #include "tessera/state/detail/state_broadcast.h"
 #include "tessera/state/state_dict.h"
+#include "tessera/state/state_dict_handler.h"
 #include "tessera/state/state_dict_structure.h"
 
 namespace tessera {
@@ -172,9 +172,18 @@ std::vector<std::string> submodule_prefixes(nn::Module& model, const StateDictOp
 
 }  // namespace
 
+const StateDictHandler* state_dict_handler(nn::Module& model) {
+  const StateDictHandler* found = nullptr;
+  model.for_each_module([&](nn::Module& module) {
+    const auto* handler = dynamic_cast<const StateDictHandler*>(module.sharding().get());
+    if (!found && handler && handler->has_parameters()) found = handler;
+  });
+  return found;
+}
+
 StateDict get_model_state_dict(nn::Module& model, const StateDictOptions& options) {
   detail::check_options(options);
-  if (detail::is_fsdp1(model)) return detail::get_fsdp1_model_state(model, options);
+  if (const auto* handler = state_dict_handler(model)) return handler->get_model_state_dict(model, options);
   const c10::NoGradGuard no_grad;
   const ModelNames names(model, options);
   const auto prefixes = submodule_prefixes(model, options);
@@ -198,7 +207,9 @@ StateDict get_model_state_dict(nn::Module& model, const StateDictOptions& option
 IncompatibleKeys set_model_state_dict(nn::Module& model, const StateDict& model_state_dict,
                                       const StateDictOptions& options) {
   detail::check_options(options);
-  if (detail::is_fsdp1(model)) return detail::set_fsdp1_model_state(model, model_state_dict, options);
+  if (const auto* handler = state_dict_handler(model)) {
+    return handler->set_model_state_dict(model, model_state_dict, options);
+  }
   const c10::NoGradGuard no_grad;
   std::optional<ModelNames> names(std::in_place, model, options);
   const auto group = options.broadcast_from_rank0 ? detail::group_of(*names, options) : nullptr;

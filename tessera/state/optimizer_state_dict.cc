@@ -8,7 +8,6 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/comm/collectives/agreement.h"
-#include "tessera/fsdp1/state/state_dict_handover.h"
 #include "tessera/state/detail/hyperparameter_values.h"
 #include "tessera/state/detail/model_names.h"
 #include "tessera/state/detail/optimizer_load.h"
@@ -18,6 +17,7 @@
 #include "tessera/state/optimizer_dict.h"
 #include "tessera/state/optimizer_forms.h"
 #include "tessera/state/state_dict.h"
+#include "tessera/state/state_dict_handler.h"
 
 namespace tessera {
 namespace {
@@ -65,7 +65,9 @@ StateDict get_optimizer_state_dict(nn::Module& model, const std::vector<optim::O
                                    const StateDictOptions& options) {
   detail::check_options(options);
   check_optimizers(optimizers);
-  if (detail::is_fsdp1(model)) return detail::get_fsdp1_optimizer_state(model, optimizers, options);
+  if (const auto* handler = state_dict_handler(model)) {
+    return handler->get_optimizer_state_dict(model, optimizers, options);
+  }
   const c10::NoGradGuard no_grad;
   const ModelNames names(model, options);
   StateDict state;
@@ -97,8 +99,9 @@ void set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimi
                               const StateDict& optimizer_state_dict, const StateDictOptions& options) {
   detail::check_options(options);
   check_optimizers(optimizers);
-  if (detail::is_fsdp1(model))
-    return detail::set_fsdp1_optimizer_state(model, optimizers, optimizer_state_dict, options);
+  if (const auto* handler = state_dict_handler(model)) {
+    return handler->set_optimizer_state_dict(model, optimizers, optimizer_state_dict, options);
+  }
   const c10::NoGradGuard no_grad;
   const ModelNames names(model, options);
   const auto group = options.broadcast_from_rank0 ? detail::group_of(names, options) : nullptr;

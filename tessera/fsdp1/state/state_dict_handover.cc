@@ -1,4 +1,5 @@
-#include "tessera/fsdp1/state/state_dict_handover.h"
+// The state dicts of a model under FSDP1, as the functions of state_dict.h give them.
+#include "tessera/fsdp1/fsdp1_state.h"
 
 #include <algorithm>
 #include <functional>
@@ -139,9 +140,7 @@ void check_has_states(const Fsdp1Units& units, const optim::Optimizer& optimizer
 
 }  // namespace
 
-bool is_fsdp1(nn::Module& model) { return !flat_parameter_handles(model).empty(); }
-
-StateDict get_fsdp1_model_state(nn::Module& model, const StateDictOptions& options) {
+StateDict Fsdp1State::get_model_state_dict(nn::Module& model, const StateDictOptions& options) const {
   const Fsdp1Handover handover(model, options, Direction::kGet);
   auto out = fsdp1_state_dict(model);
   if (options.ignore_frozen_params) {
@@ -156,22 +155,23 @@ StateDict get_fsdp1_model_state(nn::Module& model, const StateDictOptions& optio
   return out;
 }
 
-IncompatibleKeys set_fsdp1_model_state(nn::Module& model, const StateDict& values, const StateDictOptions& options) {
+IncompatibleKeys Fsdp1State::set_model_state_dict(nn::Module& model, const StateDict& values,
+ const StateDictOptions& options) const {
   const Fsdp1Handover handover(model, options, Direction::kSet);
   return load_fsdp1_state_dict(model, values,
                                {.strict = options.strict, .ignore_frozen_params = options.ignore_frozen_params});
 }
 
-StateDict get_fsdp1_optimizer_state(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
-                                    const StateDictOptions& options) {
+StateDict Fsdp1State::get_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
+ const StateDictOptions& options) const {
   const Fsdp1Handover handover(model, options, Direction::kGet, [&](const auto&) { only_optimizer(optimizers); });
   auto out = optim_state_dict(model, only_optimizer(optimizers));
   if (!options.flatten_optimizer_state_dict || out.empty()) return out;
   return flatten_optimizer_dict(out);
 }
 
-void set_fsdp1_optimizer_state(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
-                               const StateDict& values, const StateDictOptions& options) {
+void Fsdp1State::set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
+ const StateDict& values, const StateDictOptions& options) const {
   StateDict nested;
   const Fsdp1Handover handover(model, options, Direction::kSet, [&](const Fsdp1Units& units) {
     const auto& optimizer = only_optimizer(optimizers);

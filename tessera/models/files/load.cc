@@ -281,15 +281,6 @@ std::shared_ptr<const TensorFiles> open_weights(const std::filesystem::path& pat
 
 }  // namespace
 
-void refuse_folder_adapter(const std::filesystem::path& dir) {
-  TESSERA_CHECK(
-      !std::filesystem::exists(dir / "adapter_config.json") || !std::filesystem::exists(dir / "config.json"),
-      ErrorKind::kConfig,
-      "[models.load] {}: holds a model and, in adapter_config.json, an adapter of it. Merge them with "
-      "'tessera ckpt convert {} OUT --to hf --adapter {}', or move adapter_config.json away to use the model alone.",
-      dir.string(), dir.string(), dir.string());
-}
-
 void check_pretrained(CausalLM& model, const std::filesystem::path& dir, UnusedTensors unused) {
   if (const auto file = detail::gguf_of(dir); !file.empty()) return detail::check_gguf(model, file);
   const auto folder = open_weights(dir, FolderAdapter::kRefuse);

@@ -18,7 +18,7 @@
 #include "tessera/models/tensors/local_part.h"
 #include "tessera/models/config/family.h"
 #include "tessera/models/gguf/gguf_convert.h"
-#include "tessera/models/files/weights.h"
+#include "tessera/models/adapters/folder_adapter.h"
 
 namespace tessera {
 namespace {

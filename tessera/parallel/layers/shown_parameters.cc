@@ -2,10 +2,39 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
+#include <mutex>
+#include <set>
 
-#include "tessera/fsdp1/flat_group.h"
 
 namespace tessera::parallel {
+namespace {
+
+struct UnregisteredMembers {
+  std::mutex mutex;
+  std::map<const nn::Module*, std::set<at::Tensor*>> of_module;
+};
+UnregisteredMembers& unregistered_members() {
+  static UnregisteredMembers members;
+  return members;
+}
+
+}  // namespace
+
+void add_unregistered_member(const nn::Module& module, at::Tensor* member) {
+  auto& members = unregistered_members();
+  const std::lock_guard lock(members.mutex);
+  members.of_module[&module].insert(member);
+}
+
+void remove_unregistered_member(const nn::Module& module, at::Tensor* member) {
+  auto& members = unregistered_members();
+  const std::lock_guard lock(members.mutex);
+  const auto found = members.of_module.find(&module);
+  if (found == members.of_module.end()) return;
+  found->second.erase(member);
+  if (found->second.empty()) members.of_module.erase(found);
+}
 
 void ShownParameters::add_own(nn::Module& module) {
   const auto add = [this](at::Tensor* member) {
@@ -19,7 +48,11 @@ void ShownParameters::add_own(nn::Module& module) {
     }
   };
   for (const auto& own : module.own_parameters()) add(own.slot);
-  for (at::Tensor* member : flat_members_of(module)) {
+  auto& unregistered = unregistered_members();
+  const std::lock_guard lock(unregistered.mutex);
+  const auto found = unregistered.of_module.find(&module);
+  if (found == unregistered.of_module.end()) return;
+  for (at::Tensor* member : found->second) {
     if (member->requires_grad()) add(member);
   }
 }

@@ -11,6 +11,11 @@
 
 namespace tessera::parallel {
 
+// Members that a module's forward reads and that are not registered as parameters, because they are views of a flat
+// parameter (FSDP1 without use_orig_params). One list for the process, safe to use from several threads.
+void add_unregistered_member(const nn::Module& module, at::Tensor* member);
+void remove_unregistered_member(const nn::Module& module, at::Tensor* member);
+
 // Each once, with all members of modules that show it.
 struct ShownParameters {
   std::vector<at::Tensor> tensors;

@@ -14,7 +14,7 @@
 #include "tessera/train/recipe/parameter_groups.h"
 #include "tessera/train/recipe/recipe_schema.h"
 #include "tessera/train/recipe/recipe_value.h"
-#include "tessera/train/run/run_setup.h"
+#include "tessera/train/recipe/recipe_schedule.h"
 #include "tessera/train/recipe/yaml_tree.h"
 
 namespace tessera::train {

@@ -10,6 +10,7 @@
 #include "tessera/train/recipe/recipe_print.h"
 #include "tessera/train/run/run_layout.h"
 #include "tessera/train/output/run_mark.h"
+#include "tessera/train/recipe/recipe_schedule.h"
 #include "tessera/train/run/run_setup.h"
 
 namespace tessera::train {

@@ -4,6 +4,7 @@
 
 #include "tessera/train/recipe/recipe_schema.h"
 #include "tessera/train/recipe/recipe_value.h"
+#include "tessera/train/recipe/recipe_schedule.h"
 #include "tessera/train/run/run_setup.h"
 
 namespace tessera::train {

@@ -90,11 +90,6 @@ std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& c
 // One line about the dtypes of parameters and optimizer state, for runs whose model.dtype is not float32.
 std::string describe_precision(const Recipe& recipe);
 std::unique_ptr<optim::Optimizer> build_optimizer(const Recipe& recipe, CausalLM& model);
-// In a run of whole epochs the warm-up is cut to longest_warmup().
-optim::Schedule build_schedule(const Recipe& recipe, int64_t steps);
-// Steps of warm-up that a run of so many steps has room for, before the decay of wsd.
-int64_t longest_warmup(const ScheduleSection& schedule, int64_t steps);
-
 // What a checkpoint holds of a run, by its names there: "model.NAME" and "optim.KEY", as torch's get_state_dict with
 // flatten_optimizer_state_dict calls them.
 struct TrainingState {

@@ -34,6 +34,7 @@
 #include "tessera/train/run/run_mesh.h"
 #include "tessera/train/output/run_report.h"
 #include "tessera/train/run/run_rows.h"
+#include "tessera/train/recipe/recipe_schedule.h"
 #include "tessera/train/run/run_setup.h"
 #include "tessera/train/step/step.h"
 #include "tessera/train/profile/step_profile.h"

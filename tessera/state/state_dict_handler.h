@@ -1,0 +1,32 @@
+// Wrappers of a model that make its state dicts in their own way: FSDP1, whose parameters are flat. The functions of
+// state_dict.h call the handler that is attached to a module of the model, if there is one.
+#pragma once
+
+#include <vector>
+
+#include "tessera/nn/module.h"
+#include "tessera/optim/optimizer.h"
+#include "tessera/state/state_dict.h"
+
+namespace tessera {
+
+// Implemented by what a wrapper attaches to a module (nn::Module::set_sharding). Each function does what the function
+// of the same name in state_dict.h does, for the whole model, and is COLLECTIVE over the wrapper's group.
+class StateDictHandler {
+ public:
+  virtual ~StateDictHandler() = default;
+  // False for a wrapped module without parameters of its own, whose handler is then not used.
+  virtual bool has_parameters() const = 0;
+  virtual StateDict get_model_state_dict(nn::Module& model, const StateDictOptions& options) const = 0;
+  virtual IncompatibleKeys set_model_state_dict(nn::Module& model, const StateDict& values,
+                                                const StateDictOptions& options) const = 0;
+  virtual StateDict get_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
+                                             const StateDictOptions& options) const = 0;
+  virtual void set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
+                                        const StateDict& values, const StateDictOptions& options) const = 0;
+};
+
+// The handler of the outermost wrapped module with parameters, or null for a model without such a wrapper.
+const StateDictHandler* state_dict_handler(nn::Module& model);
+
+}  // namespace tessera
