@@ -18,8 +18,8 @@
 
 #include "bench/harness.h"
 #include "tessera/base/error.h"
-#include "tessera/base/text/random_word.h"
 #include "tessera/base/files/staged.h"
+#include "tessera/base/text/random_word.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/launch/launcher.h"
@@ -43,8 +43,9 @@ using Shapes = std::vector<std::pair<std::string, std::vector<int64_t>>>;
 Shapes state_shapes(const std::string& weights) {
   Shapes shapes;
   if (weights.empty()) {
-    for (int64_t i = 0; i < kTensors; ++i)
+    for (int64_t i = 0; i < kTensors; ++i) {
       shapes.push_back({fmt::format("optim.state.w{}.exp_avg", i), {kRows, kColumns}});
+    }
     return shapes;
   }
   const auto files = TensorFiles::open(weights);
@@ -79,8 +80,9 @@ int64_t held_bytes() {
   std::ifstream status("/proc/self/status");
   int64_t kib = 0;
   for (std::string line; std::getline(status, line);) {
-    if (line.starts_with("RssAnon:") || line.starts_with("RssShmem:"))
+    if (line.starts_with("RssAnon:") || line.starts_with("RssShmem:")) {
       kib += std::stoll(line.substr(line.find(':') + 1));
+    }
   }
   return kib * 1024;
 }

@@ -62,8 +62,9 @@ bool verify(comm::Group& group, const std::string& op, int64_t count, bool share
   if (op == "all_gather") {
     call(group, op, buffers);
     bool same = true;
-    for (int of = 0; of < size; ++of)
+    for (int of = 0; of < size; ++of) {
       same = same && at::equal(buffers.all.narrow(0, of * count, count), values(of, count));
+    }
     return same;
   }
   if (op == "reduce_scatter") {
@@ -233,8 +234,9 @@ int run(Harness& harness, const std::string& self) {
   {
     Contest hosts(harness, self, 4, 2);
     for (const int64_t bytes : {int64_t{4}, int64_t{64 * 1024}, 4 * kMiB}) {
-      for (const char* op : {"all_reduce", "all_gather", "reduce_scatter"})
+      for (const char* op : {"all_reduce", "all_gather", "reduce_scatter"}) {
         hosts.latency({op, bytes, bytes < kMiB ? 200 : 5, bytes < kMiB ? 50 : 5, 1});
+      }
     }
   }
   Contest four(harness, self, 4);

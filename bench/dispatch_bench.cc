@@ -183,8 +183,7 @@ int rank_main() {
       if (world->rank() == 0) std::cout << Json{{"us", us}, {"check", size}}.dump() << std::endl;
       continue;
     }
-    const auto& row =
-        *std::find_if(rows.begin(), rows.end(), [&](const Row& each) { return each.name == request["op"]; });
+    const auto& row = *std::ranges::find_if(rows, [&](const Row& each) { return each.name == request["op"]; });
     at::AutoGradMode gradients(row.gradients);
     comm::barrier(*world->group());
     const int calls = request["calls"];
@@ -240,8 +239,9 @@ int main(int argc, char** argv) {
     if (argc == 2 && std::string(argv[1]) == "--rank") return rank_main();
     Harness harness("dispatch", argc, argv);
     const char* program = std::getenv("TESSERA_PROGRAM");
-    for (const int ranks : {1, 2})
+    for (const int ranks : {1, 2}) {
       measure(harness, argv[0], program ? program : source_folder() + "/build/tessera", ranks);
+    }
     return harness.exit_code();
   });
 }

@@ -171,7 +171,7 @@ Json Peer::ask(const Json& request) {
 }
 
 Summary summarize(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
+  std::ranges::sort(values);
   const auto at = [&](double share) {
     const double place = share * static_cast<double>(values.size() - 1);
     const auto below = static_cast<size_t>(place);

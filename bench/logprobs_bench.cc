@@ -27,7 +27,7 @@ constexpr int kRanks = 2;
 constexpr int64_t kRows = 2, kLength = 1024, kVocabulary = 151'936;
 
 // This rank's columns: element (t, v) of the whole is ((t V + v) 7919 mod 10007) / 1000 - 5, as in the peer.
-at::Tensor make_logits(const VocabPart& part, c10::ScalarType dtype) {
+at::Tensor make_logits(const kernels::VocabPart& part, c10::ScalarType dtype) {
   const auto logits = at::empty({kRows * kLength, part.end - part.start}, dtype);
   for (int64_t t = 0; t < kRows * kLength; ++t) {
     const int64_t first = t * kVocabulary;
@@ -49,7 +49,7 @@ int64_t memory_of(const std::string& name) {
 int rank_main(const std::string& dtype) {
   const auto world = comm::World::connect({});
   const int64_t each = kVocabulary / world->size();
-  const VocabPart part{world->rank() * each, (world->rank() + 1) * each, world->group()};
+  const kernels::VocabPart part{world->rank() * each, (world->rank() + 1) * each, world->group()};
   const auto logits = make_logits(part, dtype == "bfloat16" ? at::kBFloat16 : at::kFloat);
   const auto target =
       at::arange(kRows * kLength, at::kLong).mul_(104'729).remainder_(kVocabulary).view({kRows, kLength});
@@ -63,14 +63,15 @@ int rank_main(const std::string& dtype) {
     comm::barrier(*world->group());
     double sum = 0;
     const double seconds = seconds_of([&] {
-      const auto logprobs = distributed_logprob(logits, target, part);
+      const auto logprobs = kernels::distributed_logprob(logits, target, part);
       logprobs.sum().backward();
       sum = logprobs.sum(at::kDouble).item<double>();
     });
     const int64_t beyond = memory_of("VmHWM") - before - logits.numel() * static_cast<int64_t>(logits.itemsize());
     double square = 0;
-    for (const auto& row : logits.grad().flatten(0, 1).unbind(0))
+    for (const auto& row : logits.grad().flatten(0, 1).unbind(0)) {
       square += row.to(at::kFloat).square().sum().item<double>();
+    }
     const auto answers = comm::all_gather_bytes(*world->group(), Json{seconds, beyond, square}.dump());
     if (world->rank() > 0) continue;
     Json answer = {{"seconds", 0.0}, {"beyond_bytes", 0.0}, {"square", 0.0}, {"sum", sum}};

@@ -9,8 +9,8 @@
 
 #include "bench/harness.h"
 #include "tessera/base/files/file.h"
-#include "tessera/base/machine/host.h"
 #include "tessera/base/files/scratch_folder.h"
+#include "tessera/base/machine/host.h"
 #include "tessera/models/gguf/gguf_convert.h"
 #include "tests/serve/hostile_requests.h"
 

@@ -94,8 +94,9 @@ int main(int argc, char** argv) {
   return bench_main("tokenizer", [&] {
     Harness harness("tokenizer", argc, argv);
     const auto assets = assets_folder();
-    for (const char* name : {"qwen3", "llama3", "gemma3"})
+    for (const char* name : {"qwen3", "llama3", "gemma3"}) {
       compare(harness, name, assets / "tokenizers" / name, assets / "text/kjv.txt");
+    }
     compare(harness, "smollm2", assets / "smollm2", assets / "text/kjv.txt");
     return harness.exit_code();
   });

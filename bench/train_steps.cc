@@ -9,11 +9,11 @@
 #include <map>
 #include <sstream>
 
+#include "tessera/base/ignored_label.h"
 #include "tessera/base/machine/host.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 #include "tessera/data/rows/batch.h"
-#include "tessera/base/ignored_label.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/models/files/weights.h"
 #include "tessera/optim/optimizer.h"
@@ -187,7 +187,7 @@ void serve_peak(const std::string& dtype) {
   const at::NoGradGuard no_grad;
   const std::vector<std::function<at::Tensor()>> ways = {[&] { return at::mm(x, weight); },
                                                          [&] { return at::linear(x, weight); },
-                                                         [&] { return tessera::linear(x, weight); }};
+                                                         [&] { return tessera::kernels::linear(x, weight); }};
   for (std::string line; std::getline(std::cin, line);) {
     double most = 0;
     for (int i = 0; i < 3; ++i) {

@@ -35,6 +35,9 @@ target_compile_definitions(tessera_fmt INTERFACE FMT_HEADER_ONLY=1)
 # libtorch. -fopenmp is a compile option only: the OpenMP run time is the one beside libtorch. Clang's calls need its own.
 add_library(tessera_torch INTERFACE)
 target_link_libraries(tessera_torch INTERFACE torch Threads::Threads)
+# libtorch exports functions of std::filesystem without a version, of its own compiler's libstdc++. A program that finds
+# them before those of libstdc++ mixes the two and crashes, so libstdc++ comes first on every link line (tests/tree).
+target_link_options(tessera_torch INTERFACE "SHELL:LINKER:--no-as-needed -lstdc++ LINKER:--as-needed")
 target_compile_definitions(tessera_torch INTERFACE AT_PER_OPERATOR_HEADERS USE_C10D_GLOO USE_DISTRIBUTED)
 # Its assertions name their files: by no path of the machine that compiles. (The last option that fits counts.)
 target_compile_options(tessera_torch INTERFACE $<BUILD_INTERFACE:-fmacro-prefix-map=${CMAKE_SOURCE_DIR}/=>

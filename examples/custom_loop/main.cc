@@ -6,13 +6,8 @@
 // rounding, on any number of ranks.
 // DEVICE is auto (the default), cpu, cuda, or the name of another accelerator.
 #include <ATen/ATen.h>
-#include <tessera/base/error.h>
-#include <tessera/comm/collectives/collectives.h>
-#include <tessera/comm/rendezvous/device_choice.h>
-#include <tessera/comm/rendezvous/rendezvous.h>
-#include <tessera/optim/grad_norm.h>
-#include <tessera/optim/optimizer.h>
-#include <tessera/parallel/fsdp/fully_shard.h>
+#include <tessera/fsdp.h>
+#include <tessera/optim.h>
 
 #include <cstdio>
 

@@ -6,10 +6,7 @@
 // all-reduce. Exits 1 unless the results are those of one process.
 // DEVICE is auto (the default), cpu, cuda, or the name of another accelerator.
 #include <ATen/ATen.h>
-#include <tessera/base/error.h>
-#include <tessera/comm/rendezvous/device_choice.h>
-#include <tessera/comm/rendezvous/rendezvous.h>
-#include <tessera/dtensor/tensor/dtensor.h>
+#include <tessera/dtensor.h>
 
 #include <cstdio>
 
@@ -32,9 +29,10 @@ int sum(const std::string& setting) {
   std::printf("rank %d holds %ld numbers, which add up to %.0f\n", world->rank(),
               static_cast<long>(to_local(spread).numel()), to_local(partial).item<double>());
   const double expected = 0.5 * static_cast<double>(count) * static_cast<double>(count + 1);
-  if (world->rank() == 0)
+  if (world->rank() == 0) {
     std::printf("sum %.0f  mean %.1f  largest %.0f  placements of the sum %s\n", total, mean, largest,
                 to_string(placements(partial)).c_str());
+  }
   return total == expected && mean == expected / static_cast<double>(count) && largest == static_cast<double>(count)
              ? 0
              : 1;

@@ -6,15 +6,9 @@
 // Prints what was saved and restored; exits 1 unless weights, optimizer state and the step that follows are the same.
 // DEVICE is auto (the default), cpu, cuda, or the name of another accelerator.
 #include <ATen/ATen.h>
-#include <tessera/base/error.h>
-#include <tessera/checkpoint/checkpoint.h>
-#include <tessera/comm/collectives/collectives.h>
-#include <tessera/comm/rendezvous/device_choice.h>
-#include <tessera/comm/rendezvous/rendezvous.h>
-#include <tessera/optim/optimizer.h>
-#include <tessera/fsdp1/fully_sharded_data_parallel.h>
-#include <tessera/fsdp1/state/model_state_dict.h>
-#include <tessera/fsdp1/state/optim_state_dict.h>
+#include <tessera/fsdp.h>
+#include <tessera/fsdp1.h>
+#include <tessera/state.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -113,7 +107,7 @@ int run(const std::shared_ptr<comm::World>& world, at::Device device, const std:
   const auto before = whole(trained), after = whole(fresh);
   bool same = before.size() == after.size();
   for (const auto& [name, tensor] : before) {
-    const auto found = std::find_if(after.begin(), after.end(), [&](const auto& each) { return each.first == name; });
+    const auto found = std::ranges::find_if(after, [&](const auto& each) { return each.first == name; });
     same = same && found != after.end() && tensor.equal(found->second);
   }
   const double next = trained.step(), next_of_fresh = fresh.step();

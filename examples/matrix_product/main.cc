@@ -6,11 +6,7 @@
 // stays Partial until somebody asks for it. Exits 1 unless every product is that of one process.
 // DEVICE is auto (the default), cpu, cuda, or the name of another accelerator.
 #include <ATen/ATen.h>
-#include <tessera/base/error.h>
-#include <tessera/comm/rendezvous/device_choice.h>
-#include <tessera/comm/rendezvous/rendezvous.h>
-#include <tessera/dtensor/debug/comm_debug.h>
-#include <tessera/dtensor/tensor/dtensor.h>
+#include <tessera/dtensor.h>
 
 #include <cstdio>
 

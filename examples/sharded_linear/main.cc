@@ -7,10 +7,8 @@
 // DEVICE is auto (the default), cpu, cuda, or the name of another accelerator.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <tessera/base/error.h>
-#include <tessera/comm/rendezvous/device_choice.h>
-#include <tessera/comm/rendezvous/rendezvous.h>
-#include <tessera/dtensor/tensor/dtensor.h>
+#include <tessera/dtensor.h>
+#include <tessera/nn.h>
 
 #include <cmath>
 #include <cstdio>
@@ -51,8 +49,9 @@ int run(const std::string& setting) {
       train(weight, bias, distribute_tensor(x, mesh, {Replicate()}), distribute_tensor(y, mesh, {Replicate()}));
 
   double worst = 0;
-  for (size_t i = 0; i < losses.size(); ++i)
+  for (size_t i = 0; i < losses.size(); ++i) {
     worst = std::max(worst, std::abs(losses[i] - expected[i]) / (expected[i] + 1e-6));
+  }
   const double distance = (full_tensor(weight.detach()) - plain_weight.detach()).abs().max().item<double>();
   if (world->rank() == 0) {
     for (size_t i = 0; i < losses.size(); i += 20) std::printf("step %2zu  loss %.6f\n", i, losses[i]);

@@ -13,8 +13,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
-#include "tessera/base/log.h"
 #include "tessera/base/files/staged.h"
+#include "tessera/base/log.h"
 
 namespace tessera {
 namespace {
@@ -230,8 +230,8 @@ void CheckpointFolder::prune(int64_t keep_last, int64_t keep_best) noexcept {
       if (item.second.ours && has_loss) ranked.push_back(&item);
     }
     const auto order = [](const Item* item) { return std::pair(item->second.number, item->second.step); };
-    std::sort(ours.begin(), ours.end(), [&](const Item* a, const Item* b) { return order(a) > order(b); });
-    std::sort(ranked.begin(), ranked.end(), [&](const Item* a, const Item* b) {
+    std::ranges::sort(ours, [&](const Item* a, const Item* b) { return order(a) > order(b); });
+    std::ranges::sort(ranked, [&](const Item* a, const Item* b) {
       const auto x = *a->second.validation_loss, y = *b->second.validation_loss;
       return x != y ? x < y : order(a) < order(b);
     });

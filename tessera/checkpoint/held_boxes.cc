@@ -6,13 +6,13 @@
 namespace tessera {
 namespace {
 
-detail::Runs held_runs(const at::Tensor& tensor, int64_t dim) {
+Runs held_runs(const at::Tensor& tensor, int64_t dim) {
   const int64_t n = tensor.size(dim);
   if (is_dtensor(tensor)) {
     const auto& mesh = *device_mesh(tensor);
-    return detail::runs_of(n, dim, mesh, detail::cuts_of(mesh, placements(tensor)), *mesh.coordinate());
+    return runs_of(n, dim, mesh, cuts_of(mesh, placements(tensor)), *mesh.coordinate());
   }
-  return n > 0 ? detail::Runs{detail::Run{0, n}} : detail::Runs{};
+  return n > 0 ? Runs{Run{0, n}} : Runs{};
 }
 
 }  // namespace

@@ -6,8 +6,8 @@
 #include <limits>
 
 #include "tessera/base/error.h"
-#include "tessera/base/text/json.h"
 #include "tessera/base/files/mapped_file.h"
+#include "tessera/base/text/json.h"
 #include "tessera/base/text/quote.h"
 
 namespace tessera {

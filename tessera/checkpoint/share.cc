@@ -134,9 +134,7 @@ std::string write_share(const Share& share, const std::filesystem::path& staged,
   for (const auto& [name, value] : share.objects) {
     const auto object = to_pickle(value);
     const auto [found, is_new] = written.try_emplace(pickle(object, {.protocol = 2}));
-    if (is_new) {
-      found->second = file.append([&](const ByteSink& sink) { write_object_record(object, sink); });
-    }
+    if (is_new) found->second = file.append([&](const ByteSink& sink) { write_object_record(object, sink); });
     objects.push_back(place_to_json(found->second));
     objects.back()["name"] = name;
   }

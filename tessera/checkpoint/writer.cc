@@ -237,9 +237,7 @@ CheckpointWriter::~CheckpointWriter() {
 void CheckpointWriter::save(int64_t step, const NamedTensors& tensors, const nlohmann::json& extra,
                             std::optional<double> validation_loss, const NamedObjects& objects) {
   impl_->join_and_check();
-  if (!impl_->group) {
-    impl_->group = impl_->options.world->new_group(impl_->all_ranks(), "checkpoint");
-  }
+  if (!impl_->group) impl_->group = impl_->options.world->new_group(impl_->all_ranks(), "checkpoint");
   comm::attempt_together(*impl_->group, [&] { check_placements(tensors); });  // stages have tensors of their own
   const auto claims = comm::all_gather_bytes(*impl_->group, partial_mesh_claims(tensors, impl_->holders()));
   const auto staged = impl_->stage(step);

@@ -12,16 +12,15 @@ namespace {
 constexpr int64_t kRecordBytes = 1024;  // what a record takes beside its data, so that small ones are spread too
 
 std::vector<int> sorted(std::vector<int> ranks) {
-  std::sort(ranks.begin(), ranks.end());
+  std::ranges::sort(ranks);
   return ranks;
 }
 
 // `holders` are in ascending order.
 bool lies_on_all(const at::TensorBase& tensor, const std::vector<int>& holders) {
   const auto& ranks = device_mesh(tensor)->ranks();
-  return ranks.size() == holders.size() && std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
-           return std::binary_search(holders.begin(), holders.end(), rank);
-         });
+  return ranks.size() == holders.size() &&
+         std::ranges::all_of(ranks, [&](int rank) { return std::ranges::binary_search(holders, rank); });
 }
 
 int lowest_rank(const DeviceMesh& mesh) { return *std::min_element(mesh.ranks().begin(), mesh.ranks().end()); }
@@ -70,8 +69,7 @@ bool Writers::write_here(const at::TensorBase& tensor, size_t position) {
 }
 
 bool Writers::write_plain(int64_t bytes) {
-  const auto least =
-      std::min_element(bytes_.begin(), bytes_.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  const auto least = std::ranges::min_element(bytes_, [](const auto& a, const auto& b) { return a.second < b.second; });
   least->second += bytes;
   return least->first == rank_;
 }

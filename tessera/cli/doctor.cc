@@ -74,10 +74,10 @@ Json report_backends() {
 }
 
 Json report_kernels() {
-  return {{"fp32_matmul", linear_kernel_name()},
-          {"bf16_matmul", linear_kernel_name(at::kBFloat16)},
-          {"fp16_matmul", linear_kernel_name(at::kHalf)},
-          {"loops", row_kernels_name()},
+  return {{"fp32_matmul", kernels::linear_kernel_name()},
+          {"bf16_matmul", kernels::linear_kernel_name(at::kBFloat16)},
+          {"fp16_matmul", kernels::linear_kernel_name(at::kHalf)},
+          {"loops", kernels::row_kernels_name()},
           {"onednn", at::hasMKLDNN()},
           {"mkl", at::hasMKL()}};
 }

@@ -35,7 +35,7 @@ std::optional<int> parse_flags(CLI::App& app, VerbArguments args);
 
 // --model and --device, as the verbs that run a model have them; where `positional` holds, MODEL alone will do.
 void add_model_flags(CLI::App& app, std::string& model, std::string& device, bool positional = false);
-// --dtype of the verbs that generate: RowDtype's names, or empty.
+// --dtype of the verbs that generate: kernels::RowDtype's names, or empty.
 void add_row_dtype_flag(CLI::App& app, std::string& dtype);
 
 // --max-model-len of the verbs that generate, which vLLM and llama.cpp (-c, --ctx-size) have, too; 0: the model's

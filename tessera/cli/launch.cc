@@ -72,7 +72,7 @@ int run_launch(VerbArguments args) {
       "the\n"
       "number of the step that it has done to the file TESSERA_PROGRESS_FILE has its restarts back when it gets "
       "further.");
-  const auto dashes = std::find(args.begin(), args.end(), "--");
+  const auto dashes = std::ranges::find(args, "--");
   const auto own = as_torchrun_has_them(args.first(static_cast<size_t>(dashes - args.begin())));
   if (const auto code = parse_flags(*app, own)) return *code;
   TESSERA_CHECK(dashes != args.end() && dashes + 1 != args.end(), ErrorKind::kConfig,

@@ -22,7 +22,7 @@ namespace {
 
 std::string trimmed(std::string text) {
   const auto is_space = [](unsigned char c) { return std::isspace(c) != 0; };
-  text.erase(text.begin(), std::find_if_not(text.begin(), text.end(), is_space));
+  text.erase(text.begin(), std::ranges::find_if_not(text, is_space));
   text.erase(std::find_if_not(text.rbegin(), text.rend(), is_space).base(), text.end());
   return text;
 }
@@ -41,7 +41,7 @@ void read_cpu(MachineFacts& facts) {
     if (key != "flags" && key != "Features") continue;
     std::istringstream flags(line.substr(colon + 1));
     for (std::string flag; flags >> flag;) {
-      if (std::find(kDeciding.begin(), kDeciding.end(), flag) != kDeciding.end()) facts.cpu_flags.push_back(flag);
+      if (std::ranges::find(kDeciding, flag) != kDeciding.end()) facts.cpu_flags.push_back(flag);
     }
   }
 }

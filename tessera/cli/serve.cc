@@ -15,8 +15,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
-#include "tessera/base/machine/listen.h"
 #include "tessera/base/log.h"
+#include "tessera/base/machine/listen.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/ranks.h"
 #include "tessera/cli/shared_model.h"
@@ -25,8 +25,8 @@
 #include "tessera/comm/rendezvous/world.h"
 #include "tessera/kernels/linear/row_product.h"
 #include "tessera/models/config/end_tokens.h"
-#include "tessera/models/generation/shared_steps.h"
 #include "tessera/models/files/model_path.h"
+#include "tessera/models/generation/shared_steps.h"
 #include "tessera/serve/server.h"
 
 namespace tessera::cli {
@@ -113,7 +113,7 @@ std::string read_token(const std::string& path) {
   if (path.empty()) return "";
   auto token = read_file(path, 8192);
   while (!token.empty() && std::isspace(static_cast<unsigned char>(token.back()))) token.pop_back();
-  const bool printable = std::all_of(token.begin(), token.end(), [](unsigned char c) { return c > 0x20 && c < 0x7F; });
+  const bool printable = std::ranges::all_of(token, [](unsigned char c) { return c > 0x20 && c < 0x7F; });
   TESSERA_CHECK(printable && token.size() >= 16 && token.size() <= 4096, ErrorKind::kConfig,
                 "--token-file {}: found {} bytes, wanted one line of 16 to 4096 visible ASCII characters, such as "
                 "'openssl rand -hex 32' makes",
@@ -222,7 +222,7 @@ int run_serve(VerbArguments args) {
       fmt::format("http://{}{}{}:{}/v1", v6 ? "[" : "", listening->address, v6 ? "]" : "", listening->port);
   serve::Server server(served, scheduler, {.listening = *std::move(listening), .token = token});
   log_info("[serve] {} at {} ({}, {} instructions, a cache of {} tokens{}{})", served.name, url, device.str(),
-           row_kernels_name(), served.cache_tokens, shared ? fmt::format(", {} ranks", world->size()) : "",
+           kernels::row_kernels_name(), served.cache_tokens, shared ? fmt::format(", {} ranks", world->size()) : "",
            token.empty() ? "" : ", with a token");
   const int signal = signals.wait();
   log_info("[serve] {}: answering what is begun, up to {} s; a second signal ends at once",

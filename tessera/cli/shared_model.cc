@@ -7,10 +7,10 @@
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/rendezvous/world.h"
 #include "tessera/kernels/linear/linear.h"
+#include "tessera/models/files/weights.h"
 #include "tessera/models/generation/cache_room.h"
 #include "tessera/models/generation/engine.h"
 #include "tessera/models/generation/load.h"
-#include "tessera/models/files/weights.h"
 #include "tessera/parallel/parallelize_model.h"
 
 namespace tessera::cli {
@@ -29,7 +29,7 @@ std::shared_ptr<CausalLM> load_shared(const std::string& dir, const std::string&
   TESSERA_CHECK(!packed_row_dtype(dtype), ErrorKind::kConfig,
                 "[models.generation] --dtype {} runs on one rank, found {}. Take bfloat16, or leave out --nproc.",
                 dtype, ranks);
-  agree_on_kernels(*world->group());
+  kernels::agree_on_kernels(*world->group());
   const bool cuts = cuts_heads(config, ranks);
   const auto type = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
   const auto mesh = init_device_mesh(world, type, {ranks}, {cuts ? "tp" : "dp_shard"});

@@ -11,10 +11,10 @@
 #include "tessera/cli/verbs.h"
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/report/live_page.h"
-#include "tessera/train/run/check_run.h"
-#include "tessera/train/run/model_source.h"
 #include "tessera/train/recipe/recipe.h"
 #include "tessera/train/recipe/recipe_print.h"
+#include "tessera/train/run/check_run.h"
+#include "tessera/train/run/model_source.h"
 #include "tessera/train/run/trainer.h"
 
 namespace tessera::cli {
@@ -57,8 +57,9 @@ int run_train(VerbArguments args) {
                 "go on from the newest checkpoint",
                 recipe.checkpoint.resume);
   train::check_run_folder(recipe);  // before there are ranks, which leave flight records in it when they fail
-  if (const auto code = launch_ranks("train", args, nproc, launch, recipe.checkpoint.dir + "/checkpoints"))
+  if (const auto code = launch_ranks("train", args, nproc, launch, recipe.checkpoint.dir + "/checkpoints")) {
     return *code;
+  }
   const auto world = connect_world({.backend = recipe.comm.backend,
                                     .timeout_seconds = static_cast<double>(recipe.comm.timeout_seconds),
                                     .check = recipe.comm.check,

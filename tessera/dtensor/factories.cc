@@ -8,8 +8,6 @@
 
 namespace tessera::dtensor {
 
-using namespace detail;
-
 namespace {
 
 // What a part of a tensor that is still to be reduced holds, when another rank of the mesh dim has the values.
@@ -21,9 +19,7 @@ Share share_of(const char* verb, const DeviceMesh& mesh, const Placements& place
     TESSERA_CHECK(placements[i].kind != Placement::Kind::kNormPartial, ErrorKind::kShape,
                   "[dtensor.{}] placements {}: a norm partial comes from norm operations only.", verb,
                   to_string(placements));
-    if (!placements[i].is_partial() || !mesh.coordinate() || (*mesh.coordinate())[i] == 0) {
-      continue;
-    }
+    if (!placements[i].is_partial() || !mesh.coordinate() || (*mesh.coordinate())[i] == 0) continue;
     if (placements[i].reduce_op == ReduceOp::kSum) {
       share = Share::kZeros;
     } else if (placements[i].reduce_op == ReduceOp::kProduct) {
@@ -36,9 +32,7 @@ Share share_of(const char* verb, const DeviceMesh& mesh, const Placements& place
 template <class Fill>
 at::Tensor make(const char* verb, const std::vector<int64_t>& size, const MeshPtr& mesh, Placements placements,
                 const FactoryOptions& options, c10::ScalarType default_type, Fill fill) {
-  if (placements.empty()) {
-    placements.assign(mesh->ndim(), Replicate());
-  }
+  if (placements.empty()) placements.assign(mesh->ndim(), Replicate());
   for (const int64_t extent : size) {
     TESSERA_CHECK(extent >= 0, ErrorKind::kShape, "[dtensor.{}] size: found {}, wanted 0 or more.", verb, extent);
   }
@@ -51,9 +45,7 @@ at::Tensor make(const char* verb, const std::vector<int64_t>& size, const MeshPt
     if (mesh->coordinate()) {
       const Share share = share_of(verb, *mesh, placements);
       fill(local, placements, share == Share::kValues);
-      if (share != Share::kValues) {
-        local.fill_(share == Share::kZeros ? 0 : 1);
-      }
+      if (share != Share::kValues) local.fill_(share == Share::kZeros ? 0 : 1);
     } else {
       fill(local, placements, false);
     }
@@ -78,9 +70,7 @@ at::Tensor make_random(const char* verb, const std::vector<int64_t>& size, const
                   return;
                 }
                 const RandomKey key = next_random_key(*mesh, std::nullopt);  // in step also where zeros go
-                if (counts) {
-                  fill_random(local, Region(size, *mesh, checked), key, distribution);
-                }
+                if (counts) fill_random(local, Region(size, *mesh, checked), key, distribution);
               });
 }
 

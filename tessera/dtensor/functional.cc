@@ -125,9 +125,7 @@ struct AllToAll : Function<AllToAll> {
     ctx->saved_data["output_splits"] = output_splits;
     ctx->saved_data["input_splits"] = input_splits;
     std::vector<int64_t> sizes = tensor.sizes().vec();
-    if (!output_splits.empty()) {
-      sizes[0] = std::accumulate(output_splits.begin(), output_splits.end(), int64_t{0});
-    }
+    if (!output_splits.empty()) sizes[0] = std::accumulate(output_splits.begin(), output_splits.end(), int64_t{0});
     at::Tensor output = at::empty(sizes, tensor.options().requires_grad(false));
     comm::all_to_all_single(checked_group("all_to_all", tensor, along), output, tensor.detach().contiguous(),
                             output_splits, input_splits, "functional")

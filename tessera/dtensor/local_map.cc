@@ -27,9 +27,7 @@ at::Tensor localize(size_t i, at::Tensor input, const LocalMapOptions& options) 
       input = redistribute(input, *wanted);
     }
   }
-  if (!options.in_grad_placements) {
-    return to_local(input);
-  }
+  if (!options.in_grad_placements) return to_local(input);
   const auto& back = options.in_grad_placements->at(i);
   TESSERA_CHECK(back.has_value(), ErrorKind::kShape,
                 "[dtensor.local_map] DTensor input {} expects in grad placements but received None!",
@@ -65,9 +63,7 @@ std::vector<at::Tensor> run(const TensorsFunction& function, const LocalMapOptio
     locals.push_back(inputs[i]);
   }
   std::vector<at::Tensor> outputs = function(locals);
-  if (!any) {
-    return outputs;
-  }
+  if (!any) return outputs;
   TESSERA_CHECK(
       outputs.size() == options.out_placements.size(), ErrorKind::kShape,
       "[dtensor.local_map] local_map requires one PlacementType be provided for each output value, received {} "

@@ -37,8 +37,7 @@ bool is_legal_text(const std::string& name) {
   constexpr std::array<std::string_view, 5> kBeginnings = {"license", "licence", "notice", "use_policy", "copying"};
   std::string lower = name;
   std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
-  return std::any_of(kBeginnings.begin(), kBeginnings.end(),
-                     [&](std::string_view beginning) { return lower.starts_with(beginning); });
+  return std::ranges::any_of(kBeginnings, [&](std::string_view beginning) { return lower.starts_with(beginning); });
 }
 
 // Files of FOLDER whose number and size a folder cannot choose freely: at most 100, each of up to 1 MiB.
@@ -54,7 +53,7 @@ std::vector<fs::path> small_files(const fs::path& folder, const Wanted& is_wante
     const bool fits = entry.is_regular_file(ignored) && entry.file_size(ignored) <= kMostBytes;
     if (fits && is_wanted(name.string()) && names.size() < kMostFiles) names.push_back(name);
   }
-  std::sort(names.begin(), names.end());
+  std::ranges::sort(names);
   return names;
 }
 

@@ -35,8 +35,7 @@ double norm_of_norms(const std::vector<double>& norms, double p) {
 std::vector<std::vector<at::Tensor>> by_device(const std::vector<at::Tensor>& tensors) {
   std::vector<std::vector<at::Tensor>> lists;
   for (const auto& tensor : tensors) {
-    auto at = std::find_if(lists.begin(), lists.end(),
-                           [&](const auto& list) { return list.front().device() == tensor.device(); });
+    auto at = std::ranges::find_if(lists, [&](const auto& list) { return list.front().device() == tensor.device(); });
     if (at == lists.end()) at = lists.insert(at, std::vector<at::Tensor>());
     at->push_back(tensor);
   }
@@ -48,9 +47,7 @@ std::vector<double> plain_norms(const std::vector<at::Tensor>& gradients, double
   std::unordered_map<const c10::TensorImpl*, double> found;
   for (const auto& list : by_device(gradients)) {
     const at::Tensor norms = at::stack(at::_foreach_norm(list, p, at::kDouble)).cpu();
-    for (size_t i = 0; i < list.size(); ++i) {
-      found[list[i].unsafeGetTensorImpl()] = norms.const_data_ptr<double>()[i];
-    }
+    for (size_t i = 0; i < list.size(); ++i) found[list[i].unsafeGetTensorImpl()] = norms.const_data_ptr<double>()[i];
   }
   std::vector<double> out;
   for (const auto& gradient : gradients) out.push_back(found.at(gradient.unsafeGetTensorImpl()));

@@ -11,7 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/parallel/layers/shown_parameters.h"
 
-namespace tessera::parallel {
+namespace tessera {
 namespace {
 
 // Of all units of the process.
@@ -137,7 +137,7 @@ void FlatGroup::remove_slots(const std::vector<FlatSource>& sources) {
   for (size_t i = 0; i < sources.size(); ++i) {
     for (const auto& slot : sources[i].slots) removed_slots_.push_back({slot.owner, slot.index, slot.get(), i});
   }
-  std::sort(removed_slots_.begin(), removed_slots_.end(), [](const RemovedSlot& a, const RemovedSlot& b) {
+  std::ranges::sort(removed_slots_, [](const RemovedSlot& a, const RemovedSlot& b) {
     return std::pair(a.owner, a.index) < std::pair(b.owner, b.index);
   });
   for (auto removed = removed_slots_.rbegin(); removed != removed_slots_.rend(); ++removed) {
@@ -370,4 +370,4 @@ bool FlatGroup::advance_reduction(bool) {
   return false;
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -16,13 +16,13 @@
 #include <vector>
 
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/fsdp1/flat_parameter_layout.h"
+#include "tessera/fsdp1/flat_reducer.h"
 #include "tessera/parallel/fsdp/gathered_group.h"
 #include "tessera/parallel/fsdp/sharded_param.h"
 #include "tessera/parallel/fsdp/whole_storage.h"
-#include "tessera/fsdp1/flat_parameter_layout.h"
-#include "tessera/fsdp1/flat_reducer.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 // A parameter on its way into a flat one.
 struct FlatSource {
@@ -158,4 +158,4 @@ class FlatGroup : public GatheredGroup {
 // Whether a tensor lies in the flat parameter of some unit of this process.
 bool lies_in_flat_parameter(const at::Tensor& tensor);
 
-}  // namespace tessera::parallel
+}  // namespace tessera

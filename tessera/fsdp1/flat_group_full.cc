@@ -8,7 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/fsdp1/flat_group.h"
 
-namespace tessera::parallel {
+namespace tessera {
 namespace {
 
 // This rank's part of a flat tensor, whole. COLLECTIVE.
@@ -145,4 +145,4 @@ void FlatGroup::hide_full(bool writeback) {
   }
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

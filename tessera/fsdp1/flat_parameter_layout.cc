@@ -28,7 +28,7 @@ bool is_dense(const FlatMember& member) {
   for (size_t i = 0; i < member.shape.size(); ++i) {
     if (member.shape[i] > 1) dims.emplace_back(member.strides[i], member.shape[i]);
   }
-  std::sort(dims.begin(), dims.end());
+  std::ranges::sort(dims);
   int64_t expected = 1;
   for (const auto& [stride, size] : dims) {
     if (stride != expected) return false;

@@ -9,7 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/parallel/data_parallel/data_parallel_state.h"
 
-namespace tessera::parallel {
+namespace tessera {
 namespace {
 
 // Its elements in the order in which the member lies in the flat parameter.
@@ -97,7 +97,7 @@ FlatReducer::Sum FlatReducer::finish(const std::vector<size_t>& asked) {
   // What this rank has used, all ranks count as used: only the others need the reduced flags.
   if (!options_.flags) {
     sum.has.assign(filled_.size(), true);
-  } else if (!std::all_of(asked.begin(), asked.end(), [&](size_t member) { return filled_[member]; })) {
+  } else if (!std::ranges::all_of(asked, [&](size_t member) { return filled_[member]; })) {
     const at::Tensor flags =
         output.narrow(0, values_numel_, static_cast<int64_t>(filled_.size())).to(at::kCPU, at::kFloat);
     for (size_t i = 0; i < filled_.size(); ++i) sum.has[i] = filled_[i] || flags.const_data_ptr<float>()[i] > 0;
@@ -111,4 +111,4 @@ void FlatReducer::drop() {
   parts_.reset();
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

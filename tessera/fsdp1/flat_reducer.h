@@ -16,12 +16,12 @@
 #include <string>
 #include <vector>
 
+#include "tessera/fsdp1/flat_parameter_layout.h"
 #include "tessera/parallel/data_parallel/buffer_pool.h"
 #include "tessera/parallel/data_parallel/comm_streams.h"
 #include "tessera/parallel/data_parallel/reduction_stages.h"
-#include "tessera/fsdp1/flat_parameter_layout.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 class FlatReducer {
  public:
@@ -78,4 +78,4 @@ class FlatReducer {
   ReductionStages stages_;
 };
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -10,7 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
-namespace tessera::parallel {
+namespace tessera {
 namespace {
 
 // Upstream's test: for as_strided a last dim of one element with another stride matters.
@@ -84,4 +84,4 @@ FlatSources flat_sources(nn::Module& module, const std::vector<FlatGroup*>& nest
   return std::move(walk.found);
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

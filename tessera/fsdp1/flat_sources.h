@@ -3,10 +3,10 @@
 
 #include <vector>
 
-#include "tessera/nn/module.h"
 #include "tessera/fsdp1/flat_group.h"
+#include "tessera/nn/module.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 struct FlatSources {
   std::vector<FlatSource> sources;
@@ -18,4 +18,4 @@ struct FlatSources {
 // nested unit.
 FlatSources flat_sources(nn::Module& module, const std::vector<FlatGroup*>& nested);
 
-}  // namespace tessera::parallel
+}  // namespace tessera

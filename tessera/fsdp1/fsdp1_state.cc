@@ -6,7 +6,7 @@
 
 #include "tessera/mesh/side_stream.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 void Fsdp1State::install_casts() {
   if (!precision_.param_dtype) return;
@@ -27,7 +27,7 @@ bool Fsdp1State::begin_root(const std::vector<Named>& states) {
   for (auto each = states.rbegin(); each != states.rend(); ++each) {
     if (auto* state = dynamic_cast<Fsdp1State*>(each->second)) state->cast_buffers(visited);
   }
-  return std::any_of(states.begin(), states.end(), [](const Named& each) {
+  return std::ranges::any_of(states, [](const Named& each) {
     const auto* group = each.second->gathered();
     return group != nullptr && has_streams(group->device());
   });
@@ -45,4 +45,4 @@ void Fsdp1State::cast_buffers(std::unordered_set<const at::Tensor*>& visited) {
   }
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

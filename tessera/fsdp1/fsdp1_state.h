@@ -8,13 +8,13 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/nn/module.h"
-#include "tessera/parallel/fsdp/gathered_state.h"
 #include "tessera/fsdp1/flat_group.h"
 #include "tessera/fsdp1/fully_sharded_data_parallel.h"
+#include "tessera/nn/module.h"
+#include "tessera/parallel/fsdp/gathered_state.h"
 #include "tessera/state/state_dict_handler.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 class Fsdp1State : public GatheredState, public StateDictHandler {
  public:
@@ -63,4 +63,4 @@ class Fsdp1State : public GatheredState, public StateDictHandler {
 // Those of the module and all below it with their paths, outermost first.
 std::vector<std::pair<std::string, Fsdp1State*>> fsdp1_states(nn::Module& module);
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -17,8 +17,6 @@
 #include "tessera/fsdp1/materialise.h"
 
 namespace tessera {
-namespace parallel {
-
 std::vector<std::pair<std::string, Fsdp1State*>> fsdp1_states(nn::Module& module) {
   std::vector<std::pair<std::string, Fsdp1State*>> out;
   for (const auto& [path, child] : module.named_modules()) {
@@ -27,13 +25,7 @@ std::vector<std::pair<std::string, Fsdp1State*>> fsdp1_states(nn::Module& module
   return out;
 }
 
-}  // namespace parallel
-
 namespace {
-
-using parallel::FlatGroup;
-using parallel::FlatSource;
-using parallel::Fsdp1State;
 
 constexpr const char* kRefused = "refused";
 
@@ -94,15 +86,15 @@ FlatUnit unit_of(nn::Module& module, const Fsdp1Options& options) {
       !module.sharding(), ErrorKind::kShape,
       "[fsdp1.wrap] wrap_fsdp1, fully_shard or replicate was called on this module already. Call one of them, "
       "once.");
-  const auto states = parallel::fsdp1_states(module);
-  TESSERA_CHECK(parallel::data_parallel_states(module).size() == states.size(), ErrorKind::kShape,
+  const auto states = fsdp1_states(module);
+  TESSERA_CHECK(data_parallel_states(module).size() == states.size(), ErrorKind::kShape,
                 "[fsdp1.wrap] fully_shard or replicate was called on a module below this one. Use one of the three.");
-  if (options.param_init_fn) parallel::materialise(module, options.param_init_fn);
+  if (options.param_init_fn) materialise(module, options.param_init_fn);
   std::vector<FlatGroup*> nested;
   for (const auto& [path, state] : states) {
     if (state->group()) nested.push_back(state->group().get());
   }
-  auto found = parallel::flat_sources(module, nested);
+  auto found = flat_sources(module, nested);
   FlatUnit unit;
   if (found.sources.empty()) return unit;
   std::vector<FlatMember> members;
@@ -190,7 +182,7 @@ class UnitHandle : public FlatParameterHandle {
   at::Tensor shard() const override { return group_->shard(); }
   std::vector<ShardParamInfo> shard_param_infos() const override { return group_->param_infos(); }
   std::vector<std::string> parameter_names() const override {
-    if (!layout().use_orig_params()) return {prefix_ + parallel::kFlatParam};
+    if (!layout().use_orig_params()) return {prefix_ + kFlatParam};
     std::vector<std::string> names;
     for (const auto& member : layout().members()) names.push_back(prefix_ + member.fqn);
     return names;
@@ -225,11 +217,11 @@ void wrap_fsdp1(nn::Module& module, const Fsdp1Options& options) {
     const auto own = c10::ScalarType::Undefined;
     group = std::make_shared<FlatGroup>(
         module, options.group,
-        parallel::FlatGroupOptions{.sharded = strategy != ShardingStrategy::kNoShard,
-                                   .replicas = options.replicate_group,
-                                   .compute_dtype = precision.param_dtype.value_or(own),
-                                   .reduce_dtype = precision.reduce_dtype.value_or(precision.param_dtype.value_or(own)),
-                                   .keep_low_precision_grads = precision.keep_low_precision_grads},
+        FlatGroupOptions{.sharded = strategy != ShardingStrategy::kNoShard,
+                         .replicas = options.replicate_group,
+                         .compute_dtype = precision.param_dtype.value_or(own),
+                         .reduce_dtype = precision.reduce_dtype.value_or(precision.param_dtype.value_or(own)),
+                         .keep_low_precision_grads = precision.keep_low_precision_grads},
         *std::move(unit.layout), std::move(unit.sources));
   }
   auto state = std::make_shared<Fsdp1State>(module, strategy, options.mixed_precision, std::move(group));
@@ -239,7 +231,7 @@ void wrap_fsdp1(nn::Module& module, const Fsdp1Options& options) {
 }
 
 c10::ScalarType saved_buffer_dtype(nn::Module& root, const at::Tensor& buffer) {
-  for (const auto& [path, state] : parallel::fsdp1_states(root)) {
+  for (const auto& [path, state] : fsdp1_states(root)) {
     const auto found = state->buffer_dtypes().find(&buffer);
     if (found != state->buffer_dtypes().end()) return found->second;
   }
@@ -248,7 +240,7 @@ c10::ScalarType saved_buffer_dtype(nn::Module& root, const at::Tensor& buffer) {
 
 std::vector<std::shared_ptr<FlatParameterHandle>> flat_parameter_handles(nn::Module& root) {
   std::vector<std::shared_ptr<FlatParameterHandle>> out;
-  for (const auto& [path, state] : parallel::fsdp1_states(root)) {
+  for (const auto& [path, state] : fsdp1_states(root)) {
     if (!state->group()) continue;
     out.push_back(std::make_shared<UnitHandle>(state->group(), state->strategy(), path.empty() ? path : path + "."));
   }

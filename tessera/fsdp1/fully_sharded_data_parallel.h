@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "tessera/comm/group/group.h"
-#include "tessera/nn/module.h"
 #include "tessera/fsdp1/flat_parameter_layout.h"
+#include "tessera/nn/module.h"
 
 namespace tessera {
 

@@ -9,7 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/fsdp1/fsdp1_state.h"
 
-namespace tessera::parallel {
+namespace tessera {
 namespace {
 
 struct MetaWalk {
@@ -64,4 +64,4 @@ void materialise(nn::Module& module, const std::function<void(nn::Module&)>& par
   }
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

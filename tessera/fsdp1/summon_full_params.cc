@@ -8,9 +8,8 @@
 namespace tessera {
 
 void summon_full_params(nn::Module& module, const SummonOptions& options, const std::function<void()>& body) {
-  using parallel::FlatGroup;
   std::vector<FlatGroup*> groups;
-  for (const auto& [path, state] : parallel::fsdp1_states(module)) {
+  for (const auto& [path, state] : fsdp1_states(module)) {
     if (state->group() && (options.recurse || path.empty())) groups.push_back(state->group().get());
   }
   TESSERA_CHECK(!options.writeback || !options.rank0_only, ErrorKind::kConfig,

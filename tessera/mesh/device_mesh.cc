@@ -27,7 +27,7 @@ int64_t DeviceMesh::local_rank(int64_t dim) const {
 }
 
 bool DeviceMesh::has_dim(const std::string& name) const {
-  return std::find(dim_names_.begin(), dim_names_.end(), name) != dim_names_.end();
+  return std::ranges::find(dim_names_, name) != dim_names_.end();
 }
 
 int64_t DeviceMesh::dim_of(const std::string& name) const {
@@ -36,7 +36,7 @@ int64_t DeviceMesh::dim_of(const std::string& name) const {
       "[mesh.slice] {}: asked for dim '{}'. Cannot slice a DeviceMesh without mesh_dim_names! Give dim_names to "
       "init_device_mesh.",
       to_string(), name);
-  const auto found = std::find(dim_names_.begin(), dim_names_.end(), name);
+  const auto found = std::ranges::find(dim_names_, name);
   TESSERA_CHECK(found != dim_names_.end(), ErrorKind::kShape,
                 "[mesh.slice] {}: Invalid mesh_dim_names ('{}') specified. Valid mesh_dim_names are ({}).", to_string(),
                 name, detail::quoted_names(dim_names_));
@@ -62,20 +62,16 @@ const std::shared_ptr<comm::Group>& DeviceMesh::group(const std::string& name) c
 
 std::vector<std::shared_ptr<comm::Group>> DeviceMesh::groups() const {
   std::vector<std::shared_ptr<comm::Group>> all;
-  for (int64_t dim = 0; dim < ndim(); ++dim) {
-    all.push_back(group(dim));
-  }
+  for (int64_t dim = 0; dim < ndim(); ++dim) all.push_back(group(dim));
   return all;
 }
 
 const std::shared_ptr<comm::Group>& DeviceMesh::group(const std::vector<int64_t>& dims) const {
-  if (dims.size() == 1) {
-    return group(dims[0]);
-  }
-  TESSERA_CHECK(!dims.empty() && std::is_sorted(dims.begin(), dims.end(), std::less_equal<>()) && dims.front() >= 0 &&
-                    dims.back() < ndim(),
-                ErrorKind::kShape, "[mesh.group] {}: found dims [{}], wanted some of 0..{} in ascending order.",
-                to_string(), fmt::join(dims, ", "), ndim() - 1);
+  if (dims.size() == 1) return group(dims[0]);
+  TESSERA_CHECK(
+      !dims.empty() && std::ranges::is_sorted(dims, std::less_equal<>()) && dims.front() >= 0 && dims.back() < ndim(),
+      ErrorKind::kShape, "[mesh.group] {}: found dims [{}], wanted some of 0..{} in ascending order.", to_string(),
+      fmt::join(dims, ", "), ndim() - 1);
   TESSERA_CHECK(coordinate_.has_value(), ErrorKind::kShape,
                 "[mesh.group] {}: rank {} is not part of the mesh and has no group on it.", to_string(), rank());
   std::shared_ptr<GroupSlot> slot;
@@ -90,7 +86,7 @@ const std::shared_ptr<comm::Group>& DeviceMesh::group(const std::vector<int64_t>
 MeshPtr DeviceMesh::slice(const std::vector<std::string>& names) const {
   TESSERA_CHECK(!names.empty(), ErrorKind::kShape, "[mesh.slice] {}: found no dim names, wanted at least one of {}.",
                 to_string(), detail::quoted_names(dim_names_));
-  if (std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+  if (std::ranges::any_of(names, [&](const std::string& name) {
         return !has_dim(name) && DeviceMeshBuilder::flattened_slot(*this, name) != nullptr;
       })) {
     return DeviceMeshBuilder::slice_flattened(*this, names);
@@ -109,9 +105,7 @@ MeshPtr DeviceMesh::slice(const std::vector<std::string>& names) const {
 
 MeshPtr DeviceMesh::flatten(const std::string& name) const {
   const auto self = shared_from_this();
-  if (ndim() == 1 && (name.empty() || (!dim_names_.empty() && dim_names_[0] == name))) {
-    return self;
-  }
+  if (ndim() == 1 && (name.empty() || (!dim_names_.empty() && dim_names_[0] == name))) return self;
   std::string flat_name = name;
   if (flat_name.empty()) {
     for (int64_t dim = 0; dim < ndim(); ++dim) {
@@ -153,7 +147,7 @@ MeshPtr DeviceMesh::unflatten(int64_t dim, const std::vector<int64_t>& sizes,
                 dim_names_.empty() ? "none, as the mesh has none" : "one for each");
   for (const auto& name : names) {
     const bool own = !dim_names_.empty() && dim_names_[dim] == name;
-    TESSERA_CHECK(std::count(names.begin(), names.end(), name) == 1 && (own || !has_dim(name)), ErrorKind::kShape,
+    TESSERA_CHECK(std::ranges::count(names, name) == 1 && (own || !has_dim(name)), ErrorKind::kShape,
                   "[mesh.unflatten] {}: Each mesh_dim_name must be unique. Found '{}' more than once.", to_string(),
                   name);
   }

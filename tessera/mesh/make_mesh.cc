@@ -32,7 +32,7 @@ int64_t checked_shape(const std::vector<int64_t>& shape, const std::vector<std::
                 "[mesh.init] mesh_shape and mesh_dim_names should have same length! Found {} names for {} dims.",
                 dim_names.size(), shape.size());
   for (const auto& name : dim_names) {
-    TESSERA_CHECK(std::count(dim_names.begin(), dim_names.end(), name) == 1, ErrorKind::kShape,
+    TESSERA_CHECK(std::ranges::count(dim_names, name) == 1, ErrorKind::kShape,
                   "[mesh.init] Each mesh_dim_name must be unique. Found '{}' more than once in {}.", name,
                   detail::quoted_names(dim_names));
   }
@@ -93,9 +93,9 @@ MeshPtr make_device_mesh(const std::shared_ptr<comm::World>& world, const std::s
 MeshPtr mesh_from_groups(const std::shared_ptr<comm::World>& world, const std::string& device_type,
                          const std::vector<std::shared_ptr<comm::Group>>& groups, const std::vector<int>& ranks,
                          const std::vector<int64_t>& shape, const std::vector<std::string>& dim_names) {
-  TESSERA_CHECK(
-      !groups.empty() && std::none_of(groups.begin(), groups.end(), [](const auto& g) { return g == nullptr; }),
-      ErrorKind::kShape, "[mesh.from_groups] groups: found none, or an empty one, wanted one for each mesh dim.");
+  TESSERA_CHECK(!groups.empty() && std::ranges::none_of(groups, [](const auto& g) { return g == nullptr; }),
+                ErrorKind::kShape,
+                "[mesh.from_groups] groups: found none, or an empty one, wanted one for each mesh dim.");
   TESSERA_CHECK(
       groups.size() == 1 || (!ranks.empty() && shape.size() == groups.size()), ErrorKind::kShape,
       "[mesh.from_groups] found {} groups and a shape of {} dims: Must pass mesh if passing multiple ProcessGroups. "

@@ -1,10 +1,10 @@
 #include "tessera/nn/layers.h"
 
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/kernels/rows/gated.h"
 #include "tessera/kernels/linear/linear.h"
-#include "tessera/kernels/loss/linear_cross_entropy.h"
 #include "tessera/kernels/logprobs/linear_logprobs.h"
+#include "tessera/kernels/loss/linear_cross_entropy.h"
+#include "tessera/kernels/rows/gated.h"
 #include "tessera/kernels/rows/rms_norm.h"
 
 namespace tessera::nn {
@@ -21,16 +21,17 @@ Head::Head(int64_t width, int64_t classes, const ParameterOptions& options, doub
 }
 
 at::Tensor Head::forward(const at::Tensor& x) {
-  const auto logits = tessera::linear(x, weight);
+  const auto logits = tessera::kernels::linear(x, weight);
   return softcap_ > 0 ? logits.div(softcap_).tanh().mul(softcap_) : logits;
 }
 
 at::Tensor Head::forward(const at::Tensor& x, const at::Tensor& labels) {
-  return linear_cross_entropy(x.reshape({-1, x.size(-1)}), weight, labels.reshape({-1}), {.softcap = softcap_});
+  return kernels::linear_cross_entropy(x.reshape({-1, x.size(-1)}), weight, labels.reshape({-1}),
+                                       {.softcap = softcap_});
 }
 
 at::Tensor Head::forward(const at::Tensor& x, const TokenTargets& targets) {
-  const auto logprobs = linear_logprobs(x, weight, targets.ids, {.softcap = softcap_});
+  const auto logprobs = kernels::linear_logprobs(x, weight, targets.ids, {.softcap = softcap_});
   return is_dtensor(logprobs) ? full_tensor(logprobs) : logprobs;
 }
 
@@ -50,7 +51,7 @@ RMSNorm::RMSNorm(int64_t width, const NormOptions& norm, const ParameterOptions&
                      /*initial=*/norm.one_plus ? 0.0 : 1.0);
 }
 
-at::Tensor RMSNorm::forward(const at::Tensor& x) { return rms_norm(x, weight, norm_.eps, norm_.one_plus); }
+at::Tensor RMSNorm::forward(const at::Tensor& x) { return kernels::rms_norm(x, weight, norm_.eps, norm_.one_plus); }
 
 MLP::MLP(int64_t width, int64_t inner, const MLPOptions& mlp, const ParameterOptions& options)
     : activation_(mlp.activation) {
@@ -61,7 +62,7 @@ MLP::MLP(int64_t width, int64_t inner, const MLPOptions& mlp, const ParameterOpt
 
 at::Tensor MLP::forward(const at::Tensor& x) {
   const auto gate = (*gate_proj)(x), up = (*up_proj)(x);
-  return (*down_proj)(activation_ == Activation::kSilu ? swiglu(gate, up) : geglu(gate, up));
+  return (*down_proj)(activation_ == Activation::kSilu ? kernels::swiglu(gate, up) : kernels::geglu(gate, up));
 }
 
 }  // namespace tessera::nn

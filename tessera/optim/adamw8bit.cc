@@ -32,7 +32,7 @@ Hyperparameters with_bits(Hyperparameters settings, int64_t bits) {
 
 // The moments of one parameter, between their codes of before and after an update.
 struct Moments {
-  tessera::detail::Region region;
+  tessera::Region region;
   at::Tensor average, square;                  // float32, this rank's part
   at::Tensor largest_average, largest_square;  // of each block
 };

@@ -104,11 +104,11 @@ Gradients sort_gradients(const std::vector<at::Tensor>& parameters, const std::v
       continue;
     }
     const MeshPtr mesh = device_mesh(shown);
-    auto at = std::find_if(found.placed.begin(), found.placed.end(),
-                           [&](const auto& other) { return other.local_experts == expert && *other.mesh == *mesh; });
+    auto at = std::ranges::find_if(
+        found.placed, [&](const auto& other) { return other.local_experts == expert && *other.mesh == *mesh; });
     if (at == found.placed.end()) at = found.placed.insert(at, {mesh, expert, {}});
     if (!gradient.defined()) continue;
-    const Placements wanted = tessera::detail::partial_to_replicated(placements(gradient));
+    const Placements wanted = tessera::partial_to_replicated(placements(gradient));
     gradient = redistribute(gradient, wanted);
     if (mesh->coordinate() && counts_here(*mesh, wanted)) at->parts.push_back(to_local(gradient));
   }
@@ -310,7 +310,7 @@ void add_sums(LocalSums<Number>& sums, const LocalSums<Number>& more, const Powe
   sums.plain = power.add(sums.plain, more.plain);
   for (const auto& [mesh, local_experts, sum] : more.placed) {
     const auto is_its = [&, mesh = mesh](const auto& other) { return *other.mesh == *mesh; };
-    auto at = std::find_if(sums.placed.begin(), sums.placed.end(), is_its);
+    auto at = std::ranges::find_if(sums.placed, is_its);
     if (at == sums.placed.end()) at = sums.placed.insert(at, {mesh, local_experts, Number{}});
     at->sum = power.add(at->sum, sum);
   }

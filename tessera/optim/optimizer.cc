@@ -112,9 +112,7 @@ void Optimizer::make_groups(const std::vector<Hyperparameters>& kinds, const std
   std::vector<bool> grouped(entries_.size());
   for (const auto& group : groups) {
     std::map<size_t, size_t> by_kind;
-    if (group.names.empty()) {
-      add(with_own_settings(kinds.front(), group), group.lr_factor, group.weight_decay);
-    }
+    if (group.names.empty()) add(with_own_settings(kinds.front(), group), group.lr_factor, group.weight_decay);
     for (const auto& name : group.names) {
       const auto found = position_.find(name);
       TESSERA_CHECK(found != position_.end(), ErrorKind::kConfig,
@@ -301,7 +299,7 @@ void Optimizer::update(const std::vector<Entry*>& entries) {
     const bool narrow = entry.state.contains(kMaster) || (precision_.stochastic_rounding && is_narrow(entry.local));
     auto& among = narrow ? narrow_batches : batches;
     const Key key{entry.local.scalar_type(), entry.local.device(), entry.group};
-    auto batch = std::find_if(among.begin(), among.end(), [&](const auto& other) { return other.first == key; });
+    auto batch = std::ranges::find_if(among, [&](const auto& other) { return other.first == key; });
     if (batch == among.end()) batch = among.insert(among.end(), {key, {}});
     batch->second.push_back(&entry);
   }
@@ -360,9 +358,9 @@ std::map<std::string, at::Tensor> Optimizer::state(const std::string& parameter)
   for (const auto& [name, local] : entry.state) {
     out[name] = local;
     if (is_dtensor(entry.parameter) && !detail::is_whole_state(name)) {
-      out[name] = tessera::detail::make_dtensor(local, device_mesh(entry.parameter),
-                                                tessera::detail::share(placements(entry.parameter)),
-                                                entry.parameter.sizes(), entry.parameter.strides());
+      out[name] =
+          tessera::make_dtensor(local, device_mesh(entry.parameter), tessera::share(placements(entry.parameter)),
+                                entry.parameter.sizes(), entry.parameter.strides());
     }
   }
   out["step"] = entry.step;

@@ -8,8 +8,8 @@
 
 #include <vector>
 
-#include "tessera/parallel/fsdp/fully_shard.h"
 #include "tessera/parallel/ddp/replicate.h"
+#include "tessera/parallel/fsdp/fully_shard.h"
 
 namespace tessera {
 

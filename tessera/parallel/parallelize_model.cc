@@ -163,9 +163,8 @@ MixedPrecisionPolicy policy_of_root(CausalLM& model, const ParallelizeModelOptio
   if (!is_cut || !policy.output_dtype) return policy;
   for (const auto& [path, module] : model.named_modules()) {
     if (dynamic_cast<nn::Head*>(module) == nullptr) continue;
-    module->register_forward_hook([dtype = *policy.output_dtype](nn::Module&, nn::TensorRefs& outputs) {
-      parallel::cast_floating(outputs, dtype);
-    });
+    module->register_forward_hook(
+        [dtype = *policy.output_dtype](nn::Module&, nn::TensorRefs& outputs) { cast_floating(outputs, dtype); });
   }
   policy.output_dtype.reset();
   return policy;

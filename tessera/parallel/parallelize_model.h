@@ -10,8 +10,8 @@
 #pragma once
 
 #include "tessera/models/decoder/causal_lm.h"
-#include "tessera/parallel/layers/activation_checkpoint.h"
 #include "tessera/parallel/data_parallel.h"
+#include "tessera/parallel/layers/activation_checkpoint.h"
 #include "tessera/parallel/pipeline/pipeline.h"
 #include "tessera/parallel/tensor_parallel/model_plans.h"
 
@@ -47,11 +47,11 @@ struct ParallelizeModelOptions {
 // In this order: head counts (key-value heads first), plan, experts, attention over cp, activation checkpoints, graphs
 // of layers, then fully_shard of each layer over dp_shard x cp, of embedding and head where they are not tied, and of
 // the rest, with replicas over dp_replicate. With cp above 1 each rank passes its own tokens of the rows
-// (ContextLayout). With tp above 1 all parameters are DTensors over the dims of data parallelism and tp, those outside
-// the plan as replicas. With ep or tp above 1 experts lie over a mesh of their own, (ep_shard, ep), as units of FSDP of
-// their own: parallel/experts/expert_parallel.h. COLLECTIVE over the mesh. Errors kConfig: head counts that tp does not
-// divide, experts or ranks that ep does not divide, ep above 1 for a model without experts, a plan that fits no module
-// or has an unknown style, and what resolve_plan refuses; kShape: a mesh with none of the dims.
+// (kernels::ContextLayout). With tp above 1 all parameters are DTensors over the dims of data parallelism and tp, those
+// outside the plan as replicas. With ep or tp above 1 experts lie over a mesh of their own, (ep_shard, ep), as units of
+// FSDP of their own: parallel/experts/expert_parallel.h. COLLECTIVE over the mesh. Errors kConfig: head counts that tp
+// does not divide, experts or ranks that ep does not divide, ep above 1 for a model without experts, a plan that fits
+// no module or has an unknown style, and what resolve_plan refuses; kShape: a mesh with none of the dims.
 void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options);
 
 // A model made on the meta device, cut to this rank's stages of a pipeline, parallelized, and given memory on the

@@ -92,8 +92,7 @@ ordered_json as_json(const RunHistory& run, const std::string& name, size_t most
 std::vector<std::string> names_of(const std::vector<RunHistory>& runs) {
   std::vector<std::string> names;
   for (const auto& run : runs) {
-    const auto alike =
-        std::count_if(runs.begin(), runs.end(), [&](const auto& other) { return other.name == run.name; });
+    const auto alike = std::ranges::count_if(runs, [&](const auto& other) { return other.name == run.name; });
     names.push_back(alike > 1 ? run.folder.string() : run.name);
   }
   return names;

@@ -44,13 +44,12 @@ std::vector<std::string> differing_settings(const std::vector<RunHistory>& runs)
     }
   }
   const auto value_of = [](const RunHistory& run, const std::string& key) -> std::string {
-    const auto found =
-        std::find_if(run.recipe.begin(), run.recipe.end(), [&](const auto& row) { return row.first == key; });
+    const auto found = std::ranges::find_if(run.recipe, [&](const auto& row) { return row.first == key; });
     return found == run.recipe.end() ? "null" : found->second;
   };
   std::erase_if(keys, [&](const std::string& key) {
-    return std::all_of(runs.begin(), runs.end(),
-                       [&](const RunHistory& run) { return value_of(run, key) == value_of(runs.front(), key); });
+    return std::ranges::all_of(
+        runs, [&](const RunHistory& run) { return value_of(run, key) == value_of(runs.front(), key); });
   });
   return keys;
 }

@@ -63,7 +63,8 @@ struct RunHistory {
   std::vector<std::pair<std::string, std::string>> recipe;  // "section.key" and its value as YAML has it, in file order
   Series steps;
   size_t steps_told = 0;  // as many, and those that are not kept (run_follower.h)
-  // z-scores as the run saw them (train/output/outliers.h), as long as steps.step, or empty; NaN while there are few values.
+  // z-scores as the run saw them (train/output/outliers.h), as long as steps.step, or empty; NaN while there are few
+  // values.
   std::vector<double> loss_z, grad_norm_z;
   Series validation;
   std::vector<Sample> samples;

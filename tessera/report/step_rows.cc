@@ -67,9 +67,7 @@ std::vector<double> StepRows::scores(const std::string& column, const train::Out
   std::vector<double> out;
   if (!columns_.contains(column)) return out;
   auto detector = seen;
-  for (const auto& [step, row] : rows_) {
-    out.push_back(step <= settled_ ? row.*kept : detector.add(value(row, column)));
-  }
+  for (const auto& [step, row] : rows_) out.push_back(step <= settled_ ? row.*kept : detector.add(value(row, column)));
   return out;
 }
 

@@ -32,7 +32,8 @@ class StepRows {
   void put(int64_t step, const std::map<std::string, double>& values);
   size_t told() const { return told_; }  // steps, those that are not kept among them
   Series series() const;
-  // z-scores as the run saw them (train/output/outliers.h), as long as series().step; empty where no step has that value.
+  // z-scores as the run saw them (train/output/outliers.h), as long as series().step; empty where no step has that
+  // value.
   std::vector<double> loss_scores() const;
   std::vector<double> grad_norm_scores() const;
 

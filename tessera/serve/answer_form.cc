@@ -64,7 +64,7 @@ Part call_part(text::JsonParts& json, const WantedForm& wanted) {
 }  // namespace
 
 std::shared_ptr<text::GrammarMasks> AnswerForms::known(const std::string& key) {
-  const auto at = std::find_if(last_.begin(), last_.end(), [&](const auto& each) { return each.first == key; });
+  const auto at = std::ranges::find_if(last_, [&](const auto& each) { return each.first == key; });
   if (at == last_.end()) return nullptr;
   last_.splice(last_.begin(), last_, at);
   return at->second;

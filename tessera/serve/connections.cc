@@ -43,7 +43,7 @@ Connections::~Connections() {
 }
 
 int64_t Connections::count_open(const std::string* address) const {
-  return std::count_if(open_.begin(), open_.end(), [&](const auto& entry) {
+  return std::ranges::count_if(open_, [&](const auto& entry) {
     return !entry.second.is_shut && (address == nullptr || entry.second.address == *address);
   });
 }
@@ -107,7 +107,7 @@ void Connections::closed(const void* key) {
 
 int64_t Connections::being_answered() const {
   const std::lock_guard lock(mutex_);
-  return std::count_if(open_.begin(), open_.end(), [](const auto& entry) {
+  return std::ranges::count_if(open_, [](const auto& entry) {
     return entry.second.stage == Stage::kAnswer || entry.second.stage == Stage::kReply;
   });
 }

@@ -77,8 +77,9 @@ void check_keys(const JsonReader& top, Endpoint endpoint) {
     if ((endpoint == Endpoint::kChat ? chat : text).contains(key)) continue;
     const auto neutral = std::find_if(neutral_keys().begin(), neutral_keys().end(),
                                       [&, name = key](const auto& entry) { return name == entry.first; });
-    if (neutral == neutral_keys().end())
+    if (neutral == neutral_keys().end()) {
       refuse(escape(key), fmt::format("Unrecognized request argument: {}", quote(key)));
+    }
     if (value.value() == neutral->second) continue;
     refuse(key, fmt::format("{} is not supported: found {}, wanted {} or nothing", key, describe(value.value()),
                             neutral->second.dump()));

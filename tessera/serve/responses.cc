@@ -131,7 +131,7 @@ std::optional<Json> Response::add(const Piece& piece) {
 }
 
 bool Response::done() const {
-  return std::all_of(choices_.begin(), choices_.end(), [](const Choice& choice) { return choice.finish.has_value(); });
+  return std::ranges::all_of(choices_, [](const Choice& choice) { return choice.finish.has_value(); });
 }
 
 Json Response::usage() const {

@@ -17,9 +17,7 @@ constexpr std::chrono::seconds kIdle{10};  // then other ranks are told to wait 
 }  // namespace
 
 Answer::Answer(const text::Tokenizer& tokenizer, const CompletionRequest& request) : ended_(request.choices.size()) {
-  for (const auto& choice : request.choices) {
-    streams_.emplace_back(tokenizer, request.stop, choice.options.stop_tokens);
-  }
+  for (const auto& choice : request.choices) streams_.emplace_back(tokenizer, request.stop, choice.options.stop_tokens);
 }
 
 std::optional<Piece> Answer::next(std::chrono::milliseconds wait) {

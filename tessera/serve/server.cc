@@ -200,8 +200,9 @@ void Server::State::check_entry(MHD_Connection* connection, std::string_view pat
   const auto& limits = served.limits;
   const bool completes = path == "/v1/chat/completions" || path == "/v1/completions";
   const bool tells = path == "/health" || path == "/v1/models" || path.starts_with("/v1/models/");
-  if (!completes && !tells)
+  if (!completes && !tells) {
     throw ApiError(404, "No such path here. There are /v1/chat/completions, /v1/completions, /v1/models, /health.");
+  }
   if (options.token.empty()) {
     const auto host = header(connection, MHD_HTTP_HEADER_HOST);
     const auto name = host.starts_with('[') ? host.substr(0, host.find(']') + 1) : host.substr(0, host.find(':'));

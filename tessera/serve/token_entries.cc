@@ -40,7 +40,7 @@ Json top_log_probs(int64_t token, const TokenLogProbs& found, const text::Tokeni
 }
 
 int64_t count_characters(std::string_view text) {
-  return std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
+  return std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
 }
 
 // Characters of special tokens that a tokenizer has put before a prompt and that are not in its text.

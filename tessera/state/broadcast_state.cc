@@ -78,7 +78,7 @@ void check_alike(comm::Group& group, const comm::Facts& facts, std::string_view 
   const std::string_view whole = text, half = whole.substr(whole.size() / 2);
   const auto digests = comm::all_gather_bytes(group, fmt::format("{}/{}/{}", whole.size(), hash(whole), hash(half)));
   const auto same = [&](const std::string& digest) { return digest == digests[0]; };
-  if (std::all_of(digests.begin(), digests.end(), same)) return;
+  if (std::ranges::all_of(digests, same)) return;
   comm::check_same(group, facts, remedy);
   raise(ErrorKind::kConfig, "[fsdp1.agree] the ranks differ: this one has {} facts, the last of {}. {}", facts.size(),
         facts.empty() ? "nothing" : facts.back().first, remedy);

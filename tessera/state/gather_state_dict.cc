@@ -117,8 +117,9 @@ class StateIteration {
   }
 
   StateValue visit_dict(const StateDict& dict, const StateValue* companion, const std::string& path) {
-    if (companion && !companion->is_dict())
+    if (companion && !companion->is_dict()) {
       mismatch(path, fmt::format("found a {}, wanted a dict", type_name(*companion)));
+    }
     if (companion && companion->dict().size() != dict.size()) {
       mismatch(path, fmt::format("found {} keys, wanted {}", companion->dict().size(), dict.size()));
     }

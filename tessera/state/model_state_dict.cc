@@ -81,9 +81,7 @@ class ModelLoad {
 
   bool differ(const StateValue& a, const StateValue& b) const {
     if (!a.is_tensor() || !b.is_tensor()) return false;
-    if (is_to_come(a.tensor()) && is_to_come(b.tensor())) {
-      return incoming_->are_known_to_differ(a.tensor(), b.tensor());
-    }
+    if (is_to_come(a.tensor()) && is_to_come(b.tensor())) return incoming_->are_known_to_differ(a.tensor(), b.tensor());
     const bool has_values = !a.tensor().is_meta() && !b.tensor().is_meta();
     return has_values && !same_values(a, b);
   }
@@ -139,8 +137,9 @@ void materialise(nn::Module& model, c10::Device device) {
   std::vector<std::pair<at::Tensor*, at::Tensor>> kept;
   for (const auto& [path, module] : model.named_modules()) {
     for (auto& buffer : module->own_buffers()) {
-      if (!buffer.persistent && buffer.slot->defined() && buffer.slot->is_meta())
+      if (!buffer.persistent && buffer.slot->defined() && buffer.slot->is_meta()) {
         kept.emplace_back(buffer.slot, *buffer.slot);
+      }
     }
   }
   to_empty(model, device);

@@ -67,8 +67,9 @@ Ids match_ids(const StateDict& state_dict, const std::vector<optim::ParamGroup>&
   const auto* saved_groups = state_dict.find("param_groups");
   if (saved_groups == nullptr) {
     for (const auto& group : groups) {
-      for (size_t i = 0; i < group.params.size(); ++i, ++position)
+      for (size_t i = 0; i < group.params.size(); ++i, ++position) {
         ids.emplace(static_cast<int64_t>(position), position);
+      }
     }
     return ids;
   }
@@ -185,8 +186,9 @@ void OptimizerLoad::copy_sources_of_other_states() {
   };
   std::unordered_map<const c10::StorageImpl*, std::pair<size_t, std::string>> own;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    for (const auto& [state, value] : optimizer_->state(parameters_[i].name))
+    for (const auto& [state, value] : optimizer_->state(parameters_[i].name)) {
       own.insert({storage_of(value), {i, state}});
+    }
   }
   for (auto& copy : copies_) {
     const auto found = own.find(storage_of(copy.source));
@@ -209,8 +211,9 @@ void OptimizerLoad::finish() {
 
 std::vector<std::string> optimizer_parameter_names(const optim::Optimizer& optimizer) {
   std::vector<std::string> names;
-  for (const auto& group : optimizer.param_groups())
+  for (const auto& group : optimizer.param_groups()) {
     names.insert(names.end(), group.params.begin(), group.params.end());
+  }
   return names;
 }
 

@@ -114,8 +114,9 @@ void set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimi
   const auto plan = [&](const StateDict& saved) {
     verify_optimizer_state_dict(saved, {});
     const auto split = detail::select_optimizers(saved, optimizer_names(optimizers, names), options.strict);
-    for (size_t i = 0; i < optimizers.size(); ++i)
+    for (size_t i = 0; i < optimizers.size(); ++i) {
       loads.push_back(detail::plan_optimizer_load(*optimizers[i], split[i]));
+    }
     for (const auto& load : loads) {
       for (const auto& copy : load.copies()) {
         const bool is_to_come = incoming && incoming->announces(copy.source);

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <limits>
 
-#include "tessera/base/files/copy_bytes.h"
 #include "tessera/base/error.h"
+#include "tessera/base/files/copy_bytes.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera {

@@ -11,7 +11,7 @@
 namespace tessera::text {
 
 void check_token_rows(const Tokenizer& tokenizer, std::span<const TokenId> ids, int64_t rows, std::string_view where) {
-  const auto beyond = std::find_if(ids.begin(), ids.end(), [&](TokenId id) { return id >= rows; });
+  const auto beyond = std::ranges::find_if(ids, [&](TokenId id) { return id >= rows; });
   if (beyond == ids.end()) return;
   const bool is_named = tokenizer.is_known(*beyond);
   const auto token = is_named ? fmt::format("token {} ({})", *beyond, quote(tokenizer.id_to_token(*beyond)))

@@ -15,9 +15,9 @@
 #include "tessera/text/tokenizer/normalizer.h"
 #include "tessera/text/tokenizer/post_processor.h"
 #include "tessera/text/tokenizer/pre_tokenizer.h"
+#include "tessera/text/tokenizer/special_tokens.h"
 #include "tessera/text/tokenizer/tokenizer_file.h"
 #include "tessera/text/tokenizer/unicode.h"
-#include "tessera/text/tokenizer/special_tokens.h"
 
 namespace tessera::text {
 namespace {
@@ -194,10 +194,11 @@ void Tokenizer::State::Run::whole(std::string_view text) {
   state_.added.raw().split(text, {options_.parse_special, options_.barriers, origins}, parts);
   for (const AddedPart& found : parts) {
     const auto in = text.substr(found.span.begin, found.span.end - found.span.begin);
-    if (found.id != AddedPart::kText)
+    if (found.id != AddedPart::kText) {
       token(found.id, found.span, origins);
-    else
+    } else {
       part(in, origins ? origins + found.span.begin : nullptr, found.span.begin == 0);
+    }
   }
 }
 
@@ -216,10 +217,11 @@ void Tokenizer::State::Run::part(std::string_view text, const Span* origins, boo
   state_.added.normalized().split(text, {options_.parse_special, options_.barriers, origins}, parts);
   for (const AddedPart& found : parts) {
     const auto in = text.substr(found.span.begin, found.span.end - found.span.begin);
-    if (found.id != AddedPart::kText)
+    if (found.id != AddedPart::kText) {
       token(found.id, found.span, origins);
-    else
+    } else {
       normalized_part(in, origins ? origins + found.span.begin : nullptr, at_start && found.span.begin == 0);
+    }
   }
 }
 
@@ -293,7 +295,7 @@ void take_more_tokens(const Json& map, Json& config) {
   const bool has_list = config.contains("extra_special_tokens") || config.contains("additional_special_tokens");
   for (const auto& [key, value] : map.items()) {
     const bool is_list = key == "extra_special_tokens" || key == "additional_special_tokens";
-    const bool is_named = key.ends_with("_token") && std::find(standard.begin(), standard.end(), key) == standard.end();
+    const bool is_named = key.ends_with("_token") && std::ranges::find(standard, key) == standard.end();
     if (is_named || (is_list && !has_list)) config[key] = value;
   }
 }

@@ -84,7 +84,8 @@ TEST(ParseJson, IsTheOnlyWayInWhichTheLibraryReadsJson) {
     }
     if (text.find("sax_parse(") != text.npos) others.insert(fs::relative(entry.path(), root).string());
   }
-  EXPECT_THAT(others, ::testing::ElementsAre("formats/safetensors/safetensors_header.cc", "text/tokenizer/tokenizer_file.cc"));
+  EXPECT_THAT(others,
+              ::testing::ElementsAre("formats/safetensors/safetensors_header.cc", "text/tokenizer/tokenizer_file.cc"));
 }
 
 // Quadratic insertion would take minutes, which ctest's limit ends.

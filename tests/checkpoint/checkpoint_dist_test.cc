@@ -177,11 +177,13 @@ TEST(Checkpoint, WhatCannotBePrunedFailsNoSave) {
   EXPECT_EQ(Checkpoint::latest(folder.path())->step(), 4);
   EXPECT_FALSE(std::filesystem::exists(folder / "step-00000002"));
   size_t mounted = 0;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path()))
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path())) {
     mounted += entry.path().filename() == busy.filename();
+  }
   EXPECT_EQ(mounted, 3u) << "the file could be removed: this test shows nothing";
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path()))
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path())) {
     ::umount2(entry.path().c_str(), MNT_DETACH);
+  }
 }
 
 TEST(Checkpoint, OtherShapeOrMissingTensorIsFoundBeforeAnythingChanges) {
@@ -262,7 +264,7 @@ bool forget(const std::filesystem::path& folder) {
     void* memory = ::mmap(nullptr, entry.file_size(), PROT_READ, MAP_SHARED, file, 0);
     std::vector<unsigned char> resident((entry.file_size() + 4095) / 4096);
     gone = gone && ::mincore(memory, entry.file_size(), resident.data()) == 0 &&
-           std::none_of(resident.begin(), resident.end(), [](unsigned char page) { return (page & 1) != 0; });
+           std::ranges::none_of(resident, [](unsigned char page) { return (page & 1) != 0; });
     ::munmap(memory, entry.file_size());
     ::close(file);
   }
@@ -402,8 +404,9 @@ TEST(Checkpoint, AFailedSaveIsKnownBeforeTheNextOne) {
       return;
     }
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (!writer.failed() && std::chrono::steady_clock::now() < end)
+    while (!writer.failed() && std::chrono::steady_clock::now() < end) {
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
     EXPECT_TRUE(writer.failed());
     try {
       writer.finish();
@@ -464,8 +467,9 @@ TEST(Checkpoint, ATensorThatCannotBeSavedLeavesTheWriterUsable) {
 thread_local bool is_rank = false;
 std::atomic<bool> delay_next{false};
 std::unique_ptr<at::ObserverContext> delay_writer(const at::RecordFunction& call) {
-  if (!is_rank && std::string_view(call.name()) == "aten::detach" && delay_next.exchange(false))
+  if (!is_rank && std::string_view(call.name()) == "aten::detach" && delay_next.exchange(false)) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  }
   return nullptr;
 }
 

@@ -149,8 +149,9 @@ TEST(DcpOracle, TorchReadsWhatWeWriteOnOneTwoAndFourRanks) {
         specs.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
       }
       SafetensorsWriter whole(folder / "whole.safetensors", specs);
-      for (const auto& [name, tensor] : all_kinds(mesh))
+      for (const auto& [name, tensor] : all_kinds(mesh)) {
         whole.write(name, (is_dtensor(tensor) ? full_tensor(tensor) : tensor).cpu());
+      }
       whole.finish();
     });
     arguments.push_back((runs / "step-00000003").string());

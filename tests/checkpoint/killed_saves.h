@@ -65,16 +65,18 @@ inline void save_until_killed(const std::shared_ptr<comm::World>& world, const K
                               KilledSavesPage& page) {
   if (start.all || world->rank() == start.victim) {
     std::thread([&page] {
-      while (page.kill_at_ns == 0 || monotonic_ns() < page.kill_at_ns)
+      while (page.kill_at_ns == 0 || monotonic_ns() < page.kill_at_ns) {
         std::this_thread::sleep_for(std::chrono::microseconds(100));
+      }
       ::kill(::getpid(), SIGKILL);
     }).detach();
   }
   const auto state = state_of_step(init_device_mesh(world, "cpu", {world->size()}));
   CheckpointWriter writer({.folder = start.folder, .world = world, .keep_last = 2, .defer_copy = start.defer_copy});
   for (int64_t step = start.after + 1; step < start.after + 4000; ++step) {
-    if (world->rank() == 0 && step == start.after + (start.second ? 3 : 2))
+    if (world->rank() == 0 && step == start.after + (start.second ? 3 : 2)) {
       page.kill_at_ns = monotonic_ns() + start.delay.count() * 1000;
+    }
     for (const auto& [name, tensor] : state) tensor.fill_(static_cast<double>(step));
     writer.save(step, state, {{"step", step}});
     if (step > start.after + 1) page.published = std::max<int64_t>(page.published, step - 1);

@@ -98,8 +98,9 @@ TEST(Ckpt, VerifySaysWithWhatItComparedAndWhatHadNothingToCompareWith) {
   const uint32_t crc = crc32(0, std::as_bytes(std::span(ones.const_data_ptr<float>(), 4)));
   const std::string sum(reinterpret_cast<const char*>(&crc), sizeof crc);
   int found = 0;
-  for (size_t at = 0; (at = bytes.find(sum, at)) != bytes.npos; ++found)
+  for (size_t at = 0; (at = bytes.find(sum, at)) != bytes.npos; ++found) {
     bytes.replace(at, sum.size(), sum.size(), '\0');
+  }
   ASSERT_EQ(found, 2) << "beside the data and in the directory";
   publish_file(dcp / "__0_0.distcp", bytes);
   EXPECT_THAT(verify(dcp), AllOf(HasSubstr("the values of 1 records were not checked"), Not(HasSubstr("all good"))));

@@ -52,7 +52,7 @@ TEST_F(Generate, JsonHoldsPromptTokensAndText) {
   options.stop_tokens = {2, 3};
   EXPECT_EQ(object["tokens"], generate(*model_, prompt, options));
   const auto tokens = object["tokens"].get<std::vector<int64_t>>();
-  const auto ends = std::count_if(tokens.begin(), tokens.end(), [](int64_t token) { return token == 2 || token == 3; });
+  const auto ends = std::ranges::count_if(tokens, [](int64_t token) { return token == 2 || token == 3; });
   EXPECT_EQ(object["text"].get<std::string>().size(), tokens.size() - static_cast<size_t>(ends))
       << "one character a token, none of the token that ends the text";
 }
@@ -279,11 +279,11 @@ TEST_F(Generate, ATerminalObeysNothingThatTheModelWrites) {
   for (const auto& arguments : {prompt, chat, json}) {
     const auto shown = shown_on_a_terminal(arguments, "abc\n");
     EXPECT_GT(shown.size(), 40U) << shown;
-    EXPECT_EQ(std::count_if(shown.begin(), shown.end(), is_obeyed), 0) << shown;
+    EXPECT_EQ(std::ranges::count_if(shown, is_obeyed), 0) << shown;
     EXPECT_NE(shown.find(arguments == json ? "\\u00" : "\\x"), std::string::npos) << shown;
   }
   const auto piped = testing::run_process(prompt).out;
-  EXPECT_GT(std::count_if(piped.begin(), piped.end(), is_obeyed), 0) << "a file gets the text as it is";
+  EXPECT_GT(std::ranges::count_if(piped, is_obeyed), 0) << "a file gets the text as it is";
 }
 
 TEST_F(Generate, MistakesEndWithTheirExitCodeAndOneLine) {

@@ -33,7 +33,7 @@ TEST(Launch, AVerbsOwnErrorInARankIsPrintedOnce) {
   EXPECT_EQ(run.exit_code, 2);
   EXPECT_THAT(run.err, StartsWith("tessera: error: rank "));
   EXPECT_THAT(run.err, HasSubstr("--no-such-flag"));
-  EXPECT_EQ(std::count(run.err.begin(), run.err.end(), '\n'), 1) << run.err;
+  EXPECT_EQ(std::ranges::count(run.err, '\n'), 1) << run.err;
 }
 
 TEST(Launch, WhatFollowsTheDashesIsTheProgramsOwn) {

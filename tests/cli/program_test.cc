@@ -27,7 +27,7 @@ void expect_one_line_error(const testing::ProcessResult& run, int exit_code) {
   EXPECT_EQ(run.exit_code, exit_code) << run.err;
   EXPECT_THAT(run.err, StartsWith("tessera: error: ["));
   EXPECT_THAT(run.err, EndsWith("\n"));
-  EXPECT_EQ(std::count(run.err.begin(), run.err.end(), '\n'), 1) << run.err;
+  EXPECT_EQ(std::ranges::count(run.err, '\n'), 1) << run.err;
 }
 
 TEST(Program, HelpListsEveryVerbOnStdout) {

@@ -59,7 +59,7 @@ TEST(TrainVerb, WrongRecipesExitWithTwoAndOneLine) {
     EXPECT_EQ(run.exit_code, 2) << wrong.name << run.err;
     EXPECT_THAT(run.out, IsEmpty()) << wrong.name;
     EXPECT_THAT(run.err, AllOf(StartsWith("tessera: error: ["), HasSubstr(wrong.message), EndsWith("\n")));
-    EXPECT_EQ(std::count(run.err.begin(), run.err.end(), '\n'), 1) << run.err;
+    EXPECT_EQ(std::ranges::count(run.err, '\n'), 1) << run.err;
   }
   const auto missing = run_process({program(), "train", (folder / "none.yaml").string()});
   EXPECT_EQ(missing.exit_code, 2);

@@ -100,8 +100,8 @@ TEST_F(Score, WritesWhatTheModelsLogitsSayInTheOrderOfTheInput) {
     sums.push_back(std::accumulate(wanted.begin(), wanted.end(), 0.0));
     means.push_back(sums.back() / static_cast<double>(wanted.size()));
   }
-  EXPECT_EQ(found[2]["best"], std::max_element(sums.begin(), sums.end()) - sums.begin());
-  EXPECT_EQ(found[2]["best_per_token"], std::max_element(means.begin(), means.end()) - means.begin());
+  EXPECT_EQ(found[2]["best"], std::ranges::max_element(sums) - sums.begin());
+  EXPECT_EQ(found[2]["best_per_token"], std::ranges::max_element(means) - means.begin());
   EXPECT_EQ(found[2]["answer"], 2);
   EXPECT_TRUE(found[3]["logprobs"].empty()) << "nothing comes before the first token";
   EXPECT_TRUE(found[3]["perplexity"].is_null());

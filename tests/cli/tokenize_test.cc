@@ -27,7 +27,7 @@ TEST(Tokenize, LinesBecomeIdsAndIdsLines) {
   const std::string text = "In the beginning\n\n  caf\xc3\xa9 123 <|im_end|>\nno newline at the end";
   const auto ids = tokenize(text);
   ASSERT_EQ(ids.exit_code, 0) << ids.err;
-  EXPECT_EQ(std::count(ids.out.begin(), ids.out.end(), '\n'), 4);
+  EXPECT_EQ(std::ranges::count(ids.out, '\n'), 4);
   const auto back = tokenize(ids.out, {"--decode"});
   ASSERT_EQ(back.exit_code, 0) << back.err;
   EXPECT_EQ(back.out, text + "\n");

@@ -57,7 +57,7 @@ TEST(Trace, BadInputIsAnErrorOfOneLine) {
   const auto run = trace(folder.path().string());
   EXPECT_EQ(run.exit_code, 3);
   EXPECT_THAT(run.err, HasSubstr("flight-00000.json: byte "));
-  EXPECT_EQ(std::count(run.err.begin(), run.err.end(), '\n'), 1) << run.err;
+  EXPECT_EQ(std::ranges::count(run.err, '\n'), 1) << run.err;
 }
 
 }  // namespace

@@ -118,8 +118,9 @@ class Checks : RankChecks {
 
   bool takes(at::ScalarType type, Red op) const {
     const bool bitwise = op == Red::BAND || op == Red::BOR || op == Red::BXOR;
-    if (gloo_)
+    if (gloo_) {
       return op != Red::AVG && type != at::kShort && type != at::kBool && (!bitwise || !at::isFloatingType(type));
+    }
     return at::isFloatingType(type) ? !bitwise : op != Red::AVG;
   }
 
@@ -250,8 +251,9 @@ class Checks : RankChecks {
       outputs.push_back(at::empty({rows(rank_)}, type));
     }
     backend_.alltoall(outputs, inputs)->wait();
-    for (int from = 0; from < size_; ++from)
+    for (int from = 0; from < size_; ++from) {
       check(outputs[from], data_of(from + rank_, rows(rank_), type), "all_to_all of a list");
+    }
   }
 
   // Around the ring, all at once, tags in opposite orders.
@@ -394,7 +396,7 @@ inline void check_own(Group& group, const std::string& backend, const Extent& ex
   for (const auto type : extent.large_types) {
     for (const auto& [op, same_op] : kOwnOperations) {
       const auto& wanted = extent.large_operations;
-      if (std::find(wanted.begin(), wanted.end(), same_op) == wanted.end()) continue;
+      if (std::ranges::find(wanted, same_op) == wanted.end()) continue;
       if (checks.takes(type, op)) checks.reductions(type, kLarge, op, same_op);
     }
     checks.moves(type, kLarge);

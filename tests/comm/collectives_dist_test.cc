@@ -144,9 +144,7 @@ TESSERA_RANKS_TEST(Collectives, EveryDtypeIsMoved, (1, 2, 3, 4)) {
 
     at::Tensor exchanged = at::zeros({size, 3}, type);
     all_to_all_single(group, exchanged, data_of(rank, {size, 3}, type)).wait();
-    for (int peer = 0; peer < size; ++peer) {
-      EXPECT_TRUE(same(exchanged[peer], data_of(peer, {size, 3}, type)[rank]));
-    }
+    for (int peer = 0; peer < size; ++peer) EXPECT_TRUE(same(exchanged[peer], data_of(peer, {size, 3}, type)[rank]));
   }
 }
 
@@ -165,8 +163,9 @@ TESSERA_RANKS_TEST(Collectives, AllToAllWithUnevenSplits, (1, 3, 4)) {
     wanted.push_back(at::full({rows(peer, rank), 2}, peer * 10.0 + rank, at::kFloat));
   }
   std::vector<at::Tensor> sent = {at::empty({0, 2}, at::kFloat)};
-  for (int peer = 0; peer < size; ++peer)
+  for (int peer = 0; peer < size; ++peer) {
     sent.push_back(at::full({rows(rank, peer), 2}, rank * 10.0 + peer, at::kFloat));
+  }
   at::Tensor output = at::zeros({out_rows, 2}, at::kFloat);
   all_to_all_single(*world->group(), output, at::cat(sent), out_splits, in_splits).wait();
   EXPECT_TRUE(at::equal(output, at::cat(wanted))) << output;
@@ -184,8 +183,9 @@ TESSERA_RANKS_TEST(Collectives, SendAndReceiveInARing, (2, 4)) {
 
 TESSERA_RANKS_TEST(Collectives, BytesOfDifferentLengths, (1, 3)) {
   std::vector<std::string> wanted;
-  for (int rank = 0; rank < world->size(); ++rank)
+  for (int rank = 0; rank < world->size(); ++rank) {
     wanted.push_back(std::string(rank * 1000, static_cast<char>('a' + rank)));
+  }
   EXPECT_EQ(all_gather_bytes(*world->group(), wanted[world->rank()]), wanted);
   EXPECT_EQ(all_gather_bytes(*world->group(), ""), std::vector<std::string>(world->size()));
   const int root = world->size() - 1;

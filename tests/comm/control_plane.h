@@ -23,8 +23,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <vector>
 
-#include "tessera/base/machine/host.h"
 #include "tessera/base/log.h"
+#include "tessera/base/machine/host.h"
 #include "tessera/comm/rendezvous/hub_store.h"
 #include "tessera/comm/watch/monitor.h"
 #include "tessera/comm/watch/watchdog.h"

@@ -109,10 +109,12 @@ TEST(CoreShares, TheTopologyIsReadFromTheKernel) {
     std::filesystem::create_directories((root / path).parent_path());
     std::ofstream(root / path) << text << "\n";
   };
-  for (const int core : {0, 2})
+  for (const int core : {0, 2}) {
     write("sys/devices/system/cpu/cpu" + std::to_string(core) + "/topology/core_cpus_list", "0,2");
-  for (const int core : {1, 3})
+  }
+  for (const int core : {1, 3}) {
     write("sys/devices/system/cpu/cpu" + std::to_string(core) + "/topology/thread_siblings_list", "1,3");
+  }
   write("sys/devices/system/node/node0/cpulist", "0,2");
   write("sys/devices/system/node/node1/cpulist", "1,3-3");
   write("proc/self/cgroup", "0::/job/step");

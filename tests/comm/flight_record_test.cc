@@ -60,8 +60,9 @@ TEST(FlightRecorder, KeepsTheLastCallsWithTimesAndState) {
   FlightRecorder recorder(1, 4, 3);
   recorder.add_group({.id = kWorld, .name = "world", .ranks = {0, 1, 2, 3}});
   std::vector<uint64_t> tickets;
-  for (uint64_t sequence = 1; sequence <= 5; ++sequence)
+  for (uint64_t sequence = 1; sequence <= 5; ++sequence) {
     tickets.push_back(recorder.start(barrier_of(kWorld, sequence)));
+  }
   recorder.mark(tickets[0], CallState::kFinished);  // gone
   recorder.mark(tickets[2], CallState::kWaiting);
   recorder.mark(tickets[2], CallState::kFinished);
@@ -89,7 +90,7 @@ TEST(FlightRecorder, SummaryHoldsTheCallAskedForAndStaysSmall) {
   const auto summary = recorder.summary(kWorld, 450);
   EXPECT_LE(summary.calls.size(), 16U);
   const auto has = [&](uint64_t sequence) {
-    return std::any_of(summary.calls.begin(), summary.calls.end(), [&](const FlightCall& call) {
+    return std::ranges::any_of(summary.calls, [&](const FlightCall& call) {
       return call.signature.members == kWorld && call.signature.sequence == sequence;
     });
   };

@@ -90,8 +90,9 @@ TESSERA_RANKS_TEST(GlooAbort, EndsWaitsAndLeavesConnectionsAloneThatOthersOpenMe
   const size_t before = strangers.count();
   const auto backend =
       make_gloo_backend(store, {.rank = world->rank(), .size = world->size(), .loopback = true, .timeout = 60s});
-  while (strangers.count() == before && before < Strangers::kMost)
+  while (strangers.count() == before && before < Strangers::kMost) {
     std::this_thread::yield();  // their thread may not have run at all
+  }
   strangers.stop();
   backend->barrier()->wait();
   std::vector<at::Tensor> tensors = {at::ones({1})};
@@ -100,9 +101,7 @@ TESSERA_RANKS_TEST(GlooAbort, EndsWaitsAndLeavesConnectionsAloneThatOthersOpenMe
   barrier(*world->group());
   backend->abort();
   EXPECT_EQ(strangers.broken(), 0U);
-  if (waits) {
-    EXPECT_ANY_THROW(waits->wait());
-  }
+  if (waits) EXPECT_ANY_THROW(waits->wait());
   barrier(*world->group());
 }
 

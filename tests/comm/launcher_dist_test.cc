@@ -139,8 +139,9 @@ void run_rank(const std::string& mode) {
   all_reduce(*world->group(), sum).wait();
   note(fmt::format("pid-{}", rank), std::to_string(::getpid()));
   const Listening own = listen_at("127.0.0.1", 0, Reach::kThisHost);  // shows that the tables are read
-  if (mode.starts_with("listen"))
+  if (mode.starts_with("listen")) {
     note(fmt::format("listen-{}", rank), fmt::format("{}", fmt::join(listening_addresses(), "\n")));
+  }
   if (mode == "ok" || mode.starts_with("listen")) {
     note(fmt::format("sum-{}", rank), std::to_string(sum[0].item<float>()));
     return;

@@ -45,7 +45,7 @@ TEST(RankOutputs, ShowAPartOfALotAndComeBackForTheRest) {
   });
   EXPECT_EQ(outputs.look_again_after(), std::nullopt);
   text += shown_by([&] { outputs.finish(); });
-  EXPECT_EQ(static_cast<size_t>(std::count(text.begin(), text.end(), '\n')), lines.size() / 100 + 1);
+  EXPECT_EQ(static_cast<size_t>(std::ranges::count(text, '\n')), lines.size() / 100 + 1);
   EXPECT_TRUE(text.ends_with("[rank0]: begun\n"));
 }
 

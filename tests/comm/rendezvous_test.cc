@@ -11,8 +11,8 @@
 #include <map>
 #include <thread>
 
-#include "tessera/base/machine/endpoint.h"
 #include "tessera/base/error.h"
+#include "tessera/base/machine/endpoint.h"
 #include "tests/support/free_port.h"
 #include "tests/support/temp_folder.h"
 
@@ -209,15 +209,15 @@ Meeting file_meeting(const testing::TempFolder& folder, int rank, int size) {
 std::vector<std::string> meet_all(std::vector<Meeting>& meetings, std::chrono::milliseconds timeout) {
   std::vector<std::string> errors(meetings.size());
   std::vector<std::thread> threads;
-  std::atomic<int64_t> guests =
-      std::count_if(meetings.begin(), meetings.end(), [](const Meeting& one) { return !one.serve; });
+  std::atomic<int64_t> guests = std::ranges::count_if(meetings, [](const Meeting& one) { return !one.serve; });
   for (size_t i = 0; i < meetings.size(); ++i) {
     threads.emplace_back([&, i] {
       const bool serves = meetings[i].serve;
       try {
         const auto store = meet(meetings[i], timeout);
-        while (serves && guests > 0)
+        while (serves && guests > 0) {
           std::this_thread::sleep_for(std::chrono::milliseconds(5));  // they read their verdict
+        }
       } catch (const std::exception& error) {
         errors[i] = error.what();
       }

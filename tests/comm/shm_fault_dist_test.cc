@@ -180,7 +180,7 @@ TEST(ShmMemory, IsRefusedInOneLineAndGlooIsUsed) {
   const std::string said = read_file(log, 1 << 16);
   EXPECT_NE(said.find("has no shared memory: "), std::string::npos) << said;
   EXPECT_NE(said.find("File too large"), std::string::npos) << said;
-  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
+  EXPECT_EQ(std::ranges::count(said, '\n'), 1) << said;
 }
 
 TEST(ShmMemory, ThatIsAskedForAndRefusedIsAnErrorOfTheSettings) {

@@ -83,7 +83,7 @@ class Machine {
     return result;
   }
   bool all_done() const {
-    return std::all_of(fibers_.begin(), fibers_.end(), [](const auto& fiber) { return fiber->done; });
+    return std::ranges::all_of(fibers_, [](const auto& fiber) { return fiber->done; });
   }
   // Runs fiber `index` up to its next step.
   void run(int index) {
@@ -315,14 +315,14 @@ class Explorer {
   }
   void go(Machine& machine, int fiber) {
     const auto enabled = machine.enabled();
-    const bool could_go_on = std::find(enabled.begin(), enabled.end(), last_) != enabled.end();
+    const bool could_go_on = std::ranges::find(enabled, last_) != enabled.end();
     preempted_ += last_ >= 0 && fiber != last_ && could_go_on;
     last_ = fiber;
     machine.run(fiber);
   }
   std::vector<int> choices(const Machine& machine) const {
     auto enabled = machine.enabled();
-    const auto last = std::find(enabled.begin(), enabled.end(), last_);
+    const auto last = std::ranges::find(enabled, last_);
     if (search_.preemptions < 0 || last == enabled.end()) return enabled;
     if (preempted_ == search_.preemptions) return {last_};
     std::iter_swap(enabled.begin(), last);
@@ -383,8 +383,9 @@ class Meet final : public Protocol {
         ModelWaiter waiter{meeting_.looks};
         bells_[rank].wait(waiter, [&] { return is_complete(rounds); });
         for (int other = 0; other < meeting_.ranks; ++other) {
-          if (machine.read_slot(slot_of(other, rounds.round())) != rounds.round() * 10 + other)
+          if (machine.read_slot(slot_of(other, rounds.round())) != rounds.round() * 10 + other) {
             machine.fail("a wrong value");
+          }
         }
         ++finished_[rank];
       }

@@ -38,8 +38,9 @@ TEST(Rendezvous, SixtyFourThreadRanksStartInOneRun) {
 
 TEST(Rendezvous, SixteenProcessRanksStartInOneRun) {
   Fleet fleet(16, {.timeout = seconds(50)}, [](const auto& world) { expect_sums(*world); });
-  for (int rank = 0; rank < 16; ++rank)
+  for (int rank = 0; rank < 16; ++rank) {
     EXPECT_EQ(fleet.end_of(rank).code, 0) << rank << ": " << fleet.end_of(rank).text;
+  }
 }
 
 // Not a test: a rank under a launcher.

@@ -104,7 +104,7 @@ class MisledStore final : public c10d::PrefixStore {
 
  private:
   static std::ptrdiff_t text_begin(const std::vector<uint8_t>& said) {
-    return std::find(said.begin(), said.end(), ' ') - said.begin();
+    return std::ranges::find(said, ' ') - said.begin();
   }
 };
 

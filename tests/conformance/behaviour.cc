@@ -13,38 +13,30 @@ constexpr int kRanks = 4;
 
 std::string joined(const Combination& combination) {
   std::string text;
-  for (const auto& placement : combination) {
-    text += (text.empty() ? "" : " ") + to_string(placement);
-  }
+  for (const auto& placement : combination) text += (text.empty() ? "" : " ") + to_string(placement);
   return text;
 }
 
 // As upstream writes them: without spaces.
 std::string placement_of(const at::Tensor& tensor) {
-  if (!tensor.defined() || !is_dtensor(tensor)) {
-    return "-";
-  }
+  if (!tensor.defined() || !is_dtensor(tensor)) return "-";
   std::string text = to_string(placements(tensor)[0]);
   std::erase(text, ' ');
   return text;
 }
 
 int64_t step_bytes(const Placement& from, const Placement& to, int64_t local_bytes) {
-  if (from.is_replicate() || to.is_partial()) {
-    return 0;
-  }
-  if (from.is_partial()) {
-    return local_bytes * (kRanks - 1) / kRanks * (to.is_shard() ? 1 : 2);
-  }
+  if (from.is_replicate() || to.is_partial()) return 0;
+  if (from.is_partial()) return local_bytes * (kRanks - 1) / kRanks * (to.is_shard() ? 1 : 2);
   return to.is_replicate() ? local_bytes * (kRanks - 1) : local_bytes * (kRanks - 1) / kRanks;
 }
 
 // Of an operation that no kernel here runs: what its rule plans.
 Behaviour planned(const Sample& sample, const std::vector<Slot>& slots, const std::vector<c10::IValue>& args,
                   const Tensors& placed) {
-  const detail::OpEntry entry(sample.op);
-  entry.rule = detail::find_rule(entry);
-  const auto plan = detail::make_plan(entry, args);
+  const OpEntry entry(sample.op);
+  entry.rule = find_rule(entry);
+  const auto plan = make_plan(entry, args);
   Behaviour behaviour;
   for (const auto& move : plan->redistributions) {
     for (size_t i = 0; i < slots.size(); ++i) {
@@ -58,9 +50,7 @@ Behaviour planned(const Sample& sample, const std::vector<Slot>& slots, const st
     }
   }
   for (const auto& output : plan->outputs) {
-    for (const auto& tensor : output.tensors) {
-      behaviour.outputs.push_back(to_string(tensor.placements->values[0]));
-    }
+    for (const auto& tensor : output.tensors) behaviour.outputs.push_back(to_string(tensor.placements->values[0]));
   }
   return behaviour;
 }
@@ -82,17 +72,13 @@ Observed observe(const SharedSample& shared, const Combination& combination, con
       const auto outs = outs_like(reference, shared.slots, placed);
       size_t next = 0;
       for (size_t i = 0; i < args.size(); ++i) {
-        if (reference.sample.op.schema().arguments()[i].is_out()) {
-          args[i] = outs.at(next++);
-        }
+        if (reference.sample.op.schema().arguments()[i].is_out()) args[i] = outs.at(next++);
       }
     }
     CommDebugMode count;
     const Outcome outcome = call(reference.sample, {}, args);
     seen.behaviour.bytes = count.total_bytes();
-    for (const auto& tensor : outcome.tensors) {
-      seen.behaviour.outputs.push_back(placement_of(tensor));
-    }
+    for (const auto& tensor : outcome.tensors) seen.behaviour.outputs.push_back(placement_of(tensor));
   } catch (const std::exception& error) {
     seen.behaviour.error = true;
     seen.error = error.what();
@@ -111,9 +97,7 @@ std::vector<Observed> behaviours_of(const std::vector<SharedSample>& samples) {
     for (const auto& sample : samples) {
       for (const auto& combination : sample.placements) {
         Observed seen = observe(sample, combination, mesh);
-        if ((*mesh->coordinate())[0] == 0) {
-          all.push_back(std::move(seen));
-        }
+        if ((*mesh->coordinate())[0] == 0) all.push_back(std::move(seen));
       }
     }
   });

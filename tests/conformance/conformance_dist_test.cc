@@ -23,12 +23,8 @@ TEST(Conformance, EveryListedOperationHasSamplesAndAGroup) {
 
 TEST(Conformance, KnownToBeMissingAreListedOperations) {
   std::vector<std::string> names;
-  for (const auto& op : listed_ops()) {
-    names.push_back(op.name);
-  }
-  for (const auto& name : missing_ops()) {
-    EXPECT_THAT(names, ::testing::Contains(name));
-  }
+  for (const auto& op : listed_ops()) names.push_back(op.name);
+  for (const auto& name : missing_ops()) EXPECT_THAT(names, ::testing::Contains(name));
 }
 
 class OnMesh : public ::testing::TestWithParam<std::tuple<const char*, int64_t>> {};
@@ -62,9 +58,7 @@ TEST_P(OnTwoMeshDims, EqualsThePlainOperationForRandomPlacements) {
             [&](const std::shared_ptr<const Reference>& reference) { run.add_random(reference, 3, random); });
   run.check();
   expect_conforming(run.report(), GetParam(), /*at_random=*/true);
-  if (seed == kSeed) {
-    expect_counts(run.report(), fmt::format("{}@2x2", GetParam()));
-  }
+  if (seed == kSeed) expect_counts(run.report(), fmt::format("{}@2x2", GetParam()));
 }
 
 INSTANTIATE_TEST_SUITE_P(, OnTwoMeshDims, ::testing::ValuesIn(kOpGroups),

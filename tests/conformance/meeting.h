@@ -38,7 +38,7 @@ class Meeting {
     words_[rank] = std::move(word);
     here_[rank] = true;
     const int64_t round = round_;
-    if (std::all_of(here_.begin(), here_.end(), [](bool here) { return here; })) {
+    if (std::ranges::all_of(here_, [](bool here) { return here; })) {
       heard_ = words_;
       here_.assign(here_.size(), false);
       ++round_;
@@ -51,9 +51,7 @@ class Meeting {
       arrive_.wait_for(lock, kSlice, over);
     }
     if (round_ == round) {
-      if (!broken_) {
-        parting_ = said();
-      }
+      if (!broken_) parting_ = said();
       broken_ = true;
       arrive_.notify_all();
       throw RanksParted(parting_);

@@ -44,13 +44,9 @@ Behaviour parse_behaviour(const std::string& text) {
   Behaviour behaviour;
   behaviour.error = text == "error";
   behaviour.wrong = text == "wrong";
-  if (behaviour.error || behaviour.wrong) {
-    return behaviour;
-  }
+  if (behaviour.error || behaviour.wrong) return behaviour;
   std::istringstream words(text);
-  for (std::string word; words >> word;) {
-    behaviour.outputs.push_back(word);
-  }
+  for (std::string word; words >> word;) behaviour.outputs.push_back(word);
   behaviour.bytes = std::stoll(behaviour.outputs.back());
   behaviour.outputs.pop_back();
   return behaviour;
@@ -61,9 +57,7 @@ OpTable read_op_table(const std::string& name) {
   std::ifstream file(source_folder() / "tests/conformance" / name);
   std::vector<std::string> ops;
   for (std::string line; std::getline(file, line);) {
-    if (line.empty() || line[0] == '#') {
-      continue;
-    }
+    if (line.empty() || line[0] == '#') continue;
     if (line.starts_with("ops ")) {
       std::istringstream words(line.substr(4));
       ops.clear();
@@ -74,9 +68,7 @@ OpTable read_op_table(const std::string& name) {
       continue;
     }
     const auto arrow = line.find("->");
-    if (arrow == std::string::npos) {
-      throw std::runtime_error(name + ": no arrow in: " + line);
-    }
+    if (arrow == std::string::npos) throw std::runtime_error(name + ": no arrow in: " + line);
     for (const auto& op : ops) {
       table[op][trimmed(line.substr(0, arrow))] = parse_behaviour(trimmed(line.substr(arrow + 2)));
     }
@@ -89,19 +81,13 @@ std::string to_text(const OpTable& table) {
   std::vector<const std::string*> order;  // by the first operation of each
   for (const auto& [op, rows] : table) {
     std::string lines;
-    for (const auto& [inputs, behaviour] : rows) {
-      lines += inputs + " -> " + behaviour.to_string() + "\n";
-    }
+    for (const auto& [inputs, behaviour] : rows) lines += inputs + " -> " + behaviour.to_string() + "\n";
     const auto [block, is_new] = blocks.try_emplace(lines, "ops");
     block->second += " " + op;
-    if (is_new) {
-      order.push_back(&block->first);
-    }
+    if (is_new) order.push_back(&block->first);
   }
   std::string text;
-  for (const auto* lines : order) {
-    text += "\n" + blocks.at(*lines) + "\n" + *lines;
-  }
+  for (const auto* lines : order) text += "\n" + blocks.at(*lines) + "\n" + *lines;
   return text;
 }
 
@@ -110,15 +96,9 @@ bool is_ours(const Behaviour& theirs, const Behaviour& ours) {
 }
 
 std::optional<DifferenceKind> difference(const Behaviour& theirs, const Behaviour& ours) {
-  if (theirs.error || theirs.wrong) {
-    return std::nullopt;
-  }
-  if (ours.error) {
-    return DifferenceKind::kRefuses;
-  }
-  if (ours.bytes > theirs.bytes) {
-    return DifferenceKind::kMore;
-  }
+  if (theirs.error || theirs.wrong) return std::nullopt;
+  if (ours.error) return DifferenceKind::kRefuses;
+  if (ours.bytes > theirs.bytes) return DifferenceKind::kMore;
   if (ours.bytes < theirs.bytes) {
     return ours.outputs == theirs.outputs ? DifferenceKind::kFewer : DifferenceKind::kElsewhere;
   }
@@ -128,9 +108,7 @@ std::optional<DifferenceKind> difference(const Behaviour& theirs, const Behaviou
 ListedDifferences::ListedDifferences() {
   std::ifstream file(source_folder() / "tests/conformance/op_differences.txt");
   for (std::string text; std::getline(file, text);) {
-    if (text.empty() || text[0] == '#') {
-      continue;
-    }
+    if (text.empty() || text[0] == '#') continue;
     std::istringstream fields(text);
     Line line{.text = text, .kind = {}, .op = {}, .inputs = {}};
     std::string allowed, reason;
@@ -162,9 +140,7 @@ bool ListedDifferences::allows(DifferenceKind kind, const std::string& op, const
 std::vector<std::string> ListedDifferences::miscounted() const {
   std::vector<std::string> texts;
   for (const auto& line : lines_) {
-    if (line.used != line.allowed) {
-      texts.push_back(fmt::format("{} (found {})", line.text, line.used));
-    }
+    if (line.used != line.allowed) texts.push_back(fmt::format("{} (found {})", line.text, line.used));
   }
   return texts;
 }

@@ -35,9 +35,7 @@ TEST(OpTable, PlacementsAndBytesAreThoseOfPyTorchOrListed) {
       wrong[one.op].push_back(one.inputs + ": not in op_table.txt, make it again with oracle/make_op_table.py");
       continue;
     }
-    if (one.behaviour.error && !one.may_refuse) {
-      wrong[one.op].push_back(one.inputs + " is no refusal: " + one.error);
-    }
+    if (one.behaviour.error && !one.may_refuse) wrong[one.op].push_back(one.inputs + " is no refusal: " + one.error);
     if (is_ours(*row, one.behaviour)) {
       const auto said = find_row(ours[one.op], one.inputs);
       if (!said || said->to_string() != one.behaviour.to_string()) {
@@ -60,18 +58,14 @@ TEST(OpTable, PlacementsAndBytesAreThoseOfPyTorchOrListed) {
                                           one.behaviour.error ? one.error : one.behaviour.to_string()));
     }
   }
-  for (const auto& [op, lines] : wrong) {
-    ADD_FAILURE() << op << "\n  " << fmt::format("{}", fmt::join(lines, "\n  "));
-  }
+  for (const auto& [op, lines] : wrong) ADD_FAILURE() << op << "\n  " << fmt::format("{}", fmt::join(lines, "\n  "));
   if (std::getenv("TESSERA_OP") == nullptr) {
     EXPECT_THAT(differences.miscounted(), ::testing::IsEmpty()) << "op_differences.txt says of how many combinations";
     for (const auto& [op, rows] : ours) {
       EXPECT_TRUE(rows.empty()) << op << ": op_ours.txt lists what is not so: " << rows.begin()->first;
     }
   }
-  for (const auto& [what, count] : counts) {
-    std::cout << fmt::format("{}: {} combinations\n", what, count);
-  }
+  for (const auto& [what, count] : counts) std::cout << fmt::format("{}: {} combinations\n", what, count);
 }
 
 }  // namespace

@@ -16,20 +16,16 @@ std::vector<Slot> slots_of(const Sample& sample) {
   for (size_t i = 0; i < arguments.size(); ++i) {
     const auto& value = sample.args[i];
     const bool mutated = arguments[i].alias_info() != nullptr && arguments[i].alias_info()->isWrite();
-    const bool whole = std::count(sample.whole.begin(), sample.whole.end(), arguments[i].name()) > 0;
+    const bool whole = std::ranges::count(sample.whole, arguments[i].name()) > 0;
     const auto add = [&](int element, const at::Tensor& tensor) {
-      if (tensor.defined()) {
-        slots.push_back({static_cast<int>(i), element, tensor, mutated, whole});
-      }
+      if (tensor.defined()) slots.push_back({static_cast<int>(i), element, tensor, mutated, whole});
     };
     if (value.isTensor()) {
       add(-1, value.toTensor());
     } else if (value.isList()) {
       const auto elements = value.toListRef();
       for (size_t j = 0; j < elements.size(); ++j) {
-        if (elements[j].isTensor()) {
-          add(static_cast<int>(j), elements[j].toTensor());
-        }
+        if (elements[j].isTensor()) add(static_cast<int>(j), elements[j].toTensor());
       }
     }
   }
@@ -60,12 +56,8 @@ namespace {
 
 std::vector<Placement> plain_kinds(const Slot& slot) {
   std::vector<Placement> kinds{Replicate()};
-  if (slot.whole) {
-    return kinds;
-  }
-  for (int64_t dim = 0; dim < slot.plain.dim(); ++dim) {
-    kinds.push_back(Shard(dim));
-  }
+  if (slot.whole) return kinds;
+  for (int64_t dim = 0; dim < slot.plain.dim(); ++dim) kinds.push_back(Shard(dim));
   const auto type = slot.plain.scalar_type();  // sums of the narrow types are too coarse to compare
   if (type == at::kDouble || type == at::kFloat || type == at::kLong || type == at::kInt ||
       type == at::kComplexDouble) {
@@ -75,28 +67,20 @@ std::vector<Placement> plain_kinds(const Slot& slot) {
 }
 
 std::vector<Placement> other_partials(const Slot& slot) {
-  if (slot.whole || (slot.plain.scalar_type() != at::kDouble && slot.plain.scalar_type() != at::kFloat)) {
-    return {};
-  }
+  if (slot.whole || (slot.plain.scalar_type() != at::kDouble && slot.plain.scalar_type() != at::kFloat)) return {};
   return {Partial(ReduceOp::kAvg), Partial(ReduceOp::kMax), Partial(ReduceOp::kMin)};
 }
 
 std::vector<Combination> of_two(const std::vector<Slot>& slots) {
   std::vector<Combination> all;
   for (const auto& left : plain_kinds(slots[0])) {
-    for (const auto& right : plain_kinds(slots[1])) {
-      all.push_back({left, right});
-    }
+    for (const auto& right : plain_kinds(slots[1])) all.push_back({left, right});
   }
   for (const auto& partial : other_partials(slots[0])) {
     all.push_back({partial, Replicate()});
-    if (!other_partials(slots[1]).empty()) {
-      all.push_back({partial, partial});
-    }
+    if (!other_partials(slots[1]).empty()) all.push_back({partial, partial});
   }
-  for (const auto& partial : other_partials(slots[1])) {
-    all.push_back({Replicate(), partial});
-  }
+  for (const auto& partial : other_partials(slots[1])) all.push_back({Replicate(), partial});
   return all;
 }
 
@@ -115,32 +99,24 @@ std::vector<Combination> of_many(const std::vector<Slot>& slots) {
     }
   }
   int64_t most = 0;
-  for (const auto& slot : slots) {
-    most = std::max(most, slot.plain.dim());
-  }
+  for (const auto& slot : slots) most = std::max(most, slot.plain.dim());
   for (int64_t dim = -most; dim < most; ++dim) {  // the dims counted from the left, and from the right
     Combination one(slots.size(), Replicate());
     for (size_t i = 0; i < slots.size(); ++i) {
       const int64_t ndim = slots[i].plain.dim();
       const int64_t at = dim < 0 ? dim + ndim : dim;
-      if (!slots[i].whole && at >= 0 && at < ndim) {
-        one[i] = Shard(at);
-      }
+      if (!slots[i].whole && at >= 0 && at < ndim) one[i] = Shard(at);
     }
     all.push_back(one);
   }
   Combination partial(slots.size(), Replicate());
   std::mt19937 random(1);
-  for (size_t i = 0; i < slots.size(); ++i) {
-    partial[i] = plain_kinds(slots[i]).back();
-  }
+  for (size_t i = 0; i < slots.size(); ++i) partial[i] = plain_kinds(slots[i]).back();
   all.push_back(partial);
   constexpr int kRandom = 12;
   for (int round = 0; round < kRandom; ++round) {
     Combination one;
-    for (const auto& slot : slots) {
-      one.push_back(drawn(slot, random));
-    }
+    for (const auto& slot : slots) one.push_back(drawn(slot, random));
     all.push_back(one);
   }
   return all;
@@ -150,14 +126,10 @@ std::vector<Combination> of_many(const std::vector<Slot>& slots) {
 
 std::vector<Combination> combinations(const std::vector<Slot>& slots) {
   std::vector<Combination> all;
-  if (slots.empty()) {
-    return {{}};
-  }
+  if (slots.empty()) return {{}};
   if (slots.size() == 1) {
     for (const auto& list : {plain_kinds(slots[0]), other_partials(slots[0])}) {
-      for (const auto& kind : list) {
-        all.push_back({kind});
-      }
+      for (const auto& kind : list) all.push_back({kind});
     }
     return all;
   }
@@ -166,12 +138,8 @@ std::vector<Combination> combinations(const std::vector<Slot>& slots) {
   std::set<std::string> seen;
   for (auto& one : all) {
     std::string key;
-    for (const auto& placement : one) {
-      key += to_string(placement) + " ";
-    }
-    if (seen.insert(key).second) {
-      different.push_back(std::move(one));
-    }
+    for (const auto& placement : one) key += to_string(placement) + " ";
+    if (seen.insert(key).second) different.push_back(std::move(one));
   }
   return different;
 }
@@ -179,18 +147,14 @@ std::vector<Combination> combinations(const std::vector<Slot>& slots) {
 namespace {
 
 bool holds(const std::vector<Placement>& list, const Placement& one) {
-  return std::find(list.begin(), list.end(), one) != list.end();
+  return std::ranges::find(list, one) != list.end();
 }
 
 // Strided shards first, by dim.
 std::vector<Placement> rare_kinds(const Slot& slot, int64_t k) {
   std::vector<Placement> kinds;
-  if (slot.whole) {
-    return kinds;
-  }
-  for (int64_t dim = 0; dim < slot.plain.dim(); ++dim) {
-    kinds.push_back(StridedShard(dim, 2));
-  }
+  if (slot.whole) return kinds;
+  for (int64_t dim = 0; dim < slot.plain.dim(); ++dim) kinds.push_back(StridedShard(dim, 2));
   const auto type = slot.plain.scalar_type();
   const bool nonnegative = type == at::kDouble && !at::any(slot.plain.lt(0)).item<bool>();
   if (c10::isFloatingType(type) && slot.plain.element_size() == 1) {  // there is no arithmetic of them on a CPU
@@ -200,9 +164,7 @@ std::vector<Placement> rare_kinds(const Slot& slot, int64_t k) {
   for (const auto& partial : partials_of(type, nonnegative, {k})) {
     const bool one_norm_is_enough = partial.kind == Placement::Kind::kNormPartial && partial.norm_order() != 2;
     const bool rounds = is_narrow(type) && (partial.is_partial(ReduceOp::kSum) || partial.is_partial(ReduceOp::kAvg));
-    if (!holds(usual, partial) && !holds(others, partial) && !one_norm_is_enough && !rounds) {
-      kinds.push_back(partial);
-    }
+    if (!holds(usual, partial) && !holds(others, partial) && !one_norm_is_enough && !rounds) kinds.push_back(partial);
   }
   return kinds;
 }
@@ -219,20 +181,12 @@ std::vector<Combination> rare_combinations(const std::vector<Slot>& slots, int64
       // The others sharded the usual way, and as this one.
       Combination others_cut = others_whole, alike = others_whole;
       for (size_t j = 0; j < slots.size(); ++j) {
-        if (j == i || slots[j].whole) {
-          continue;
-        }
-        if (slots[j].plain.dim() > 0) {
-          others_cut[j] = Shard(0);
-        }
-        if (holds(rare_kinds(slots[j], k), kind)) {
-          alike[j] = kind;
-        }
+        if (j == i || slots[j].whole) continue;
+        if (slots[j].plain.dim() > 0) others_cut[j] = Shard(0);
+        if (holds(rare_kinds(slots[j], k), kind)) alike[j] = kind;
       }
       for (const auto& one : {others_cut, alike}) {
-        if (std::find(all.begin(), all.end(), one) == all.end()) {
-          all.push_back(one);
-        }
+        if (std::ranges::find(all, one) == all.end()) all.push_back(one);
       }
     }
   }
@@ -263,9 +217,7 @@ at::Tensor share(const at::Tensor& whole, const Placement& placement, int64_t r,
   if (placement.kind == Placement::Kind::kNormPartial || op == ReduceOp::kProduct || !shared_with_oracle) {
     return share_of(whole, placement, r, k);
   }
-  if (!whole.is_floating_point() && !whole.is_complex()) {
-    return r == 0 ? whole - 3 * (k - 1) : at::full_like(whole, 3);
-  }
+  if (!whole.is_floating_point() && !whole.is_complex()) return r == 0 ? whole - 3 * (k - 1) : at::full_like(whole, 3);
   // Weights that sum to one, some of them negative.
   const double weight = r == 0 ? 1 + 0.25 * static_cast<double>(k / 2) - 0.5 * static_cast<double>((k - 1) / 2)
                                : (r % 2 == 1 ? -0.25 : 0.5);
@@ -295,9 +247,7 @@ at::Tensor place(const at::Tensor& whole, const MeshPtr& mesh, const Placements&
     }
   }
   const at::Tensor spread = distribute_tensor(shared.clone(), mesh, cut, std::nullopt);
-  if (cut == placements) {
-    return spread;
-  }
+  if (cut == placements) return spread;
   return from_local(to_local(spread), mesh, placements,
                     {.shape = whole.sizes().vec(), .stride = whole.contiguous().strides().vec()});
 }

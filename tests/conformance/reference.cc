@@ -20,9 +20,7 @@ Outcome call(const Sample& sample, const std::vector<Slot>& slots, const std::ve
     if (value.isTensor()) {
       outcome.tensors.push_back(value.toTensor());
     } else if (value.isTensorList()) {
-      for (const auto& element : value.toListRef()) {
-        outcome.tensors.push_back(element.toTensor());
-      }
+      for (const auto& element : value.toListRef()) outcome.tensors.push_back(element.toTensor());
     } else {
       outcome.others.push_back(value);
     }
@@ -40,8 +38,7 @@ bool takes_gradient(const at::Tensor& tensor) { return tensor.is_floating_point(
 
 bool Reference::is_leaf(const Slot& slot) const {
   const auto& name = sample.op.schema().arguments()[slot.arg].name();
-  return takes_gradient(slot.plain) && !slot.whole &&
-         std::find(constants.begin(), constants.end(), name) == constants.end();
+  return takes_gradient(slot.plain) && !slot.whole && std::ranges::find(constants, name) == constants.end();
 }
 
 bool Reference::may_refuse(const std::string& error) const {
@@ -51,9 +48,7 @@ bool Reference::may_refuse(const std::string& error) const {
 Tensors writable(const std::vector<Slot>& slots, const Tensors& leaves) {
   Tensors all = leaves;
   for (size_t i = 0; i < slots.size(); ++i) {
-    if (slots[i].mutated) {
-      all[i] = leaves[i].clone();
-    }
+    if (slots[i].mutated) all[i] = leaves[i].clone();
   }
   return all;
 }
@@ -68,21 +63,15 @@ Tensors gradients_of(const Outcome& outcome, const Tensors& leaves, const Tensor
     }
   }
   for (const auto& leaf : leaves) {
-    if (leaf.requires_grad()) {
-      inputs.push_back(leaf);
-    }
+    if (leaf.requires_grad()) inputs.push_back(leaf);
   }
-  if (outputs.empty() || inputs.empty()) {
-    return {};
-  }
+  if (outputs.empty() || inputs.empty()) return {};
   const auto given =
       torch::autograd::grad(outputs, inputs, grad_outputs, /*retain_graph=*/false, /*create_graph=*/false,
                             /*allow_unused=*/true);
   Tensors all;
   size_t next = 0;
-  for (const auto& leaf : leaves) {
-    all.push_back(leaf.requires_grad() ? given[next++] : at::Tensor());
-  }
+  for (const auto& leaf : leaves) all.push_back(leaf.requires_grad() ? given[next++] : at::Tensor());
   return all;
 }
 
@@ -105,8 +94,7 @@ std::optional<std::vector<c10::IValue>> functional_args(const c10::FunctionSchem
       return std::nullopt;
     }
   }
-  const auto given = std::count_if(schema.arguments().begin(), schema.arguments().end(),
-                                   [](const auto& one) { return !one.is_out(); });
+  const auto given = std::ranges::count_if(schema.arguments(), [](const auto& one) { return !one.is_out(); });
   return used == static_cast<size_t>(given) ? std::optional(found) : std::nullopt;
 }
 
@@ -115,14 +103,10 @@ std::optional<Sample> functional_of(const Sample& sample) {
   const auto& schema = sample.op.schema();
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
-    if (name.name != schema.name() && name.name != schema.name() + "_functional") {
-      continue;
-    }
+    if (name.name != schema.name() && name.name != schema.name() + "_functional") continue;
     const auto op = dispatcher.findSchema(name);
     const auto args = op ? functional_args(op->schema(), schema, sample.args) : std::nullopt;
-    if (args) {
-      return Sample{.op = *op, .label = sample.label, .args = *args, .whole = sample.whole};
-    }
+    if (args) return Sample{.op = *op, .label = sample.label, .args = *args, .whole = sample.whole};
   }
   return std::nullopt;
 }
@@ -136,16 +120,12 @@ void make_outs(Reference& reference) {
   }
   const auto slots = slots_of(*reference.functional);
   Tensors plain;
-  for (const auto& slot : slots) {
-    plain.push_back(slot.plain);
-  }
+  for (const auto& slot : slots) plain.push_back(slot.plain);
   const Outcome outcome =
       call(*reference.functional, {}, with_tensors(*reference.functional, slots, writable(slots, plain)));
   size_t next = 0;
   for (size_t i = 0; i < args.size(); ++i) {
-    if (arguments[i].is_out()) {
-      args[i] = at::zeros_like(outcome.tensors.at(next++));
-    }
+    if (arguments[i].is_out()) args[i] = at::zeros_like(outcome.tensors.at(next++));
   }
 }
 
@@ -202,7 +182,7 @@ void add_gradients(Reference& reference) {
     reference.gradients.clear();
     const std::string constant = constant_in(text);
     const auto& known = reference.constants;
-    if (!constant.empty() && std::find(known.begin(), known.end(), constant) == known.end()) {
+    if (!constant.empty() && std::ranges::find(known, constant) == known.end()) {
       reference.constants.push_back(constant);
       return add_gradients(reference);
     }
@@ -250,23 +230,15 @@ void draw_alone(Reference& reference) {
 Reference make_reference(const Sample& sample) {
   Reference reference{.sample = sample};
   classify(reference);
-  if (reference.is_out) {
-    make_outs(reference);
-  }
+  if (reference.is_out) make_outs(reference);
   const at::NoGradGuard no_grad;
   reference.slots = slots_of(reference.sample);
   Tensors plain;
-  for (const auto& slot : reference.slots) {
-    plain.push_back(slot.plain);
-  }
-  if (sample.plan_only) {
-    return reference;
-  }
+  for (const auto& slot : reference.slots) plain.push_back(slot.plain);
+  if (sample.plan_only) return reference;
   reference.outcome = call(reference.sample, reference.slots,
                            with_tensors(reference.sample, reference.slots, writable(reference.slots, plain)));
-  if (sample.random) {
-    draw_alone(reference);
-  }
+  if (sample.random) draw_alone(reference);
   if (sample.gradient && !sample.random && !reference.is_out) {
     const at::AutoGradMode grad(true);
     add_gradients(reference);

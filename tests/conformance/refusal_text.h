@@ -51,9 +51,7 @@ inline bool matches_text(const std::string& text, const std::string& pattern) {
       return from == 0 ? text == piece : text.size() >= at + piece.size() && text.ends_with(piece);
     }
     const size_t found = text.find(piece, at);
-    if (found == std::string::npos || (from == 0 && found != 0)) {
-      return false;
-    }
+    if (found == std::string::npos || (from == 0 && found != 0)) return false;
     at = found + piece.size();
     from = end + hole.size();
   }

@@ -65,26 +65,19 @@ class Checker {
       error = error.empty() ? "an exception without text" : error;
     }
     const auto errors = tell_(error);
-    const auto first = std::find_if(errors.begin(), errors.end(), [](const std::string& e) { return !e.empty(); });
-    if (first == errors.end()) {
-      return true;
-    }
-    const bool all = std::none_of(errors.begin(), errors.end(), [](const std::string& e) { return e.empty(); });
+    const auto first = std::ranges::find_if(errors, [](const std::string& e) { return !e.empty(); });
+    if (first == errors.end()) return true;
+    const bool all = std::ranges::none_of(errors, [](const std::string& e) { return e.empty(); });
     refused = all && reference_->may_refuse(*first);
-    if (!refused) {
-      wrong_ = (all ? "" : fmt::format("on rank {}: ", first - errors.begin())) + *first;
-    }
+    if (!refused) wrong_ = (all ? "" : fmt::format("on rank {}: ", first - errors.begin())) + *first;
     return false;
   }
 
   bool gradients_wanted() const {
-    if (!reference_->differentiable()) {
-      return false;
-    }
+    if (!reference_->differentiable()) return false;
     for (size_t i = 0; i < reference_->slots.size(); ++i) {
       const auto& placements = case_->placements[i];
-      if (reference_->slots[i].mutated &&
-          std::any_of(placements.begin(), placements.end(), [](auto& p) { return p.is_partial(); })) {
+      if (reference_->slots[i].mutated && std::ranges::any_of(placements, [](auto& p) { return p.is_partial(); })) {
         return false;  // its copy is reduced
       }
     }
@@ -100,9 +93,9 @@ class Checker {
       leaves_.push_back(leaf);
     }
     if (sample.plan_only) {
-      const detail::OpEntry entry(sample.op);
-      entry.rule = detail::find_rule(entry);
-      detail::make_plan(entry, with_tensors(sample, reference_->slots, leaves_));
+      const OpEntry entry(sample.op);
+      entry.rule = find_rule(entry);
+      make_plan(entry, with_tensors(sample, reference_->slots, leaves_));
       return;
     }
     if (reference_->functional) {
@@ -124,9 +117,7 @@ class Checker {
     const auto outs = outs_like(*reference_, reference_->slots, leaves_);
     size_t next = 0;
     for (size_t i = 0; i < args.size(); ++i) {
-      if (arguments[i].is_out()) {
-        args[i] = outs.at(next++);
-      }
+      if (arguments[i].is_out()) args[i] = outs.at(next++);
     }
     manual_seed(kDrawSeed, mesh_);
     outcome_ = call(sample, reference_->slots, args);
@@ -148,9 +139,7 @@ class Checker {
       const auto& found = outcome_.others.at(i);
       const bool same = wanted.others[i].isDouble() ? std::abs(found.toDouble() - wanted.others[i].toDouble()) < 1e-9
                                                     : found == wanted.others[i];
-      if (!shapes_only() && !same) {
-        throw std::runtime_error("another value than the plain operation gives");
-      }
+      if (!shapes_only() && !same) throw std::runtime_error("another value than the plain operation gives");
     }
   }
 
@@ -159,9 +148,9 @@ class Checker {
   // What is drawn is the same to the bit, but where sums of partial operands were rounded.
   bool bitwise() const {
     const auto partial = [](const Placements& placements) {
-      return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
+      return std::ranges::any_of(placements, [](const Placement& p) { return p.is_partial(); });
     };
-    return reference_->sample.random && std::none_of(case_->placements.begin(), case_->placements.end(), partial);
+    return reference_->sample.random && std::ranges::none_of(case_->placements, partial);
   }
 
   void compare_canonical() {
@@ -183,14 +172,10 @@ class Checker {
                bool may_be_plain = false) {
     const at::NoGradGuard no_grad;
     const auto require = [&](bool holds, const std::string& difference) {
-      if (!holds) {
-        throw std::runtime_error(what + " " + difference);
-      }
+      if (!holds) throw std::runtime_error(what + " " + difference);
     };
     require(found.defined() == wanted.defined(), found.defined() ? "is defined" : "is undefined");
-    if (!found.defined()) {
-      return;
-    }
+    if (!found.defined()) return;
     if (may_be_plain && !is_dtensor(found)) {
       require(!at::any(found).item<bool>() && found.sizes() == wanted.sizes(), "is a plain tensor, and not of zeros");
       require_close(found, wanted, what);
@@ -203,17 +188,14 @@ class Checker {
             fmt::format("has type {}, wanted {}", toString(found.scalar_type()), toString(wanted.scalar_type())));
     const auto& placements = tessera::placements(found);
     const std::string where = what + " as " + to_string(placements);
-    const bool partial =
-        std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
+    const bool partial = std::ranges::any_of(placements, [](const Placement& p) { return p.is_partial(); });
     if (!partial) {
       const at::Tensor part = to_local(distribute_tensor(wanted.detach(), mesh_, placements, std::nullopt));
       const at::Tensor local = to_local(found.detach());
       require(local.sizes() == part.sizes(),
               fmt::format("as {}: the part has shape [{}], wanted [{}]", to_string(placements),
                           fmt::join(local.sizes(), ", "), fmt::join(part.sizes(), ", ")));
-      if (!shape_only) {
-        require_close(local, part, where);
-      }
+      if (!shape_only) require_close(local, part, where);
     }
     if (!shape_only && (partial || options_.full)) {
       require_close(full_tensor(found.detach()), wanted, where + ", whole");
@@ -309,9 +291,7 @@ void Conformance::add_all(const std::shared_ptr<const Reference>& reference, boo
   }
   for (const auto& combination : all) {
     std::vector<Placements> placements;
-    for (const auto& one : combination) {
-      placements.push_back({one});
-    }
+    for (const auto& one : combination) placements.push_back({one});
     add(reference, std::move(placements));
   }
 }
@@ -336,13 +316,11 @@ void Conformance::note(const Case& one, bool refused, bool differentiated, const
   report_.refused += refused;
   report_.gradients += differentiated;
   report_.placements.insert(describe(one.placements));
-  const bool spread = std::any_of(one.placements.begin(), one.placements.end(), [](const Placements& placements) {
-    return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return !p.is_replicate(); });
+  const bool spread = std::ranges::any_of(one.placements, [](const Placements& placements) {
+    return std::ranges::any_of(placements, [](const Placement& p) { return !p.is_replicate(); });
   });
   report_.worked[toString(one.reference->sample.op.operator_name())] += spread && wrong.empty() && !refused;
-  if (!wrong.empty()) {
-    note_failure(one, wrong);
-  }
+  if (!wrong.empty()) note_failure(one, wrong);
 }
 
 bool Conformance::check() {
@@ -391,9 +369,7 @@ void Conformance::check_with_threads(int size) {
         }
       });
     } catch (const std::exception& error) {  // the ranks were in different places: go on with new ones
-      if (position < cases_.size()) {
-        note_failure(cases_[position], error.what());
-      }
+      if (position < cases_.size()) note_failure(cases_[position], error.what());
       ++position;
     }
   }

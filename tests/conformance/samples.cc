@@ -15,27 +15,22 @@ namespace tessera::testing {
 
 SampleMaker::SampleMaker(c10::OperatorHandle op, int64_t n, int64_t m)
     : n(n), m(m), k(m % 4 == 0 ? 4 : 3), op_(std::move(op)), seed_(static_cast<uint64_t>(n * 1000 + m * 10)) {
-  for (const char c : op_.operator_name().name) {
-    seed_ = seed_ * 31 + static_cast<uint64_t>(c);
-  }
+  for (const char c : op_.operator_name().name) seed_ = seed_ * 31 + static_cast<uint64_t>(c);
 }
 
 bool SampleMaker::has(const std::string& argument) const {
   const auto& arguments = schema().arguments();
-  return std::any_of(arguments.begin(), arguments.end(), [&](const c10::Argument& a) { return a.name() == argument; });
+  return std::ranges::any_of(arguments, [&](const c10::Argument& a) { return a.name() == argument; });
 }
 
 Sample& SampleMaker::add(const NamedArguments& given) {
   Sample sample{.op = op_,
                 .label = fmt::format("{} n={} m={} #{}", toString(op_.operator_name()), n, m, samples_.size())};
   for (const auto& [name, value] : given) {
-    if (!has(name)) {
-      throw std::runtime_error(sample.label + ": the schema has no argument " + name);
-    }
+    if (!has(name)) throw std::runtime_error(sample.label + ": the schema has no argument " + name);
   }
   for (const auto& argument : schema().arguments()) {
-    const auto found =
-        std::find_if(given.begin(), given.end(), [&](const auto& one) { return one.first == argument.name(); });
+    const auto found = std::ranges::find_if(given, [&](const auto& one) { return one.first == argument.name(); });
     if (found != given.end()) {
       sample.args.push_back(found->second);
     } else if (argument.default_value()) {
@@ -105,15 +100,11 @@ SampleTable::SampleTable() {
 }
 
 void SampleTable::add(const std::string& name, SampleBuilder builder) {
-  if (!builders_.emplace(name, std::move(builder)).second) {
-    throw std::runtime_error("two sample builders for " + name);
-  }
+  if (!builders_.emplace(name, std::move(builder)).second) throw std::runtime_error("two sample builders for " + name);
 }
 
 void SampleTable::add(std::initializer_list<const char*> names, const SampleBuilder& builder) {
-  for (const char* name : names) {
-    add(name, builder);
-  }
+  for (const char* name : names) add(name, builder);
 }
 
 const SampleBuilder* SampleTable::find(const c10::OperatorName& name) const {
@@ -131,13 +122,9 @@ const SampleBuilder* SampleTable::find(const c10::OperatorName& name) const {
     keys.push_back(name.name.substr(0, name.name.size() - 1) + dotted);
   }
   keys.push_back(name.name);
-  if (keys.size() == 4) {
-    keys.push_back(name.name.substr(0, name.name.size() - 1));
-  }
+  if (keys.size() == 4) keys.push_back(name.name.substr(0, name.name.size() - 1));
   for (const auto& key : keys) {
-    if (const auto found = builders_.find(key); found != builders_.end()) {
-      return &found->second;
-    }
+    if (const auto found = builders_.find(key); found != builders_.end()) return &found->second;
   }
   return nullptr;
 }
@@ -154,13 +141,9 @@ bool SampleTable::contains(const std::string& name) const { return find(parsed(n
 std::vector<Sample> SampleTable::samples(const std::string& name, int64_t n, int64_t m) const {
   const c10::OperatorName parts = parsed(name);
   const auto op = c10::Dispatcher::singleton().findSchema(parts);
-  if (!op) {
-    throw std::runtime_error(name + ": libtorch has no such operation");
-  }
+  if (!op) throw std::runtime_error(name + ": libtorch has no such operation");
   SampleMaker maker(*op, n, m);
-  if (const SampleBuilder* builder = find(parts)) {
-    (*builder)(maker);
-  }
+  if (const SampleBuilder* builder = find(parts)) (*builder)(maker);
   return maker.take();
 }
 
@@ -176,9 +159,7 @@ const std::vector<ListedOp>& listed_ops() {
     for (std::string line; std::getline(file, line);) {
       std::istringstream words(line);
       ListedOp op;
-      if (!line.starts_with('#') && words >> op.name >> op.group) {
-        read.push_back(std::move(op));
-      }
+      if (!line.starts_with('#') && words >> op.name >> op.group) read.push_back(std::move(op));
     }
     return read;
   }();
@@ -193,9 +174,7 @@ bool is_asked_for(const std::string& op) {
 std::vector<std::string> op_groups() {
   std::vector<std::string> groups;
   for (const auto& op : listed_ops()) {
-    if (std::find(groups.begin(), groups.end(), op.group) == groups.end()) {
-      groups.push_back(op.group);
-    }
+    if (std::ranges::find(groups, op.group) == groups.end()) groups.push_back(op.group);
   }
   return groups;
 }

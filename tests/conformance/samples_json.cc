@@ -55,34 +55,18 @@ Json to_json(const at::Tensor& tensor) {
 }
 
 Json to_json(const c10::IValue& value, const c10::Type& type) {
-  if (value.isNone()) {
-    return nullptr;
-  }
-  if (type.kind() == c10::TypeKind::OptionalType) {
-    return to_json(value, *type.containedType(0));
-  }
-  if (value.isTensor()) {
-    return value.toTensor().defined() ? to_json(value.toTensor()) : Json(nullptr);
-  }
+  if (value.isNone()) return nullptr;
+  if (type.kind() == c10::TypeKind::OptionalType) return to_json(value, *type.containedType(0));
+  if (value.isTensor()) return value.toTensor().defined() ? to_json(value.toTensor()) : Json(nullptr);
   if (value.isList()) {
     Json list = Json::array();
-    for (const c10::IValue& element : value.toListRef()) {
-      list.push_back(to_json(element, *type.containedType(0)));
-    }
+    for (const c10::IValue& element : value.toListRef()) list.push_back(to_json(element, *type.containedType(0)));
     return {{"list", list}};
   }
-  if (value.isDouble()) {
-    return {{"float", std::to_string(value.toDouble())}};
-  }
-  if (value.isBool()) {
-    return value.toBool();
-  }
-  if (value.isInt()) {
-    return value.toInt();
-  }
-  if (value.isString()) {
-    return value.toStringRef();
-  }
+  if (value.isDouble()) return {{"float", std::to_string(value.toDouble())}};
+  if (value.isBool()) return value.toBool();
+  if (value.isInt()) return value.toInt();
+  if (value.isString()) return value.toStringRef();
   throw std::runtime_error("no JSON for " + type.str());
 }
 
@@ -96,9 +80,7 @@ SharedSample shared(size_t index, const Sample& sample) {
                    .placements = {}};
   for (const auto& slot : one.reference->slots) {
     const bool out = one.reference->is_out && sample.op.schema().arguments()[slot.arg].is_out();
-    if (!out) {
-      one.slots.push_back(slot);
-    }
+    if (!out) one.slots.push_back(slot);
   }
   one.placements = combinations(one.slots);
   return one;
@@ -111,21 +93,15 @@ std::vector<SharedSample> golden_samples() {
   std::vector<SharedSample> all;
   std::string failed;
   for (const auto& op : listed_ops()) {
-    if (!is_asked_for(op.name)) {
-      continue;
-    }
+    if (!is_asked_for(op.name)) continue;
     try {
       const auto samples = sample_table().samples(op.name, 8, 8);
-      for (size_t i = 0; i < std::min(samples.size(), kEach); ++i) {
-        all.push_back(shared(i, samples[i]));
-      }
+      for (size_t i = 0; i < std::min(samples.size(), kEach); ++i) all.push_back(shared(i, samples[i]));
     } catch (const std::exception& error) {
       failed += op.name + ": " + std::string(error.what()).substr(0, 300) + "\n";
     }
   }
-  if (!failed.empty()) {
-    throw std::runtime_error("samples that fail: " + failed);
-  }
+  if (!failed.empty()) throw std::runtime_error("samples that fail: " + failed);
   return all;
 }
 
@@ -134,17 +110,11 @@ std::vector<SharedSample> value_samples() {
   for (const auto& op : listed_ops()) {
     const bool common = op.group == "matmul" || op.group == "reduction" || op.group == "loss" || op.group == "view" ||
                         op.group == "tensor" || op.group == "norm_layer";
-    if (!common || op.name.ends_with("out")) {
-      continue;
-    }
+    if (!common || op.name.ends_with("out")) continue;
     const auto samples = sample_table().samples(op.name, 4, 6);
-    if (samples.empty() || !samples[0].has_values()) {
-      continue;
-    }
+    if (samples.empty() || !samples[0].has_values()) continue;
     auto one = shared(0, samples[0]);
-    if (!one.reference->is_out) {
-      all.push_back(std::move(one));
-    }
+    if (!one.reference->is_out) all.push_back(std::move(one));
   }
   return all;
 }
@@ -170,14 +140,10 @@ void write_samples(const std::vector<SharedSample>& samples, const std::string& 
                              : to_json(sample.args[i], *arguments[i].type());
       entry["args"].push_back({arguments[i].name(), value});
     }
-    if (one.reference->functional) {
-      entry["functional"] = toString(one.reference->functional->op.operator_name());
-    }
+    if (one.reference->functional) entry["functional"] = toString(one.reference->functional->op.operator_name());
     for (const auto& combination : one.placements) {
       Json list = Json::array();
-      for (const auto& placement : combination) {
-        list.push_back(to_string(placement));
-      }
+      for (const auto& placement : combination) list.push_back(to_string(placement));
       entry["placements"].push_back(list);
     }
     all.push_back(std::move(entry));

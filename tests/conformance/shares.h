@@ -56,19 +56,13 @@ inline at::Tensor share_of(const at::Tensor& whole, const Placement& placement, 
     case ReduceOp::kMin:
       return extreme_share(whole, placement.reduce_op == ReduceOp::kMax, r, k);
     case ReduceOp::kProduct:
-      if (whole.scalar_type() == at::kBool) {
-        return extreme_share(whole, /*max=*/false, r, k);
-      }
-      if (!whole.is_floating_point() && !whole.is_complex()) {
-        return r == 0 ? whole.clone() : at::ones_like(whole);
-      }
+      if (whole.scalar_type() == at::kBool) return extreme_share(whole, /*max=*/false, r, k);
+      if (!whole.is_floating_point() && !whole.is_complex()) return r == 0 ? whole.clone() : at::ones_like(whole);
       return r == 0 ? whole * 2 : at::full_like(whole, r == 1 ? 0.5 : 1.0);
     default:
       break;
   }
-  if (!whole.is_floating_point() && !whole.is_complex()) {
-    return r == 0 ? whole - 3 * (k - 1) : at::full_like(whole, 3);
-  }
+  if (!whole.is_floating_point() && !whole.is_complex()) return r == 0 ? whole - 3 * (k - 1) : at::full_like(whole, 3);
   const double times = placement.reduce_op == ReduceOp::kAvg ? static_cast<double>(k) : 1.0;
   if (is_narrow(whole.scalar_type())) {  // few bits more than the whole has
     return r == 0 ? (whole - 0.5) * times : at::full_like(whole, r == 1 ? 0.5 * times : 0.0);
@@ -80,19 +74,15 @@ inline at::Tensor share_of(const at::Tensor& whole, const Placement& placement, 
 inline std::vector<Placement> partials_of(c10::ScalarType type, bool nonnegative, const std::vector<int64_t>& mesh) {
   const bool complex = c10::isComplexType(type);
   const bool real = c10::isFloatingType(type);
-  if (type == at::kBool) {
-    return {Partial(ReduceOp::kMax), Partial(ReduceOp::kMin), Partial(ReduceOp::kProduct)};
-  }
+  if (type == at::kBool) return {Partial(ReduceOp::kMax), Partial(ReduceOp::kMin), Partial(ReduceOp::kProduct)};
   std::vector<Placement> all{Partial()};
   if (!complex) {  // the collectives neither multiply nor order complex numbers
     all.push_back(Partial(ReduceOp::kProduct));
     all.push_back(Partial(ReduceOp::kMax));
     all.push_back(Partial(ReduceOp::kMin));
   }
-  const bool powers_of_two = std::all_of(mesh.begin(), mesh.end(), [](int64_t k) { return (k & (k - 1)) == 0; });
-  if ((complex || real) && (!is_narrow(type) || powers_of_two)) {
-    all.push_back(Partial(ReduceOp::kAvg));
-  }
+  const bool powers_of_two = std::ranges::all_of(mesh, [](int64_t k) { return (k & (k - 1)) == 0; });
+  if ((complex || real) && (!is_narrow(type) || powers_of_two)) all.push_back(Partial(ReduceOp::kAvg));
   if (type == at::kDouble && nonnegative) {
     all.push_back(NormPartial(1));
     all.push_back(NormPartial(2));

@@ -17,9 +17,7 @@ namespace tessera::testing {
 
 std::vector<int64_t> row_counts(int64_t k) {
   std::vector<int64_t> rows{2 * k + 1, k + 1, 1, 0};
-  if (k - 1 > 1) {
-    rows.push_back(k - 1);
-  }
+  if (k - 1 > 1) rows.push_back(k - 1);
   return rows;
 }
 
@@ -45,9 +43,7 @@ bool asked_for_few() { return std::getenv("TESSERA_OP") != nullptr; }
 const std::vector<std::string>& missing_ops() {
   static const std::vector<std::string> names = [] {
     std::vector<std::string> read;
-    for (const auto& [name, reason] : lines_of("missing_ops.txt")) {
-      read.push_back(name);
-    }
+    for (const auto& [name, reason] : lines_of("missing_ops.txt")) read.push_back(name);
     return read;
   }();
   return names;
@@ -72,9 +68,7 @@ bool is_missing(const ListedOp& op) { return std::count(missing_ops().begin(), m
 void add_group(const std::string& group, const std::vector<int64_t>& rows,
                const std::function<void(const std::shared_ptr<const Reference>&)>& add, bool missing_too) {
   for (const auto& op : listed_ops()) {
-    if (!chosen(op, group) || (!missing_too && is_missing(op))) {
-      continue;
-    }
+    if (!chosen(op, group) || (!missing_too && is_missing(op))) continue;
     size_t count = 0;
     for (const int64_t n : rows) {
       std::string label = op.name;
@@ -99,7 +93,7 @@ void expect_backward(const std::string& op, const std::set<std::string>& texts) 
   static const auto listed = lines_of("no_backward.txt");
   for (const auto& text : texts) {
     if (!matches_text(text, "derivative for aten::{} is not implemented") &&
-        std::find(listed.begin(), listed.end(), std::pair(op, text)) == listed.end()) {
+        std::ranges::find(listed, std::pair(op, text)) == listed.end()) {
       ADD_FAILURE() << "the plain backward fails, so that gradients are compared with nothing. Mend the sample, or "
                        "list it in tests/conformance/no_backward.txt:\n"
                     << op << " " << text;
@@ -111,20 +105,16 @@ void expect_backward(const std::string& op, const std::set<std::string>& texts) 
 
 void expect_counts(const Report& report, const std::string& run) {
   size_t no_backward = 0;
-  for (const auto& [op, texts] : report.no_backward) {
-    no_backward += texts.size();
-  }
+  for (const auto& [op, texts] : report.no_backward) no_backward += texts.size();
   expect_counted(run, fmt::format("{} cases, {} of them rare, {} with gradients, {} refused; {} backwards not there",
                                   report.cases, report.rare, report.gradients, report.refused, no_backward));
 }
 
 void expect_counted(const std::string& run, const std::string& found) {
   std::cout << run << ": " << found << "\n";
-  if (asked_for_few()) {
-    return;
-  }
+  if (asked_for_few()) return;
   static const auto listed = lines_of("counts.txt");
-  const auto line = std::find_if(listed.begin(), listed.end(), [&](const auto& one) { return one.first == run; });
+  const auto line = std::ranges::find_if(listed, [&](const auto& one) { return one.first == run; });
   if (line == listed.end()) {
     std::cout << "  (which counts.txt does not say of it)\n";
     return;
@@ -134,14 +124,10 @@ void expect_counted(const std::string& run, const std::string& found) {
 }
 
 void expect_conforming(const Report& report, const std::string& group, bool at_random, bool missing_too) {
-  for (const auto& [op, texts] : report.no_backward) {
-    expect_backward(op, texts);
-  }
+  for (const auto& [op, texts] : report.no_backward) expect_backward(op, texts);
   size_t ops = 0, left_out = 0;
   for (const auto& op : listed_ops()) {
-    if (!chosen(op, group)) {
-      continue;
-    }
+    if (!chosen(op, group)) continue;
     if (!missing_too && is_missing(op)) {
       ++left_out;
       continue;

@@ -36,29 +36,21 @@ std::optional<Values> values_of(const SharedSample& sample, const Combination& c
         call(sample.reference->sample, {}, with_tensors(sample.reference->sample, sample.slots, placed));
     Values values;
     for (const auto& tensor : outcome.tensors) {
-      if (tensor.defined()) {
-        values.push_back(flat(is_dtensor(tensor) ? full_tensor(tensor) : tensor));
-      }
+      if (tensor.defined()) values.push_back(flat(is_dtensor(tensor) ? full_tensor(tensor) : tensor));
     }
     return values;
   } catch (const std::exception& error) {
-    if (!sample.reference->may_refuse(error.what())) {
-      throw;
-    }
+    if (!sample.reference->may_refuse(error.what())) throw;
     return std::nullopt;
   }
 }
 
 bool close(const Values& a, const Values& b) {
-  if (a.size() != b.size()) {
-    return false;
-  }
+  if (a.size() != b.size()) return false;
   for (size_t i = 0; i < a.size(); ++i) {
     const auto left = at::tensor(a[i], at::kDouble);
     const auto right = at::tensor(b[i], at::kDouble);
-    if (left.sizes() != right.sizes() || !at::allclose(left, right, 1e-6, 1e-6, /*equal_nan=*/true)) {
-      return false;
-    }
+    if (left.sizes() != right.sizes() || !at::allclose(left, right, 1e-6, 1e-6, /*equal_nan=*/true)) return false;
   }
   return true;
 }
@@ -82,9 +74,7 @@ TEST(PyTorchDTensor, GivesTheSameValues) {
     for (size_t i = 0; i < samples.size(); ++i) {
       for (size_t j = 0; j < samples[i].placements.size(); ++j) {
         const auto ours = values_of(samples[i], samples[i].placements[j], mesh);
-        if (!first) {
-          continue;
-        }
+        if (!first) continue;
         const auto& reference = theirs.at(i).at(j);
         not_there += reference.is_null();
         not_here += !ours;
@@ -112,9 +102,7 @@ TEST(PyTorchDTensor, GivesTheSameValues) {
   std::string summary =
       fmt::format("{} pairs of operation and placements alike, {} that PyTorch does not do, {} refused", alike,
                   not_there, not_here);
-  for (const auto& [op, count] : different) {
-    summary += fmt::format(", {} of {} different", count, op);
-  }
+  for (const auto& [op, count] : different) summary += fmt::format(", {} of {} different", count, op);
   expect_counted("upstream", summary);
 }
 

@@ -224,9 +224,7 @@ TEST_F(CacheTest, AFileThatChangesWhileItIsReadIsAnErrorAndKeepsNothing) {
 TEST_F(CacheTest, ManyProcessesMakeAnEntryOnce) {
   std::vector<std::thread> starts;
   std::vector<std::string> fingerprints(6);
-  for (auto& fingerprint : fingerprints) {
-    starts.emplace_back([&] { fingerprint = load()->fingerprint(); });
-  }
+  for (auto& fingerprint : fingerprints) starts.emplace_back([&] { fingerprint = load()->fingerprint(); });
   for (auto& one : starts) one.join();
   EXPECT_EQ(std::set<std::string>(fingerprints.begin(), fingerprints.end()).size(), 1u);
   EXPECT_EQ(entries().size(), 1u);

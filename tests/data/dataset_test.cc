@@ -167,8 +167,9 @@ TEST_F(DatasetTest, PackingNeverCrossesDocumentsAndLosesNothing) {
 
 TEST_F(DatasetTest, PackingIsAFunctionOfDataSeedAndLength) {
   std::string lines;
-  for (int i = 0; i < 100; ++i)
+  for (int i = 0; i < 100; ++i) {
     lines += "{\"text\": \"" + std::string(static_cast<size_t>(1 + i % 9), 'a') + std::to_string(i) + "\"}\n";
+  }
   const DataOptions options{.sources = {write("a.jsonl", lines)}, .sequence_length = 32, .seed = 1};
   DataOptions other_seed = options, other_length = options;
   other_seed.seed = 2;

@@ -68,8 +68,9 @@ class LoaderTest : public ::testing::Test {
     for (int step = 0; step < steps; ++step) {
       std::vector<at::Tensor> parts;
       const int64_t rows = global_batch / ranks;
-      for (int rank = 0; rank < ranks; ++rank)
+      for (int rank = 0; rank < ranks; ++rank) {
         parts.push_back(loaders[static_cast<size_t>(rank)].next_global_slice(global_batch, rank * rows, rows).tokens);
+      }
       result.push_back(at::cat(parts));
     }
     return result;

@@ -7,8 +7,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
-#include "tessera/data/rows/dataset.h"
 #include "tessera/data/records/row_source.h"
+#include "tessera/data/rows/dataset.h"
 #include "tests/data/byte_tokenizer.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"

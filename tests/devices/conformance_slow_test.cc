@@ -18,7 +18,7 @@ bool is_otherwise(const std::string& name, const std::vector<std::string>& error
   const auto is_no_tile = [](const std::string& error) {
     return error.find("be divisible by 16") != std::string::npos;
   };
-  if (name.starts_with("aten::_scaled_mm") && std::all_of(errors.begin(), errors.end(), is_no_tile)) return true;
+  if (name.starts_with("aten::_scaled_mm") && std::ranges::all_of(errors, is_no_tile)) return true;
   static const std::set<std::string> kNames = {// Their numbers must lie on the host, there and on CUDA.
                                                "aten::_foreach_addcdiv_.Tensor", "aten::_foreach_addcmul_.Tensor",
                                                // libtorch's own code for it mixes tensors of the host in.

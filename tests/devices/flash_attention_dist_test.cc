@@ -7,8 +7,8 @@
 
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/attention/flash_attention.h"
-#include "tessera/kernels/autograd/kept_results.h"
 #include "tessera/kernels/attention/partial_attention.h"
+#include "tessera/kernels/autograd/kept_results.h"
 #include "tessera/nn/attention/attention_pattern.h"
 #include "tests/devices/pretend.h"
 #include "tests/parallel/small_model.h"
@@ -140,8 +140,8 @@ TEST_F(FlashOnDevice, OfDocumentsAndWindowsIsTheCpusWithOneKernel) {
       const auto cost = pretend::counters(0) - before;
       EXPECT_EQ(cost.host_syncs, 0) << rows.name;
       EXPECT_EQ(cost.pageable_copies, 0) << rows.name;
-      EXPECT_EQ(std::count(names.begin(), names.end(), kernel_of(type)), 1) << rows.name;
-      EXPECT_EQ(std::count(names.begin(), names.end(), kernel_of(type, true)), 1) << rows.name;
+      EXPECT_EQ(std::ranges::count(names, kernel_of(type)), 1) << rows.name;
+      EXPECT_EQ(std::ranges::count(names, kernel_of(type, true)), 1) << rows.name;
       EXPECT_THAT(names, Not(Contains("aten::softmax")));
       expect_close(found, wanted, fmt::format("{}, {} groups, {}", rows.name, groups, c10::toString(type)));
       if (rows.ids.defined()) {
@@ -211,7 +211,7 @@ TEST_F(FlashOnDevice, PartsOfTheKeysJoinToTheWhole) {
       sums.add(kernels::attend_part(late(q), early(k), early(v), {}), 0, 0);
       sums.add(kernels::attend_part(late(q), late(k), late(v), {.causal = true}), 0, 0);
     });
-    EXPECT_EQ(std::count(names.begin(), names.end(), kernel_of(type)), 2);
+    EXPECT_EQ(std::ranges::count(names, kernel_of(type)), 2);
     const auto joined = sums.joined();
     const kernels::AttentionPart whole{joined.out.to(type), joined.log_sums};
     const auto of_early = kernels::attend_part_backward(late(gradient), late(q), early(k), early(v), whole, {}),

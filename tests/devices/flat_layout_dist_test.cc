@@ -8,8 +8,6 @@
 namespace tessera::testing {
 namespace {
 
-using parallel::FlatLayout;
-
 struct Drawn {
   FlatLayout layout{*rc::gen::inRange<int64_t>(1, 6)};
   std::vector<int64_t> padded, exact;  // offsets of whole parameters, for an accelerator and for the CPU
@@ -67,7 +65,7 @@ TEST(PretendFlatLayout, PacksWhatTheCpuPacks) {
     for (size_t i = 0; i < here.size(); ++i) pack_gradient(layout, i, here[i], expected, false);
     zero_unfilled(layout, expected, std::vector<bool>(here.size(), true));
     expected.view({layout.ranks, -1}).slice(1, -flags).fill_(1);
-    parallel::FlatFill fill;
+    FlatFill fill;
     for (int times = 0; times < 2; ++times) {  // with what the first one left
       found.fill_(7);
       pack_gradients(layout, there, flags, found, fill);
@@ -79,7 +77,7 @@ TEST(PretendFlatLayout, PacksWhatTheCpuPacks) {
 // What ranks would sum, of three backwards in which some entries have no gradient.
 std::pair<std::vector<at::Tensor>, int64_t> accumulated(const FlatLayout& layout, c10::Device device,
                                                         const std::vector<std::vector<at::Tensor>>& backwards) {
-  parallel::FlatGradients flat(std::make_shared<parallel::BufferPool>());
+  FlatGradients flat(std::make_shared<BufferPool>());
   flat.open(layout, at::kFloat, device, nullptr);
   const auto before = device.is_cpu() ? 0 : pretend::counters(0).launches;
   for (const auto& each : backwards) {

@@ -2,8 +2,8 @@
 #include "tessera/mesh/side_stream.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/data_parallel/comm_streams.h"
-#include "tessera/parallel/fsdp/gathered_state.h"
 #include "tessera/parallel/data_parallel/reduction_stages.h"
+#include "tessera/parallel/fsdp/gathered_state.h"
 #include "tessera/parallel/fsdp/whole_storage.h"
 #include "tests/devices/overlap.h"
 #include "tests/fsdp1/fsdp1_model.h"
@@ -63,7 +63,7 @@ struct Wrapped {
     optimizer->step();
     optimizer->zero_grad();
   }
-  void set_prefetch(bool on) { parallel::gathered_states(model)[0]->schedule()->set_prefetch(on); }
+  void set_prefetch(bool on) { gathered_states(model)[0]->schedule()->set_prefetch(on); }
 };
 
 const MixedPrecision kHalfWide = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
@@ -163,9 +163,7 @@ TEST_F(PretendFsdp1, ParametersThatAreNotUsedEqualTheCpus) {
       for (const auto& handle : flat_parameter_handles(model)) {
         const auto names = handle->parameter_names();
         for (size_t i = 0; i < names.size(); ++i) {
-          if (names[i] == "idle") {
-            EXPECT_FALSE(handle->parameters()[i].grad().defined());
-          }
+          if (names[i] == "idle") EXPECT_FALSE(handle->parameters()[i].grad().defined());
         }
       }
       found.push_back(whole_grads(model));
@@ -216,9 +214,8 @@ TEST_F(PretendFsdp1, GathersAheadWithoutBeingAsked) {
     Wrapped each(world, {});
     const auto forward = each.forward();
     // The host has started the gather of the second layer before it launches the first.
-    const auto first_layer = std::find_if(forward.begin(), forward.end(), [](const auto& launch) {
-      return launch.name.find("gelu") != std::string::npos;
-    });
+    const auto first_layer =
+        std::ranges::find_if(forward, [](const auto& launch) { return launch.name.find("gelu") != std::string::npos; });
     EXPECT_THAT(named({forward.begin(), first_layer}, "allgather"), SizeIs(3));
     each.backward(), each.update();
   });
@@ -305,9 +302,9 @@ TEST_F(PretendFsdp1, StepsObtainNothingAndDoNotMakeTheHostWait) {
 // ---- the deliberate errors, each beside what is right ----
 
 // A gather as FlatGroup does it: into memory of its stream, where the parameters are to lie.
-void gather_in_place(parallel::CommStreams& streams, const at::Tensor& shard, bool follows, bool holds, bool retires) {
-  parallel::BufferPool pool;
-  parallel::WholeStorage whole(shard.device());
+void gather_in_place(CommStreams& streams, const at::Tensor& shard, bool follows, bool holds, bool retires) {
+  BufferPool pool;
+  WholeStorage whole(shard.device());
   if (follows) streams.gather.follow_current();
   {
     const auto beside = streams.gather.enter();
@@ -335,7 +332,7 @@ TEST_F(PretendFsdp1, ClippingMakesTheHostWaitOnce) {
 }
 
 TEST_F(PretendFsdp1, ARemovedWaitOfAGatherIsFound) {
-  parallel::CommStreams streams(pretend_device());
+  CommStreams streams(pretend_device());
   const at::Tensor shard = at::arange(100, at::TensorOptions(at::kFloat).device(pretend_device()));
   for (int step = 0; step < 3; ++step) gather_in_place(streams, shard, true, true, true);
   EXPECT_THAT(pretend::take_faults(), IsEmpty());
@@ -355,15 +352,15 @@ TEST_F(PretendFsdp1, ARemovedWaitOfAGatherIsFound) {
 TEST_F(PretendFsdp1, ARemovedWaitOfAReductionIsFound) {
   on_threads(2, [](const WorldPtr& world) {
     const auto group = mesh_of(world, "pretend", 1)->group(0);
-    const auto streams = std::make_shared<parallel::CommStreams>(pretend_device(world->rank()));
-    parallel::BufferPool pool;
+    const auto streams = std::make_shared<CommStreams>(pretend_device(world->rank()));
+    BufferPool pool;
     // Reduce-scattered, then summed over replicas; summed; summed over replicas alone.
     for (const auto& [route, other, total] :
-         {std::tuple(parallel::ReductionRoute{.group = group, .replicas = group}, &streams->to_host, 16.0F),
+         {std::tuple(ReductionRoute{.group = group, .replicas = group}, &streams->to_host, 16.0F),
           {{.group = group, .scatters = false}, &streams->replicas, 16.0F},
           {{.replicas = group}, &streams->reduce, 16.0F}}) {
       for (const bool waits : {true, false}) {
-        parallel::ReductionStages stages;
+        ReductionStages stages;
         stages.set_streams(streams);
         const auto parts = at::ones({8}, at::TensorOptions(at::kFloat).device(pretend_device(world->rank())));
         stages.start(route, parts, pool, "sum");

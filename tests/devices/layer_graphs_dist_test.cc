@@ -7,14 +7,14 @@
 #include "tessera/base/error.h"
 #include "tessera/base/ignored_label.h"
 #include "tessera/models/adapters/adapters.h"
+#include "tessera/models/config/rope.h"
 #include "tessera/models/decoder/causal_lm.h"
 #include "tessera/models/decoder/decoder.h"
-#include "tessera/models/config/rope.h"
 #include "tessera/models/files/weights.h"
 #include "tessera/nn/linear/float8.h"
 #include "tessera/nn/linear/quantized_linear.h"
-#include "tessera/parallel/layers/activation_checkpoint.h"
 #include "tessera/parallel/fsdp/fully_shard.h"
+#include "tessera/parallel/layers/activation_checkpoint.h"
 #include "tessera/parallel/layers/layer_graphs.h"
 #include "tessera/parallel/parallelize_model.h"
 #include "tests/devices/pretend.h"
@@ -101,7 +101,7 @@ class Twins {
 };
 
 int64_t graphs_of(const std::vector<pretend::Launch>& launches) {
-  return std::count_if(launches.begin(), launches.end(), [](const auto& each) { return each.name == "graph"; });
+  return std::ranges::count_if(launches, [](const auto& each) { return each.name == "graph"; });
 }
 
 // Of a step of that model: all launches, and those that are graphs.
@@ -417,14 +417,15 @@ TEST_F(LayerGraphs, PackedWeightsThatAreReplacedHaveGraphsOfTheirOwn) {
     init_adapters(*models[i], 7);
   }
   graph_layers_of(*models[0], device);
-  std::map<std::string, QuantizedWeight> twice_the_rows;
+  std::map<std::string, kernels::QuantizedWeight> twice_the_rows;
   const auto take_rows = [&](int64_t half) {
     for (const auto& model : models) {
       for (const auto& [name, packed] : nn::packed_weights(*model)) {
         auto& whole = twice_the_rows[name];
         if (!whole.defined()) {
           const auto values = packed->weight.values().cpu();
-          whole = QuantizedWeight::nf4(at::cat({values, values.flip(0) * 2}), {.double_quant = true}).to(device);
+          whole =
+              kernels::QuantizedWeight::nf4(at::cat({values, values.flip(0) * 2}), {.double_quant = true}).to(device);
         }
         packed->take(whole.part(0, half * packed->out, packed->out));
       }
@@ -527,9 +528,9 @@ TEST_F(LayerGraphs, RotaryAnglesAreMadeWithoutTheHostWaiting) {
     for (const int64_t length : {10, 40}) {
       const auto positions = at::arange(2 * length, at::kLong).remainder(length).view({2, length});
       const auto there = positions.to(testing::pretend_device());
-      const auto wanted = rotary(positions, positions);
+      const auto wanted = kernels::rotary(positions, positions);
       const auto before = pretend::counters(0);
-      const auto found = rotary(there, there);
+      const auto found = kernels::rotary(there, there);
       EXPECT_EQ((pretend::counters(0) - before).host_syncs, 0);
       EXPECT_TRUE(found.cos.cpu().allclose(wanted.cos, 0, 1e-5)) << head_dim << ", " << length;
       EXPECT_TRUE(found.sin.cpu().allclose(wanted.sin, 0, 1e-5)) << head_dim << ", " << length;

@@ -70,8 +70,7 @@ const std::vector<Row>& rows() {
 void expect_alike(Model& found, Model& wanted, const std::string& where) {
   for (const auto& [name, slot, owner] : found.named_parameters()) {
     const auto own = wanted.named_parameters();
-    const auto other =
-        std::find_if(own.begin(), own.end(), [&, &key = name](const auto& each) { return each.name == key; });
+    const auto other = std::ranges::find_if(own, [&, &key = name](const auto& each) { return each.name == key; });
     EXPECT_TRUE(slot->parameter.cpu().equal(other->slot->parameter.cpu())) << where << ", " << name;
   }
 }
@@ -87,9 +86,7 @@ TEST_F(Optimizers, GiveTheValuesOfTheCpuWithoutTheHostWaiting) {
       const auto before = pretend::counters(0);
       optimizer->step();
       const auto spent = pretend::counters(0) - before;
-      if (step >= 2) {
-        EXPECT_EQ(spent.host_syncs, 0) << what << ": " << fmt::format("{}", pretend::take_sync_names(0));
-      }
+      if (step >= 2) EXPECT_EQ(spent.host_syncs, 0) << what << ": " << fmt::format("{}", pretend::take_sync_names(0));
       expected->step();
       expect_alike(there, host, fmt::format("{}, step {}", what, step));
     }

@@ -16,8 +16,6 @@
 
 namespace tessera::testing {
 namespace {
-
-using parallel::CommStreams;
 using pretend::Launch;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -185,8 +183,9 @@ TEST_F(PretendOverlap, CheckpointsAreCopiedBesideWhatComputes) {
     NamedTensors loaded;
     SmallModel other;
     shard(other, {.mesh = init_device_mesh(world, "cpu", {world->size()}, {"dp"})});
-    for (const auto& named : other.named_parameters())
+    for (const auto& named : other.named_parameters()) {
       loaded.emplace_back("model." + named.name, named.slot->parameter);
+    }
     Checkpoint::latest(folder / "saves")->load(loaded);
     const auto found = whole_parameters(other);
     for (size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(at::equal(found[i], wanted[i].cpu())) << i;

@@ -14,7 +14,7 @@ at::Tensor drawn_weight(int64_t out, int64_t in) {
 }
 
 // Blocks of random bits, whose scales are made numbers.
-QuantizedWeight drawn_blocks(GgmlType type, int64_t out, int64_t in) {
+kernels::QuantizedWeight drawn_blocks(GgmlType type, int64_t out, int64_t in) {
   const auto& info = *ggml_type_info(static_cast<uint32_t>(type));
   auto generator = at::detail::createCPUGenerator(5);
   const auto rows = at::randint(0, 256, {out, in / info.block_elements * info.block_bytes}, generator, at::kByte);
@@ -29,12 +29,12 @@ QuantizedWeight drawn_blocks(GgmlType type, int64_t out, int64_t in) {
         type == GgmlType::kQ4_1 || type == GgmlType::kQ5_1 || type == GgmlType::kQ4_K || type == GgmlType::kQ5_K;
     blocks.narrow(1, at, two ? 4 : 2).copy_(scales.narrow(1, 0, two ? 4 : 2));
   }
-  return QuantizedWeight::gguf(type, rows, in);
+  return kernels::QuantizedWeight::gguf(type, rows, in);
 }
 
 using PackedOnDevice = OnPretendDevice;
 
-void expect_as_on_cpu(const QuantizedWeight& weight, const std::string& what) {
+void expect_as_on_cpu(const kernels::QuantizedWeight& weight, const std::string& what) {
   const auto there = weight.to(pretend_device());
   ASSERT_EQ(there.device(), pretend_device());
   EXPECT_EQ(there.size_bytes(), weight.size_bytes()) << what;
@@ -50,7 +50,8 @@ void expect_as_on_cpu(const QuantizedWeight& weight, const std::string& what) {
   }
   const auto x = drawn_weight(4, weight.in()).requires_grad_(), x2 = x.detach().to(pretend_device()).requires_grad_();
   const auto bias = drawn_weight(1, weight.out())[0].contiguous();
-  const auto y = quantized_linear(x, weight, bias), y2 = quantized_linear(x2, there, bias.to(pretend_device()));
+  const auto y = kernels::quantized_linear(x, weight, bias),
+             y2 = kernels::quantized_linear(x2, there, bias.to(pretend_device()));
   y.sum().backward();
   y2.sum().backward();
   EXPECT_TRUE(y2.cpu().allclose(y, 1e-4, 1e-4)) << what;
@@ -60,7 +61,7 @@ void expect_as_on_cpu(const QuantizedWeight& weight, const std::string& what) {
 TEST_F(PackedOnDevice, DecodeToTheBitsOfTheCpu) {
   for (const bool twice : {false, true}) {
     for (const auto& [out, in] : {std::pair<int64_t, int64_t>{4, 64}, {7, 33}, {300, 192}}) {
-      expect_as_on_cpu(QuantizedWeight::nf4(drawn_weight(out, in), {.double_quant = twice}),
+      expect_as_on_cpu(kernels::QuantizedWeight::nf4(drawn_weight(out, in), {.double_quant = twice}),
                        fmt::format("nf4 [{}, {}], twice {}", out, in, twice));
     }
   }
@@ -72,9 +73,9 @@ TEST_F(PackedOnDevice, DecodeToTheBitsOfTheCpu) {
 }
 
 TEST_F(PackedOnDevice, AreWhereTheirInputsAre) {
-  const auto weight = QuantizedWeight::nf4(drawn_weight(4, 8));
-  EXPECT_THROW(quantized_linear(drawn_weight(2, 8), weight.to(pretend_device())), Error);
-  EXPECT_THROW(quantized_linear(drawn_weight(2, 8).to(pretend_device()), weight), Error);
+  const auto weight = kernels::QuantizedWeight::nf4(drawn_weight(4, 8));
+  EXPECT_THROW(kernels::quantized_linear(drawn_weight(2, 8), weight.to(pretend_device())), Error);
+  EXPECT_THROW(kernels::quantized_linear(drawn_weight(2, 8).to(pretend_device()), weight), Error);
 }
 
 }  // namespace

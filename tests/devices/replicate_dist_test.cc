@@ -80,9 +80,7 @@ TEST_F(PretendReplicate, BucketsArePackedSummedAndDividedBesideWhatComputes) {
         EXPECT_NE(divisions[i].stream, steps[0].stream);
         EXPECT_NE(divisions[i].stream, packs[0].stream);
         EXPECT_TRUE(divisions[i].comes_behind(sums[i]));
-        if (i < 3) {
-          EXPECT_FALSE(divisions[i].comes_behind(sums[i + 1]));
-        }
+        if (i < 3) EXPECT_FALSE(divisions[i].comes_behind(sums[i + 1]));
       }
       // Backward of the first layer, the last to compute, waits for none of them.
       EXPECT_TRUE(sums[1].comes_behind(steps[0]));
@@ -250,12 +248,11 @@ struct Mistake {
 
 // A bucket of one parameter, as ReplicateState moves it.
 std::string run_bucket(const std::shared_ptr<comm::Group>& group, c10::Device device, const Mistake& mistake) {
-  using parallel::CommStreams;
   const auto options = at::TensorOptions(at::kFloat).device(device);
   const auto streams = std::make_shared<CommStreams>(device);
-  parallel::ReplicatedParam param{
+  ReplicatedParam param{
       .name = "weight", .slots = {}, .parameter = at::ones({4, 4}, options), .compute_dtype = at::kFloat};
-  parallel::GradBucket bucket({&param}, at::kFloat, std::make_shared<parallel::BufferPool>(), streams, nullptr, "one");
+  GradBucket bucket({&param}, at::kFloat, std::make_shared<BufferPool>(), streams, nullptr, "one");
   const auto error = error_of([&] {
     at::Tensor gradient = bucket.prepare(0, at::ones({4, 4}, options) * 3);
     if (mistake.follows) streams->reduce.follow_current();

@@ -194,8 +194,9 @@ TEST_P(OnPretendLayouts, StepsDoNotMakeTheHostWait) {
       rig.launch();
       if (step > 0 || !rig.runner->runs_ahead()) rig.runner->settle();
     }
-    for (int step = 0; step < 3; ++step)
+    for (int step = 0; step < 3; ++step) {
       expect_waits(cost_of_next_step(rig, world->rank()), wanted.waits, rig.runner->runs_ahead());
+    }
   });
   pretend::keep_names(false);
   EXPECT_THAT(pretend::take_faults(), IsEmpty());
@@ -428,7 +429,7 @@ TEST(PretendSteps, LayersAreGraphsFromTheThirdMicroBatchOn) {
         return pretend::take_launches(world->rank());
       };
       const auto graphs = launches_of("train.layer_graphs=true"), none = launches_of("train.layer_graphs=false");
-      EXPECT_EQ(std::count_if(graphs.begin(), graphs.end(), [](const auto& each) { return each.name == "graph"; }), 8)
+      EXPECT_EQ(std::ranges::count_if(graphs, [](const auto& each) { return each.name == "graph"; }), 8)
           << "layout " << i;
       EXPECT_LE(graphs.size(), none.size() * 7 / 10) << "layout " << i;
     }

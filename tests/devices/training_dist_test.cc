@@ -13,8 +13,8 @@
 #include "tessera/optim/grad_norm.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/context_parallel/context_parallel.h"
-#include "tessera/parallel/experts/expert_parallel.h"
 #include "tessera/parallel/ddp/replicate.h"
+#include "tessera/parallel/experts/expert_parallel.h"
 #include "tests/devices/pretend.h"
 #include "tests/parallel/small_model.h"
 
@@ -333,7 +333,7 @@ struct HeadLoss {
 HeadLoss head_loss(at::Tensor hidden, at::Tensor weight, const at::Tensor& labels, double softcap) {
   hidden = hidden.detach().set_requires_grad(true);
   weight = weight.detach().set_requires_grad(true);
-  const auto loss = linear_cross_entropy(hidden, weight, labels, {.chunk_bytes = 64, .softcap = softcap});
+  const auto loss = kernels::linear_cross_entropy(hidden, weight, labels, {.chunk_bytes = 64, .softcap = softcap});
   loss.backward();
   return {loss.detach(), hidden.grad(), weight.grad()};
 }

@@ -199,12 +199,12 @@ TEST_F(PretendVerbs, CachesTakeWhatTheDeviceWithTheLeastRoomHolds) {
       << "the device does not say: the host's memory bounds it";
 
   const AllocatorWithRoom room({static_cast<size_t>(page_bytes) * 400, static_cast<size_t>(page_bytes) * 40});
-  EXPECT_EQ(shared_cache_tokens(*one, kMany, *whole), 300 * kPageTokens) << "three quarters";
+  EXPECT_EQ(shared_cache_tokens(*one, kMany, *whole), 300 * kernels::kPageTokens) << "three quarters";
   EXPECT_EQ(shared_cache_tokens(*one, 512, *whole), config.max_position_embeddings) << "a context of 256 pages";
   testing::run_ranks({.size = 2}, [&](const std::shared_ptr<comm::World>& world) {
     const auto device = comm::choose_device(*world, {.setting = "pretend"});
     const auto shared = load_shared(model(), "bfloat16", config, device, world);
-    EXPECT_EQ(shared_cache_tokens(*shared, kMany, *world), 60 * kPageTokens)
+    EXPECT_EQ(shared_cache_tokens(*shared, kMany, *world), 60 * kernels::kPageTokens)
         << "of the second device, where a page has half of the heads";
   });
 }

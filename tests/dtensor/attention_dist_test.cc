@@ -77,21 +77,15 @@ Differentiated differentiated(const Attention& attention, const Tensors& inputs)
     flow = distribute_tensor(flow, mesh, Placements(mesh->ndim(), Replicate()), std::nullopt);
   }
   (result.output * flow).sum().backward();
-  for (size_t i = 0; i < 3; ++i) {
-    result.gradients.push_back(inputs[i].grad());
-  }
+  for (size_t i = 0; i < 3; ++i) result.gradients.push_back(inputs[i].grad());
   return result;
 }
 
 Tensors plain_inputs(const Attention& attention) {
   Tensors inputs{random_tensor(attention.query, 1, false), random_tensor(attention.key, 2, false),
                  random_tensor(attention.key, 3, false)};
-  for (auto& input : inputs) {
-    input.requires_grad_();
-  }
-  if (attention.mask.defined()) {
-    inputs.push_back(attention.mask);
-  }
+  for (auto& input : inputs) input.requires_grad_();
+  if (attention.mask.defined()) inputs.push_back(attention.mask);
   return inputs;
 }
 
@@ -124,9 +118,7 @@ TEST(Attention, SamplesAndHeadsStayWhereTheyAre) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     for (const auto& attention : attentions()) {
       const Differentiated wanted = differentiated(attention, plain_inputs(attention));
-      for (const int64_t dim : {0, 1, 2, 3}) {
-        check_attention(attention, mesh, {Shard(dim)}, wanted, /*stays=*/dim < 2);
-      }
+      for (const int64_t dim : {0, 1, 2, 3}) check_attention(attention, mesh, {Shard(dim)}, wanted, /*stays=*/dim < 2);
       check_attention(attention, mesh, {Partial()}, wanted, false);
     }
   });
@@ -176,16 +168,10 @@ class Planned : public ::testing::Test {
   }
   Named saved(const Placements& placements) const {
     Named all = inputs(placements);
-    for (const char* name : {"grad_out", "grad_out_", "out"}) {
-      all[name] = spread({4, 4, 8, 16}, placements);
-    }
+    for (const char* name : {"grad_out", "grad_out_", "out"}) all[name] = spread({4, 4, 8, 16}, placements);
     all["logsumexp"] = spread({4, 4, 8}, placements);
-    for (const char* name : {"philox_seed", "philox_offset"}) {
-      all[name] = at::zeros({}, at::kLong);
-    }
-    for (const char* name : {"cum_seq_q", "cum_seq_k"}) {
-      all[name] = at::Tensor();
-    }
+    for (const char* name : {"philox_seed", "philox_offset"}) all[name] = at::zeros({}, at::kLong);
+    for (const char* name : {"cum_seq_q", "cum_seq_k"}) all[name] = at::Tensor();
     all["max_q"] = all["max_k"] = 8;
     all["dropout_p"] = 0.0;
     all["grad_input_mask"] = c10::List<bool>({true, true, true, true});
@@ -200,14 +186,12 @@ class Planned : public ::testing::Test {
       const auto given = named.find(argument.name());
       args.push_back(given != named.end() ? given->second : argument.default_value().value_or(c10::IValue()));
     }
-    detail::OpEntry entry(op);
-    entry.rule = detail::find_rule(entry);
-    const auto made = detail::make_plan(entry, args);
+    OpEntry entry(op);
+    entry.rule = find_rule(entry);
+    const auto made = make_plan(entry, args);
     std::vector<std::string> results;
     for (const auto& output : made->outputs) {
-      for (const auto& tensor : output.tensors) {
-        results.push_back(to_string(tensor.placements->values));
-      }
+      for (const auto& tensor : output.tensors) results.push_back(to_string(tensor.placements->values));
     }
     return {results, made->redistributions.size()};
   }

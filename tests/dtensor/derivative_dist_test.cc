@@ -26,18 +26,14 @@ at::Tensor leaf(const at::Tensor& whole, const MeshPtr& mesh, const Placement& p
 Tensors gradients_at(const std::function<at::Tensor(const Tensors&)>& run, const Tensors& at, const at::Tensor& flow) {
   run(at).backward(flow);
   Tensors gradients;
-  for (const auto& tensor : at) {
-    gradients.push_back(tensor.grad());
-  }
+  for (const auto& tensor : at) gradients.push_back(tensor.grad());
   return gradients;
 }
 
 // However the operands are cut, and the gradient that flows in.
 void check_gradients(const std::function<at::Tensor(const Tensors&)>& run, const Tensors& whole) {
   Tensors plain;
-  for (const auto& tensor : whole) {
-    plain.push_back(tensor.detach().clone().requires_grad_());
-  }
+  for (const auto& tensor : whole) plain.push_back(tensor.detach().clone().requires_grad_());
   const at::Tensor flow = random_tensor(run(plain).sizes().vec(), 7, false);
   const Tensors wanted = gradients_at(run, plain, flow);
   on_ranks(2, {2}, [&](const MeshPtr& mesh) {

@@ -45,8 +45,9 @@ std::vector<LossCase> loss_cases() {
     for (const bool weighted : {false, true}) {
       for (const auto& shape : {std::vector<int64_t>{7, 11}, {8, 5}, {3, 1}, {4, 9, 3}, {2, 6, 2, 3}, {13}}) {
         cases.push_back({.shape = shape, .reduction = reduction, .weighted = weighted});
-        if (shape.size() > 1)
+        if (shape.size() > 1) {
           cases.push_back({.shape = shape, .reduction = reduction, .weighted = weighted, .ignores = true});
+        }
       }
       cases.push_back({.shape = {6, 10}, .reduction = reduction, .ignored = 2, .weighted = weighted, .ignores = true});
     }
@@ -87,10 +88,11 @@ void check_case(const MeshPtr& mesh, const LossCase& c, const Placements& others
   Placements lie = others, rows = others;
   lie.push_back(Shard(c.shape.size() > 1 ? 1 : 0));
   rows.push_back(Replicate());
-  for (auto& placement : rows)
+  for (auto& placement : rows) {
     placement = placement.is_shard() && placement.dim > 1 ? Shard(placement.dim - 1) : placement;
+  }
   auto logits = distribute_tensor(inputs.logits, mesh, lie, std::nullopt).set_requires_grad(true);
-  const bool spread = std::any_of(others.begin(), others.end(), [](const Placement& p) { return p.is_shard(); });
+  const bool spread = std::ranges::any_of(others, [](const Placement& p) { return p.is_shard(); });
   const at::Tensor target = spread ? distribute_tensor(inputs.target, mesh, rows, std::nullopt) : inputs.target;
   const LossParallel parallel;
   CommDebugMode count;

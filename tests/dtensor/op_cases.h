@@ -40,9 +40,7 @@ inline at::Tensor random_tensor(const std::vector<int64_t>& shape, uint64_t seed
 // Double tensors that every rank makes alike.
 inline Tensors make_inputs(const OpCase& op) {
   Tensors inputs;
-  for (size_t i = 0; i < op.shapes.size(); ++i) {
-    inputs.push_back(random_tensor(op.shapes[i], 17 + i, op.positive));
-  }
+  for (size_t i = 0; i < op.shapes.size(); ++i) inputs.push_back(random_tensor(op.shapes[i], 17 + i, op.positive));
   return inputs;
 }
 
@@ -53,12 +51,8 @@ inline at::Tensor place(const at::Tensor& whole, const MeshPtr& mesh, const Plac
 
 inline std::vector<Placement> placements_for(const std::vector<int64_t>& shape, bool partial) {
   std::vector<Placement> all{Replicate()};
-  for (size_t dim = 0; dim < shape.size(); ++dim) {
-    all.push_back(Shard(static_cast<int64_t>(dim)));
-  }
-  if (partial) {
-    all.push_back(Partial());
-  }
+  for (size_t dim = 0; dim < shape.size(); ++dim) all.push_back(Shard(static_cast<int64_t>(dim)));
+  if (partial) all.push_back(Partial());
   return all;
 }
 
@@ -77,9 +71,7 @@ inline Result differentiate(const OpCase& op, const Tensors& inputs) {
                              Placements(device_mesh(result.output)->ndim(), Replicate()), std::nullopt);
   }
   (result.output * flow).sum().backward();
-  for (const auto& input : inputs) {
-    result.gradients.push_back(input.grad());
-  }
+  for (const auto& input : inputs) result.gradients.push_back(input.grad());
   return result;
 }
 
@@ -119,9 +111,7 @@ inline void compare(const OpCase& op, const MeshPtr& mesh, const std::vector<Pla
 }
 
 inline Result plain_result(const OpCase& op, Tensors& inputs) {
-  for (auto& input : inputs) {
-    input.set_requires_grad(true);
-  }
+  for (auto& input : inputs) input.set_requires_grad(true);
   return differentiate(op, inputs);
 }
 
@@ -129,15 +119,11 @@ inline void check_all(const OpCase& op, const MeshPtr& mesh) {
   Tensors inputs = make_inputs(op);
   const Result wanted = plain_result(op, inputs);
   std::vector<std::vector<Placement>> choices;
-  for (const auto& shape : op.shapes) {
-    choices.push_back(placements_for(shape, op.partial));
-  }
+  for (const auto& shape : op.shapes) choices.push_back(placements_for(shape, op.partial));
   std::vector<size_t> picks(inputs.size(), 0);
   for (bool more = true; more;) {
     std::vector<Placements> placements;
-    for (size_t i = 0; i < picks.size(); ++i) {
-      placements.push_back({choices[i][picks[i]]});
-    }
+    for (size_t i = 0; i < picks.size(); ++i) placements.push_back({choices[i][picks[i]]});
     compare(op, mesh, placements, inputs, wanted);
     more = false;
     for (size_t i = 0; i < picks.size() && !more; ++i) {
@@ -151,9 +137,7 @@ inline void check_all(const OpCase& op, const MeshPtr& mesh) {
 inline void check_cases(const std::vector<int>& ranks, const std::vector<OpCase>& cases) {
   for (const int size : ranks) {
     on_ranks(size, {size}, [&](const MeshPtr& mesh) {
-      for (const auto& op : cases) {
-        check_all(op, mesh);
-      }
+      for (const auto& op : cases) check_all(op, mesh);
     });
   }
 }
@@ -172,9 +156,7 @@ inline void check_cases_on(const std::vector<int64_t>& mesh_shape, const std::ve
         for (const auto& shape : op.shapes) {
           Placements list;
           const auto choices = placements_for(shape, op.partial);
-          for (int64_t m = 0; m < mesh->ndim(); ++m) {
-            list.push_back(choices[random() % choices.size()]);
-          }
+          for (int64_t m = 0; m < mesh->ndim(); ++m) list.push_back(choices[random() % choices.size()]);
           placements.push_back(std::move(list));
         }
         compare(op, mesh, placements, inputs, wanted);

@@ -18,15 +18,13 @@ std::vector<std::string> listed_operations() {
   std::ifstream file(testing::source_folder() / "tests/conformance/ops.txt");
   std::vector<std::string> names;
   for (std::string line; std::getline(file, line);) {
-    if (!line.empty() && !line.starts_with('#')) {
-      names.push_back(line.substr(0, line.find(' ')));
-    }
+    if (!line.empty() && !line.starts_with('#')) names.push_back(line.substr(0, line.find(' ')));
   }
   return names;
 }
 
 TEST(OpList, EveryOperationHasARule) {
-  detail::ensure_registered();
+  ensure_registered();
   const auto names = listed_operations();
   EXPECT_EQ(names.size(), 1130U);
   EXPECT_EQ(std::set(names.begin(), names.end()).size(), names.size());
@@ -38,12 +36,12 @@ TEST(OpList, EveryOperationHasARule) {
     const auto op = c10::Dispatcher::singleton().findSchema(
         {name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)});
     ASSERT_TRUE(op.has_value()) << name << ": libtorch has no such operation";
-    const detail::OpEntry entry(*op);
-    if (detail::find_handler(name) != nullptr) {
+    const OpEntry entry(*op);
+    if (find_handler(name) != nullptr) {
       ++handlers;
     } else if (op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
       ++composites;
-    } else if (detail::find_rule(entry) != nullptr) {
+    } else if (find_rule(entry) != nullptr) {
       ++rules;
     } else {
       ADD_FAILURE() << name << " has no sharding rule";

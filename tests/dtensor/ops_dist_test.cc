@@ -50,12 +50,8 @@ std::vector<OpCase> pointwise_cases(int64_t rows) {
 
 // Rows around the number of ranks: none, one, fewer, more, and uneven.
 void check_row_counts(std::vector<OpCase> (*cases)(int64_t)) {
-  for (const int64_t rows : {0, 1, 3, 4}) {
-    check_cases({2}, cases(rows));
-  }
-  for (const int64_t rows : {3, 9}) {
-    check_cases({4}, cases(rows));
-  }
+  for (const int64_t rows : {0, 1, 3, 4}) check_cases({2}, cases(rows));
+  for (const int64_t rows : {3, 9}) check_cases({4}, cases(rows));
 }
 
 TEST(Pointwise, EqualsThePlainOperationOnAllPlacements) { check_row_counts(pointwise_cases); }
@@ -269,12 +265,8 @@ std::vector<OpCase> dims_cases(int64_t rows) {
 }
 
 TEST(View, EqualsThePlainOperationOrNamesTheUnevenDim) {
-  for (const int64_t rows : {1, 3, 4, 8, 9}) {
-    check_cases({2}, view_cases(rows));
-  }
-  for (const int64_t rows : {3, 8}) {
-    check_cases({4}, view_cases(rows));
-  }
+  for (const int64_t rows : {1, 3, 4, 8, 9}) check_cases({2}, view_cases(rows));
+  for (const int64_t rows : {3, 8}) check_cases({4}, view_cases(rows));
 }
 
 TEST(Dims, EqualThePlainOperationOnAllPlacements) { check_row_counts(dims_cases); }
@@ -325,9 +317,7 @@ TEST(Embedding, EqualsThePlainOperationForShardedTablesAndIndices) {
 TEST(Loss, CrossEntropyCountsIgnoredTargetsOverTheWholeBatch) {
   for (const int64_t rows : {1, 3, 8, 9}) {
     at::Tensor target = at::arange(rows) % 5;
-    if (rows > 1) {
-      target[1] = -100;
-    }
+    if (rows > 1) target[1] = -100;
     std::vector<OpCase> cases;
     for (const int64_t reduction : {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum}) {
       for (const auto& how : {Placements{Replicate()}, Placements{Shard(0)}}) {

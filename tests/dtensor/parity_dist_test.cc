@@ -24,9 +24,7 @@ at::Tensor ripples(std::vector<int64_t> sizes) {
 
 // A plain tensor as an operand beside x.
 at::Tensor beside(const at::Tensor& plain, const at::Tensor& x) {
-  if (!is_dtensor(x)) {
-    return plain;
-  }
+  if (!is_dtensor(x)) return plain;
   const MeshPtr& mesh = device_mesh(x);
   return distribute_tensor(plain, mesh, Placements(static_cast<size_t>(mesh->ndim()), Replicate()));
 }
@@ -131,9 +129,7 @@ void check_parity(const ParityCase& c, const MeshPtr& mesh) {
   const at::Tensor wanted = c.run(x);
   wanted.pow(2).sum().backward();
   std::vector<Placement> ways{Replicate(), Partial()};
-  for (int64_t dim = 0; dim < x.dim(); ++dim) {
-    ways.push_back(Shard(dim));
-  }
+  for (int64_t dim = 0; dim < x.dim(); ++dim) ways.push_back(Shard(dim));
   for (const auto& first : ways) {
     for (const auto& last : ways) {
       const Placements lie = mesh->ndim() == 1 ? Placements{first} : Placements{last, first};
@@ -142,9 +138,7 @@ void check_parity(const ParityCase& c, const MeshPtr& mesh) {
       EXPECT_TRUE(full_tensor(found).allclose(wanted, 1e-9)) << c.name << " " << to_string(lie);
       found.pow(2).sum().backward();
       EXPECT_TRUE(full_tensor(dx.grad()).allclose(x.grad(), 1e-9)) << c.name << " " << to_string(lie);
-      if (mesh->ndim() == 1) {
-        break;
-      }
+      if (mesh->ndim() == 1) break;
     }
   }
 }
@@ -152,9 +146,7 @@ void check_parity(const ParityCase& c, const MeshPtr& mesh) {
 TEST(Parity, ProductsAndViews) {
   for (const auto& mesh_shape : std::vector<std::vector<int64_t>>{{2}, {2, 2}}) {
     on_ranks(static_cast<int>(c10::multiply_integers(mesh_shape)), mesh_shape, [](const MeshPtr& mesh) {
-      for (const auto& c : products_and_views()) {
-        check_parity(c, mesh);
-      }
+      for (const auto& c : products_and_views()) check_parity(c, mesh);
     });
   }
 }
@@ -162,9 +154,7 @@ TEST(Parity, ProductsAndViews) {
 TEST(Parity, ReductionsAndIndices) {
   for (const auto& mesh_shape : std::vector<std::vector<int64_t>>{{2}, {2, 2}}) {
     on_ranks(static_cast<int>(c10::multiply_integers(mesh_shape)), mesh_shape, [](const MeshPtr& mesh) {
-      for (const auto& c : reductions_and_indices()) {
-        check_parity(c, mesh);
-      }
+      for (const auto& c : reductions_and_indices()) check_parity(c, mesh);
     });
   }
 }

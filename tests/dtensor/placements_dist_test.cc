@@ -17,12 +17,8 @@ using testing::on_ranks;
 using ::testing::StartsWith;
 
 Placement parse(const std::string& text) {
-  if (text == "R") {
-    return Replicate();
-  }
-  if (text == "P") {
-    return Partial();
-  }
+  if (text == "R") return Replicate();
+  if (text == "P") return Partial();
   return Shard(text[1] - '0');
 }
 
@@ -41,9 +37,7 @@ std::string outcome(const std::function<at::Tensor()>& run) {
                                                    {count.reduce_scatters(), "RS"},
                                                    {count.all_to_alls(), "A2A"}};
   for (const auto& [n, name] : kinds) {
-    if (n > 0) {
-      text += std::string(" ") + name + (n > 1 ? std::to_string(n) : "");
-    }
+    if (n > 0) text += std::string(" ") + name + (n > 1 ? std::to_string(n) : "");
   }
   return text;
 }
@@ -354,9 +348,7 @@ TEST(Equal, ComparesPartsAndAgreesOnAFlag) {
       Placements cut = how;
       std::replace(cut.begin(), cut.end(), Placement(Partial()), Placement(Replicate()));
       const at::Tensor spread = distribute_tensor(whole.clone(), mesh, cut, std::nullopt);
-      if (cut == how) {
-        return spread;
-      }
+      if (cut == how) return spread;
       const double share = (*mesh->coordinate())[0] == 0 ? 2 : -1;
       return from_local(to_local(spread) * share, mesh, how,
                         {.shape = whole.sizes().vec(), .stride = whole.strides().vec()});

@@ -13,9 +13,6 @@
 namespace tessera {
 namespace {
 
-using detail::Plan;
-using detail::PlanCache;
-
 class PlanCacheOfDispatch : public ::testing::Test {
  protected:
   void SetUp() override { PlanCache::of_this_thread().clear(); }
@@ -55,9 +52,7 @@ TEST(PlanCache, StaysBoundedAndKeepsWhatIsUsed) {
   for (uint64_t i = 1; i <= 10 * PlanCache::kMaxPlans; ++i) {
     cache.insert(i, {i}, std::make_shared<const Plan>());
     ASSERT_LE(cache.size(), PlanCache::kMaxPlans);
-    if (i % 1000 == 0) {
-      ASSERT_NE(cache.find(0, {uint64_t{0}}), nullptr) << i;
-    }
+    if (i % 1000 == 0) ASSERT_NE(cache.find(0, {uint64_t{0}}), nullptr) << i;
   }
   EXPECT_EQ(cache.find(1, {uint64_t{1}}), nullptr);
 }
@@ -129,9 +124,7 @@ TEST_F(PlanCacheOfDispatch, EveryArgumentIsPartOfTheKey) {
 }
 
 TEST_F(PlanCacheOfDispatch, NewShapesLeaveItBounded) {
-  for (int64_t rows = 1; rows <= static_cast<int64_t>(PlanCache::kMaxPlans) + 2000; ++rows) {
-    at::relu(tensor({rows, 1}));
-  }
+  for (int64_t rows = 1; rows <= static_cast<int64_t>(PlanCache::kMaxPlans) + 2000; ++rows) at::relu(tensor({rows, 1}));
   EXPECT_LE(PlanCache::of_this_thread().size(), PlanCache::kMaxPlans);
 }
 

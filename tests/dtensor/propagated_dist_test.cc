@@ -26,9 +26,7 @@ void on_another_thread(const std::function<void()>& body) {
       failure = std::current_exception();
     }
   }).join();
-  if (failure) {
-    std::rethrow_exception(failure);
-  }
+  if (failure) std::rethrow_exception(failure);
 }
 
 TEST(Propagated, ReachesOtherThreadsAndEndsWithItsScope) {

@@ -101,9 +101,7 @@ std::vector<std::vector<at::Tensor>> reference() {
   for (const auto& shape : kShapes) {
     manual_seed(17, mesh);
     all.emplace_back();
-    for (const auto& [name, draw] : draws()) {
-      all.back().push_back(full_tensor(draw(dtensor::empty(shape, mesh))));
-    }
+    for (const auto& [name, draw] : draws()) all.back().push_back(full_tensor(draw(dtensor::empty(shape, mesh))));
   }
   return all;
 }
@@ -225,25 +223,24 @@ TEST(Random, VariatesHaveTheirProbabilitiesAndGradients) {
 }
 
 TEST(Random, TensorOperationsGiveTheBitsOfTheLoop) {
-  const detail::RandomKey key{0x123456789abcdef0, 5};
+  const RandomKey key{0x123456789abcdef0, 5};
   for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kLong}) {
-    const detail::Region region(c10::IntArrayRef({7, 9}));
-    const auto both = [&](const detail::Distribution& d) {
+    const Region region(c10::IntArrayRef({7, 9}));
+    const auto both = [&](const Distribution& d) {
       const at::Tensor loop = at::empty({7, 9}, type);
       const at::Tensor operations = at::empty({7, 9}, type);
-      detail::fill_random(loop, region, key, d);
-      detail::fill_by_operations(operations, region, key, d);
+      fill_random(loop, region, key, d);
+      fill_by_operations(operations, region, key, d);
       return std::pair{loop, operations};
     };
-    const auto exact = both({.law = detail::Law::kInteger, .low = -3, .range = 1000});
+    const auto exact = both({.law = Law::kInteger, .low = -3, .range = 1000});
     EXPECT_TRUE(at::equal(exact.first, exact.second)) << c10::toString(type);
-    const auto wide = both({.law = detail::Law::kInteger, .low = 0, .range = uint64_t{1} << 40 | 12345});
+    const auto wide = both({.law = Law::kInteger, .low = 0, .range = uint64_t{1} << 40 | 12345});
     EXPECT_TRUE(at::equal(wide.first, wide.second)) << c10::toString(type);
     if (type != at::kLong) {
-      const auto uniform = both({detail::Law::kUniform, -1, 3});
+      const auto uniform = both({Law::kUniform, -1, 3});
       EXPECT_TRUE(at::equal(uniform.first, uniform.second)) << c10::toString(type);
-      for (const auto law :
-           {detail::Law::kNormal, detail::Law::kLogNormal, detail::Law::kExponential, detail::Law::kCauchy}) {
+      for (const auto law : {Law::kNormal, Law::kLogNormal, Law::kExponential, Law::kCauchy}) {
         const auto close = both({law, 1, 0.5});
         EXPECT_TRUE(at::allclose(close.first, close.second, 1e-2, 1e-4))
             << c10::toString(type) << static_cast<int>(law);

@@ -285,9 +285,7 @@ TEST(Redistribute, AnAsynchronousOneThatFailedFailsAgain) {
                                       [&](const std::shared_ptr<comm::World>& world) {
                                         const auto mesh = init_device_mesh(world, "cpu", {2});
                                         const at::Tensor x = distribute_tensor(at::ones({4}), mesh, {Shard(0)});
-                                        if (world->rank() == 1) {
-                                          throw std::runtime_error("rank 1 gives up");
-                                        }
+                                        if (world->rank() == 1) throw std::runtime_error("rank 1 gives up");
                                         const at::Tensor whole = redistribute(x, {Replicate()}, {.async_op = true});
                                         for (int i = 0; i < 3; ++i) {
                                           try {

@@ -67,9 +67,7 @@ at::Tensor make(const at::Tensor& whole, const MeshPtr& mesh, const Placements& 
   double factor = 1;
   double offset = 0;
   for (size_t i = 0; i < from.size(); ++i) {
-    if (!from[i].is_partial()) {
-      continue;
-    }
+    if (!from[i].is_partial()) continue;
     without[i] = Replicate();
     const auto r = static_cast<double>(mesh->local_rank(static_cast<int64_t>(i)));
     const auto k = static_cast<double>(mesh->size(static_cast<int64_t>(i)));
@@ -118,25 +116,15 @@ void keeps_the_values() {
     if (!at::allclose(to_local(moved), wanted) || to_local(moved).sizes() != wanted.sizes()) {
       fail("moved", to_local(moved));
     }
-    if (!at::allclose(full_tensor(moved), whole)) {
-      fail("full", full_tensor(moved));
-    }
-    if (!at::allclose(to_local(redistribute(t, c.to, {.async_op = true})), wanted)) {
-      fail("async", to_local(moved));
-    }
+    if (!at::allclose(full_tensor(moved), whole)) fail("full", full_tensor(moved));
+    if (!at::allclose(to_local(redistribute(t, c.to, {.async_op = true})), wanted)) fail("async", to_local(moved));
     // Each plan by itself, whichever is cheaper.
-    const auto greedy = detail::plan_one_by_one(whole.sizes(), *mesh, c.from, c.to);
-    const auto wide = detail::plan_at_once(whole.sizes(), *mesh, c.from, c.to);
-    if (!at::allclose(detail::run_steps(to_local(t), *mesh, greedy, false), wanted)) {
-      fail("greedy", to_local(t));
-    }
-    if (!wide || !at::allclose(detail::run_steps(to_local(t), *mesh, *wide, false), wanted)) {
-      fail("wide", to_local(t));
-    }
+    const auto greedy = plan_one_by_one(whole.sizes(), *mesh, c.from, c.to);
+    const auto wide = plan_at_once(whole.sizes(), *mesh, c.from, c.to);
+    if (!at::allclose(run_steps(to_local(t), *mesh, greedy, false), wanted)) fail("greedy", to_local(t));
+    if (!wide || !at::allclose(run_steps(to_local(t), *mesh, *wide, false), wanted)) fail("wide", to_local(t));
   });
-  if (!failure.empty()) {
-    RC_FAIL(failure);
-  }
+  if (!failure.empty()) RC_FAIL(failure);
 }
 
 TEST(Redistribution, KeepsTheValuesOnAnyMesh) {
@@ -149,9 +137,7 @@ void brings_gradients_back() {
   std::atomic<bool> good = true;
   on_ranks(static_cast<int>(c10::multiply_integers(c.mesh)), c.mesh, [&](const MeshPtr& mesh) {
     Placements from = c.from;
-    for (auto& p : from) {
-      p = p.is_partial() ? Replicate() : p;
-    }
+    for (auto& p : from) p = p.is_partial() ? Replicate() : p;
     const at::Tensor whole = at::arange(c10::multiply_integers(c.shape), at::kDouble).view(c.shape);
     const at::Tensor leaf = distribute_tensor(whole.clone().set_requires_grad(true), mesh, from, std::nullopt);
     const at::Tensor weight = whole * 2 + 1;
@@ -195,18 +181,16 @@ TEST(Redistribution, MovesNoMoreThanItMust) {
     const at::Tensor whole = at::arange(64, at::kDouble).view({8, 8});
     for (const auto& row : rows) {
       const at::Tensor t = make(whole, mesh, row.from);
-      const auto greedy = detail::plan_one_by_one(whole.sizes(), *mesh, row.from, row.to);
+      const auto greedy = plan_one_by_one(whole.sizes(), *mesh, row.from, row.to);
       CommDebugMode upstream;
-      detail::run_steps(to_local(t), *mesh, greedy, false);
+      run_steps(to_local(t), *mesh, greedy, false);
       const auto count_upstream = upstream.tally();
       CommDebugMode count;
       const at::Tensor moved = redistribute(t, row.to);
       EXPECT_EQ(count.total(), row.collectives) << row.what;
       EXPECT_LE(count.total(), count_upstream.total()) << row.what;
       EXPECT_LE(count.total_bytes(), count_upstream.total_bytes()) << row.what;
-      if (mesh->rank() == 0 && row.bytes > 0) {
-        EXPECT_EQ(count.total_bytes(), row.bytes) << row.what;
-      }
+      if (mesh->rank() == 0 && row.bytes > 0) EXPECT_EQ(count.total_bytes(), row.bytes) << row.what;
       EXPECT_TRUE(at::allclose(full_tensor(moved), whole)) << row.what;
     }
   });

@@ -92,9 +92,7 @@ TEST(Reduction, ASumThatOverflowsIsReducedBeforeItIsWidened) {
 TEST(Reduction, NansumSkipsSumsThatAreNan) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     at::Tensor part = at::ones({2}, at::kDouble);
-    if (mesh->rank() == 0) {
-      part[0] = std::numeric_limits<double>::quiet_NaN();
-    }
+    if (mesh->rank() == 0) part[0] = std::numeric_limits<double>::quiet_NaN();
     EXPECT_EQ(value_of(from_local(part, mesh, {Partial()}).nansum()), 2);
   });
 }

@@ -45,9 +45,7 @@ struct Block {
 Block plain_block() {
   Block block;
   block.norm = values({8}).add(1);
-  for (auto* weight : {&block.q, &block.k, &block.v, &block.o}) {
-    *weight = values({8, 8}, 0.3);
-  }
+  for (auto* weight : {&block.q, &block.k, &block.v, &block.o}) *weight = values({8, 8}, 0.3);
   block.gate = values({12, 8}, 0.7);
   block.up = values({12, 8}, 0.9);
   block.down = values({8, 12}, 1.1);
@@ -175,9 +173,7 @@ TEST(Autograd, GradientsAccumulateAndUndefinedOnesAreZeros) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     auto w = distribute_tensor(at::ones({4, 4}).set_requires_grad(true), mesh, {Shard(0)}, std::nullopt);
     const auto x = distribute_tensor(at::ones({3, 4}), mesh, {Replicate()}, std::nullopt);
-    for (int i = 0; i < 2; ++i) {
-      at::mm(x, w.t()).sum().backward();
-    }
+    for (int i = 0; i < 2; ++i) at::mm(x, w.t()).sum().backward();
     EXPECT_TRUE(at::equal(full_tensor(w.grad()), at::full({4, 4}, 6.0)));
     // Only one of the parts of a split gets a gradient.
     w.mutable_grad() = at::Tensor();

@@ -102,17 +102,13 @@ void check(const Case& c, const MeshPtr& mesh) {
 
 TEST(Uneven, ValuesAndGradientsOnOneMeshDim) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
-    for (const auto& c : cases()) {
-      check(c, mesh);
-    }
+    for (const auto& c : cases()) check(c, mesh);
   });
 }
 
 TEST(Uneven, ValuesAndGradientsOnTwoMeshDims) {
   on_ranks(4, {2, 2}, [](const MeshPtr& mesh) {
-    for (const auto& c : cases()) {
-      check(c, mesh);
-    }
+    for (const auto& c : cases()) check(c, mesh);
   });
 }
 

@@ -23,7 +23,7 @@ std::vector<std::string> files_below(const fs::path& dir) {
   for (const auto& entry : fs::recursive_directory_iterator(dir)) {
     if (entry.is_regular_file()) names.push_back(entry.path().lexically_relative(dir).string());
   }
-  std::sort(names.begin(), names.end());
+  std::ranges::sort(names);
   return names;
 }
 

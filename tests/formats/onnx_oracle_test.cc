@@ -39,7 +39,7 @@ class OnnxModels {
   }
 
   void expect_all_right() {
-    std::vector<TensorSpec> specs;
+    std::vector<SafetensorsSpec> specs;
     for (const auto& [name, tensor] : tensors_) specs.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
     SafetensorsWriter writer(folder_ / "tensors.safetensors", specs);
     for (const auto& [name, tensor] : tensors_) writer.write(name, tensor);

@@ -31,7 +31,7 @@ TEST(SafetensorsOracle, FilesOfTheSafetensorsPackageReadAlike) {
 
 TEST(SafetensorsOracle, TheSafetensorsPackageReadsWhatWeWrite) {
   TempFolder folder;
-  std::vector<TensorSpec> specs;
+  std::vector<SafetensorsSpec> specs;
   for (const auto dtype : {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kShort,
                            at::kChar, at::kByte, at::kBool, at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
     specs.push_back({std::string(safetensors_dtype_name(dtype)), dtype, {3, 5}});

@@ -31,7 +31,7 @@ size_t count_files(const TempFolder& folder) {
 
 TEST(Safetensors, EveryDtypeAndShapeReadsBackBitwise) {
   TempFolder folder;
-  std::vector<std::pair<TensorSpec, at::Tensor>> all;
+  std::vector<std::pair<SafetensorsSpec, at::Tensor>> all;
   for (const auto dtype : {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kShort,
                            at::kChar, at::kByte, at::kBool, at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
     for (const std::vector<int64_t>& shape : std::vector<std::vector<int64_t>>{{}, {0, 3}, {5}, {2, 3, 7}}) {
@@ -39,7 +39,7 @@ TEST(Safetensors, EveryDtypeAndShapeReadsBackBitwise) {
       all.push_back({{name, dtype, shape}, at::randint(0, 2, shape).mul(3).to(dtype)});
     }
   }
-  std::vector<TensorSpec> specs;
+  std::vector<SafetensorsSpec> specs;
   for (const auto& [spec, tensor] : all) specs.push_back(spec);
   SafetensorsWriter writer(folder / "a.safetensors", specs, {{"format", "pt"}, {"note", "\u00e9\n"}});
   for (const auto& [spec, tensor] : all) writer.write(spec.name, tensor);
@@ -193,8 +193,8 @@ TEST(SafetensorsWriter, DroppedOrFailedWritersLeaveNothing) {
   error_of(ErrorKind::kIo, [&] { SafetensorsWriter(folder / "missing" / "a", {}); });
 }
 
-std::vector<TensorSpec> ten_tensors() {
-  std::vector<TensorSpec> specs;
+std::vector<SafetensorsSpec> ten_tensors() {
+  std::vector<SafetensorsSpec> specs;
   for (int i = 0; i < 10; ++i) specs.push_back({"t" + std::to_string(i), at::kFloat, {25}});  // 100 bytes each
   return specs;
 }

@@ -103,9 +103,7 @@ TEST(TorchPickle, IntegersAtTheEdgesOfTheirOpcodes) {
   for (const int64_t edge : {int64_t{1} << 31, int64_t{1} << 32, -(int64_t{1} << 31)}) {
     for (const int64_t step : {-1, 0, 1}) edges.push_back(edge + step);
   }
-  for (const int64_t edge : edges) {
-    EXPECT_EQ(read_pickle(pickle(edge, {.protocol = 2})).as_int(), edge);
-  }
+  for (const int64_t edge : edges) EXPECT_EQ(read_pickle(pickle(edge, {.protocol = 2})).as_int(), edge);
   EXPECT_EQ(read_pickle(bytes("\x80\x02\x8a\x00.")).as_int(), 0);
   EXPECT_EQ(read_pickle(bytes("\x80\x02\x8a\x01\xff.")).as_int(), -1);
   EXPECT_EQ(read_pickle(bytes("\x80\x02\x8a\x03\x00\x00\x80.")).as_int(), -(1 << 23));
@@ -368,9 +366,7 @@ TEST(TorchPickle, DamagedPicklesAreReadOrRefused) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 random(seed);
   const auto text = pickle(random_value(random, 6), {.protocol = 4});
-  for (size_t size = 0; size < text.size(); ++size) {
-    ASSERT_NE(refusal_of(text.substr(0, size)), "");
-  }
+  for (size_t size = 0; size < text.size(); ++size) ASSERT_NE(refusal_of(text.substr(0, size)), "");
   for (int flip = 0; flip < 2000; ++flip) {
     auto damaged = text;
     for (uint32_t i = 0; i < 1 + random() % 3; ++i) damaged[random() % damaged.size()] = static_cast<char>(random());

@@ -3,10 +3,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/parallel/fsdp/fully_shard.h"
 #include "tessera/fsdp1/state/convert_fsdp.h"
 #include "tessera/fsdp1/state/model_state_dict.h"
 #include "tessera/fsdp1/state/optim_state_dict.h"
+#include "tessera/parallel/fsdp/fully_shard.h"
 #include "tessera/state/optimizer_forms.h"
 #include "tessera/state/sharded_tensor.h"
 #include "tessera/state/state_dict.h"
@@ -221,9 +221,7 @@ TEST(Fsdp1State, IsNeverWholeForMoreThanTwoParameters) {
       const StateDictTypeScope rank0(flat, {.optim_state_dict_config = FullOptimStateDictConfig{.rank0_only = true}});
       StateDict whole;
       const auto saving = peak_bytes_of([&] { whole = optim_state_dict(flat, *optimizer); });
-      if (world->rank() > 0) {
-        EXPECT_LE(saving, two);
-      }
+      if (world->rank() > 0) EXPECT_LE(saving, two);
       EXPECT_LE(peak_bytes_of([&] { optim_state_dict_to_load(flat, *optimizer, whole); }), two + 2 * shard);
     }
   });

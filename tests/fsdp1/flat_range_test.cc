@@ -1,7 +1,8 @@
+#include "tessera/fsdp1/state/flat_range.h"
+
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
-#include "tessera/fsdp1/state/flat_range.h"
 
 namespace tessera {
 namespace {

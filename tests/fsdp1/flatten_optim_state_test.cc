@@ -1,3 +1,5 @@
+#include "tessera/fsdp1/state/flatten_optim_state.h"
+
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
@@ -7,7 +9,6 @@
 #include <gmock/gmock.h>
 
 #include "tessera/base/error.h"
-#include "tessera/fsdp1/state/flatten_optim_state.h"
 #include "tessera/fsdp1/state/optim_state_dict.h"
 #include "tessera/state/sharded_tensor.h"
 #include "tests/fsdp1/hand_made.h"

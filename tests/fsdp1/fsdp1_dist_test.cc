@@ -4,8 +4,8 @@
 #include "tessera/base/error.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/layers/activation_checkpoint.h"
-#include "tests/parallel/checkpointed.h"
 #include "tests/fsdp1/fsdp1_model.h"
+#include "tests/parallel/checkpointed.h"
 
 namespace tessera::testing {
 namespace {

@@ -189,9 +189,7 @@ TEST(Fsdp1ModelStateDict, TakesNamesOfWrappers) {
       Fsdp1Net net(8);
       wrap(net, world->group(), Wrapping::kEach, false);
       StateDict wrapped;
-      for (const auto& [key, value] : plain_weights(Fsdp1Net(3))) {
-        wrapped.set("_orig_mod." + to_string(key), value);
-      }
+      for (const auto& [key, value] : plain_weights(Fsdp1Net(3))) wrapped.set("_orig_mod." + to_string(key), value);
       wrapped.set("_fsdp_wrapped_module.last._checkpoint_wrapped_module.bias", wrapped.at("_orig_mod.last.bias"));
       const StateDictTypeScope scope(net, {.state_dict_config = FullStateDictConfig{.rank0_only = rank0_only}});
       EXPECT_THAT(message_of([&] { load_fsdp1_state_dict(net, wrapped); }),

@@ -16,9 +16,9 @@
 #include <string>
 #include <utility>
 
+#include "tessera/fsdp1/fully_sharded_data_parallel.h"
 #include "tessera/nn/module.h"
 #include "tessera/optim/optimizer.h"
-#include "tessera/fsdp1/fully_sharded_data_parallel.h"
 #include "tessera/state/optimizer_dict.h"
 #include "tessera/state/state_value.h"
 #include "tests/support/ranks.h"

@@ -181,9 +181,7 @@ TEST(Fsdp1OptimStateDict, OfNoStateIsEmpty) {
 std::unique_ptr<optim::Optimizer> adam_of_groups(Fsdp1Net& net, const std::vector<std::string>& first_group) {
   std::vector<std::string> others;
   for (const auto& parameter : net.named_parameters()) {
-    if (std::find(first_group.begin(), first_group.end(), parameter.name) == first_group.end()) {
-      others.push_back(parameter.name);
-    }
+    if (std::ranges::find(first_group, parameter.name) == first_group.end()) others.push_back(parameter.name);
   }
   return optim::make_adamw(
       net, {.lr = 0.05, .weight_decay = 0, .groups = {{.names = first_group}, {.names = std::move(others)}}});

@@ -55,7 +55,7 @@ struct OracleNet : nn::Callable<OracleNet> {
 
 void freeze(nn::Module& net, const std::vector<std::string>& names) {
   for (const auto& parameter : net.named_parameters()) {
-    if (std::find(names.begin(), names.end(), parameter.name) == names.end()) continue;
+    if (std::ranges::find(names, parameter.name) == names.end()) continue;
     parameter.slot->parameter.set_requires_grad(false);
     parameter.slot->slot->set_requires_grad(false);
   }
@@ -136,7 +136,7 @@ void expect_like_pytorch(const WorldPtr& world, const json& wanted, bool origina
     StateDict by_position;
     for (const auto& [key, state] : loaded.at("state").dict()) {
       const auto& name = ids.at(static_cast<size_t>(std::get<int64_t>(key)));
-      by_position.set(std::find(order.begin(), order.end(), name) - order.begin(), state);
+      by_position.set(std::ranges::find(order, name) - order.begin(), state);
     }
     expect_states(by_position, wanted["loaded"], "loaded");
   }

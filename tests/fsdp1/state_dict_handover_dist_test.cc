@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tessera/state/cpu_state_dict.h"
 #include "tessera/fsdp1/state/state_dict_type.h"
+#include "tessera/state/cpu_state_dict.h"
 #include "tessera/state/state_dict.h"
 #include "tests/fsdp1/net.h"
 #include "tests/state/values.h"

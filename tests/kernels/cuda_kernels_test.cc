@@ -13,10 +13,10 @@
 #include "tessera/kernels/cuda/launchers.h"
 #undef cuda
 
-namespace tessera::cuda_on_host {
+namespace tessera::kernels::cuda_on_host {
 namespace {
 
-using testing::random_tensor;
+using tessera::testing::random_tensor;
 using Tensors = std::vector<at::Tensor>;
 
 Element element_of(const at::Tensor& tensor) {
@@ -227,4 +227,4 @@ TEST(CudaKernels, NeitherOrderOfThreadsNorNumberOfBlocksShows) {
 }
 
 }  // namespace
-}  // namespace tessera::cuda_on_host
+}  // namespace tessera::kernels::cuda_on_host

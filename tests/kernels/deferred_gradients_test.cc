@@ -23,8 +23,8 @@ struct Net {
     labels = at::arange(60).remainder(19);
   }
   at::Tensor loss() const {
-    const auto hidden = tessera::linear(at::gelu(tessera::linear(x, first, bias)), second);
-    return linear_cross_entropy(hidden.reshape({-1, 24}), head, labels);
+    const auto hidden = tessera::kernels::linear(at::gelu(tessera::kernels::linear(x, first, bias)), second);
+    return kernels::linear_cross_entropy(hidden.reshape({-1, 24}), head, labels);
   }
   std::vector<at::Tensor> gradients() const {
     return {x.grad(), first.grad(), bias.grad(), second.grad(), head.grad()};
@@ -66,7 +66,7 @@ TEST(DeferredGradients, OfGroupedProductsComeLaterToo) {
     weight.mutable_grad().reset();
     {
       const DeferredGradients::Scope scope(later);
-      grouped_linear(x, weight, counts).tanh().sum().backward();
+      kernels::grouped_linear(x, weight, counts).tanh().sum().backward();
     }
     EXPECT_EQ(weight.grad().defined(), later == nullptr);
     if (later != nullptr) later->flush();
@@ -80,7 +80,9 @@ TEST(DeferredGradients, AWeightThatIsUsedTwiceGetsBoth) {
   at::manual_seed(3);
   const auto x = at::randn({40, 16}), weight = at::randn({16, 16}).set_requires_grad(true);
   const auto input = x.clone().set_requires_grad(true);
-  const auto run = [&] { return tessera::linear(tessera::linear(input, weight).tanh(), weight).sum(); };
+  const auto run = [&] {
+    return tessera::kernels::linear(tessera::kernels::linear(input, weight).tanh(), weight).sum();
+  };
   run().backward();
   const auto wanted = weight.grad().clone();
   weight.mutable_grad().reset();

@@ -34,11 +34,11 @@ TEST(GroupedLinear, EqualsAProductForEachGroup) {
       const auto x = random_tensor({all, 24}).to(dtype), weight = random_tensor({3, 40, 24}).to(dtype);
       if (all == 0) {
         auto leaf = weight.clone().set_requires_grad(true);
-        grouped_linear(x, leaf, counts).sum().backward();
+        kernels::grouped_linear(x, leaf, counts).sum().backward();
         EXPECT_EQ(leaf.grad().abs().sum().item<float>(), 0);
         continue;
       }
-      expect_same_with_gradients([&](const auto& in) { return grouped_linear(in[0], in[1], counts); },
+      expect_same_with_gradients([&](const auto& in) { return kernels::grouped_linear(in[0], in[1], counts); },
                                  [&](const auto& in) { return one_by_one(in[0], in[1], counts); }, {x, weight},
                                  dtype == at::kFloat ? 1e-5 : 2e-2);
     }
@@ -50,7 +50,7 @@ TEST(GroupedLinear, HasSecondDerivatives) {
   const auto second = [&](bool grouped) {
     auto x = random_tensor({8, 6}).to(at::kDouble).set_requires_grad(true);
     auto weight = random_tensor({3, 4, 6}).to(at::kDouble).set_requires_grad(true);
-    const auto y = grouped ? grouped_linear(x, weight, counts) : one_by_one(x, weight, counts);
+    const auto y = grouped ? kernels::grouped_linear(x, weight, counts) : one_by_one(x, weight, counts);
     const auto first = torch::autograd::grad({y.pow(3).sum()}, {x, weight}, {}, true, true);
     return torch::autograd::grad({first[0].pow(2).sum() + first[1].pow(2).sum()}, {x, weight});
   };
@@ -60,21 +60,22 @@ TEST(GroupedLinear, HasSecondDerivatives) {
 
 TEST(GroupedLinear, RefusesWhatDoesNotFit) {
   const auto x = random_tensor({6, 4}), weight = random_tensor({2, 3, 4});
-  EXPECT_THROW(grouped_linear(x, weight, at::tensor(std::vector<int64_t>{3, 4}, at::kLong)), Error);
-  EXPECT_THROW(grouped_linear(x, weight, at::tensor(std::vector<int64_t>{8, -2}, at::kLong)), Error);
-  EXPECT_THROW(grouped_linear(x, weight, at::tensor(std::vector<int64_t>{6}, at::kLong)), Error);
-  EXPECT_THROW(grouped_linear(x, weight, at::tensor(std::vector<int>{3, 3}, at::kInt)), Error);
-  EXPECT_THROW(grouped_linear(x, random_tensor({2, 3, 5}), at::tensor(std::vector<int64_t>{3, 3}, at::kLong)), Error);
+  EXPECT_THROW(kernels::grouped_linear(x, weight, at::tensor(std::vector<int64_t>{3, 4}, at::kLong)), Error);
+  EXPECT_THROW(kernels::grouped_linear(x, weight, at::tensor(std::vector<int64_t>{8, -2}, at::kLong)), Error);
+  EXPECT_THROW(kernels::grouped_linear(x, weight, at::tensor(std::vector<int64_t>{6}, at::kLong)), Error);
+  EXPECT_THROW(kernels::grouped_linear(x, weight, at::tensor(std::vector<int>{3, 3}, at::kInt)), Error);
+  EXPECT_THROW(kernels::grouped_linear(x, random_tensor({2, 3, 5}), at::tensor(std::vector<int64_t>{3, 3}, at::kLong)),
+               Error);
 }
 
 TEST(PermuteRows, TakesEachRowAsOftenAsSaid) {
   const auto order = at::tensor(std::vector<int64_t>{3, 0, 5, 1, 4, 2}, at::kLong), inverse = order.argsort();
   for (const int64_t copies : {1, 2, 3}) {
-    expect_same_with_gradients([&](const auto& in) { return permute_rows(in[0], order, inverse, copies); },
+    expect_same_with_gradients([&](const auto& in) { return kernels::permute_rows(in[0], order, inverse, copies); },
                                [&](const auto& in) { return in[0].index_select(0, order.div(copies, "floor")); },
                                {random_tensor({6 / copies, 4})}, 1e-6);
   }
-  EXPECT_THROW(permute_rows(random_tensor({4, 2}), order, inverse), Error);
+  EXPECT_THROW(kernels::permute_rows(random_tensor({4, 2}), order, inverse), Error);
 }
 
 }  // namespace

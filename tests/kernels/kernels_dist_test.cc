@@ -4,13 +4,13 @@
 
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/kernels/attention/causal_attention.h"
-#include "tessera/kernels/linear/linear_choice.h"
-#include "tessera/kernels/simd/vector_level.h"
-#include "tessera/kernels/rows/gated.h"
 #include "tessera/kernels/linear/linear.h"
+#include "tessera/kernels/linear/linear_choice.h"
 #include "tessera/kernels/loss/linear_cross_entropy.h"
+#include "tessera/kernels/rows/gated.h"
 #include "tessera/kernels/rows/rms_norm.h"
 #include "tessera/kernels/rows/rotary.h"
+#include "tessera/kernels/simd/vector_level.h"
 #include "tests/dtensor/op_cases.h"
 #include "tests/support/largest_allocation.h"
 #include "tests/support/ranks.h"
@@ -55,15 +55,16 @@ OpCase cross_entropy_case(int64_t rows, int64_t classes, int64_t chunk_bytes, bo
                 const auto& mesh = device_mesh(t[0]);
                 const Placements cut(static_cast<size_t>(mesh->ndim()), Shard(0));
                 const auto given = cut_labels ? distribute_tensor(labels, mesh, cut, std::nullopt) : labels;
-                return linear_cross_entropy(t[0], t[1], given, {.chunk_bytes = chunk_bytes, .softcap = softcap});
+                return kernels::linear_cross_entropy(t[0], t[1], given,
+                                                     {.chunk_bytes = chunk_bytes, .softcap = softcap});
               })};
 }
 
 std::vector<OpCase> linear_cases() {
   const Run with_bias = against([](const Tensors& t) { return at::linear(t[0], t[1], t[2]); },
-                                [](const Tensors& t) { return tessera::linear(t[0], t[1], t[2]); });
+                                [](const Tensors& t) { return tessera::kernels::linear(t[0], t[1], t[2]); });
   const Run without = against([](const Tensors& t) { return at::linear(t[0], t[1]); },
-                              [](const Tensors& t) { return tessera::linear(t[0], t[1]); });
+                              [](const Tensors& t) { return tessera::kernels::linear(t[0], t[1]); });
   return {{"linear", {{4, 8}, {12, 8}, {12}}, with_bias},
           {"linear, uneven", {{3, 5}, {7, 5}, {7}}, with_bias},
           {"linear of [B, T, d]", {{2, 5, 6}, {3, 6}}, without},
@@ -77,20 +78,20 @@ std::vector<OpCase> row_cases() {
         {"rms_norm",
          {shape, {shape.back()}},
          against([](const Tensors& t) { return t[1] * (t[0] * at::rsqrt(t[0].square().mean(-1, true) + 1e-5)); },
-                 [](const Tensors& t) { return rms_norm(t[0], t[1], 1e-5); })});
+                 [](const Tensors& t) { return kernels::rms_norm(t[0], t[1], 1e-5); })});
     cases.push_back({"swiglu",
                      {shape, shape},
                      against([](const Tensors& t) { return at::silu(t[0]) * t[1]; },
-                             [](const Tensors& t) { return swiglu(t[0], t[1]); })});
+                             [](const Tensors& t) { return kernels::swiglu(t[0], t[1]); })});
     cases.push_back({"geglu",
                      {shape, shape},
                      against([](const Tensors& t) { return at::gelu(t[0], "tanh") * t[1]; },
-                             [](const Tensors& t) { return geglu(t[0], t[1]); })});
+                             [](const Tensors& t) { return kernels::geglu(t[0], t[1]); })});
     cases.push_back(
         {"rms_norm, 1 + weight",
          {shape, {shape.back()}},
          against([](const Tensors& t) { return (1 + t[1]) * t[0] * at::rsqrt(t[0].square().mean(-1, true) + 1e-5); },
-                 [](const Tensors& t) { return rms_norm(t[0], t[1], 1e-5, /*one_plus=*/true); })});
+                 [](const Tensors& t) { return kernels::rms_norm(t[0], t[1], 1e-5, /*one_plus=*/true); })});
   }
   return cases;
 }
@@ -115,7 +116,7 @@ std::vector<OpCase> rotary_cases() {
                                const auto& mesh = device_mesh(t[0]);
                                return cut ? distribute_tensor(whole, mesh, {*cut}, std::nullopt) : whole;
                              };
-                             return rotary(t[0], place(angles.cos()), place(angles.sin()));
+                             return kernels::rotary(t[0], place(angles.cos()), place(angles.sin()));
                            })});
       cases.back().tolerance = 1e-6;  // of angles in fp32
     }
@@ -158,8 +159,9 @@ TEST(RotaryOnDTensors, EqualsPlainOperationsOnEveryPlacement) { check_cases({2, 
 TEST(LinearCrossEntropyOnDTensors, EqualsPlainOperationsOnEveryPlacement) {
   std::vector<OpCase> cases;
   for (const bool cut_labels : {false, true}) {
-    for (const int64_t chunk_bytes : {1, 100, 1 << 20})
+    for (const int64_t chunk_bytes : {1, 100, 1 << 20}) {
       cases.push_back(cross_entropy_case(7, 6, chunk_bytes, cut_labels));
+    }
     cases.push_back(cross_entropy_case(3, 3, 1, cut_labels));
     cases.push_back(cross_entropy_case(8, 12, 100, cut_labels));
     cases.push_back(cross_entropy_case(7, 6, 100, cut_labels, /*softcap=*/1.5));
@@ -186,11 +188,11 @@ TEST(KernelsOnDTensors, FusedLoopsOfPartsGiveTheWhole) {
                                 {{2, 36, 40}, {44, 40}, {44}},
                                 [&](const Tensors& t) {
                                   const auto f = narrow(t);
-                                  return tessera::linear(f[0], f[1], f[2]).to(at::kDouble);
+                                  return tessera::kernels::linear(f[0], f[1], f[2]).to(at::kDouble);
                                 }},
                                {"norm and gate", {{2, 9, 5}, {5}, {2, 9, 5}}, [&](const Tensors& t) {
                                   const auto f = narrow(t);
-                                  return swiglu(rms_norm(f[0], f[1], 1e-5), f[2]).to(at::kDouble);
+                                  return kernels::swiglu(kernels::rms_norm(f[0], f[1], 1e-5), f[2]).to(at::kDouble);
                                 }}};
   for (auto& each : cases) each.tolerance = 1e-4;
   check_cases({2}, cases);
@@ -209,13 +211,13 @@ TEST(KernelsOnDTensors, TensorParallelBlockMovesNoWeightAndNoLogits) {
     const auto down = spread(at::randn({8, 10}), mesh, {Shard(1)}), head = spread(at::randn({50, 8}), mesh, {Shard(0)});
     const auto labels = labels_of(12, 50);
     const CommDebugMode comm;
-    const auto normed = rms_norm(x, norm, 1e-5);
-    const auto inner = swiglu(tessera::linear(normed, gate), tessera::linear(normed, up));
+    const auto normed = kernels::rms_norm(x, norm, 1e-5);
+    const auto inner = kernels::swiglu(tessera::kernels::linear(normed, gate), tessera::kernels::linear(normed, up));
     EXPECT_EQ(placements(inner), Placements{Shard(2)});
-    const auto y = tessera::linear(inner, down);
+    const auto y = tessera::kernels::linear(inner, down);
     EXPECT_EQ(placements(y), Placements{Partial()});
     EXPECT_EQ(comm.total(), 0);
-    const auto loss = linear_cross_entropy(y.reshape({12, 8}), head, labels);
+    const auto loss = kernels::linear_cross_entropy(y.reshape({12, 8}), head, labels);
     EXPECT_EQ(placements(loss), Placements{Replicate()});
     EXPECT_EQ(comm.total(), 4) << "the hidden states and their gradient, a maximum and a sum of the chunk";
     loss.backward();
@@ -233,7 +235,7 @@ TEST(LinearCrossEntropyOnDTensors, HoldsNoMoreThanAChunkOfItsOwnLogits) {
     const auto head = spread(at::randn({kClasses, 8}), mesh, {Shard(0)});
     const auto record = std::make_shared<testing::LargestAllocation>();
     const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, record);
-    linear_cross_entropy(hidden, head, labels_of(kRows, kClasses), {.chunk_bytes = 64 << 10}).backward();
+    kernels::linear_cross_entropy(hidden, head, labels_of(kRows, kClasses), {.chunk_bytes = 64 << 10}).backward();
     EXPECT_GE(record->largest, kClasses / 2 * 8 * 4) << "the recorder sees nothing";
     EXPECT_LE(record->largest, 64 << 10) << "all logits are " << kRows * kClasses * 4;
   });
@@ -245,7 +247,8 @@ TEST(LinearCrossEntropyOnDTensors, LabelThatIsWrongOnOneRankIsTheSameErrorOnAll)
     const auto head = spread(at::randn({10, 8}), mesh, {Replicate()});
     auto labels = labels_of(6, 10);
     labels[4] = 10;
-    const auto error = testing::error_of([&] { linear_cross_entropy(hidden, head, spread(labels, mesh, {Shard(0)})); });
+    const auto error =
+        testing::error_of([&] { kernels::linear_cross_entropy(hidden, head, spread(labels, mesh, {Shard(0)})); });
     EXPECT_THAT(error, HasSubstr("label 4: found 10"));
   });
 }
@@ -259,22 +262,22 @@ TEST(KernelsOnDTensors, SecondDerivativeThatIsMissingIsAnError) {
 // Hosts may have other processors.
 TESSERA_RANKS_TEST(VectorLevel, IsTheLeastOfAllRanks, (2)) {
   {
-    const detail::UseVectorLevel own(world->rank() == 0 ? detail::most_of_processor() : detail::VectorLevel::kPlain);
-    agree_on_kernels(*world->group());
+    const kernels::UseVectorLevel own(world->rank() == 0 ? kernels::most_of_processor() : kernels::VectorLevel::kPlain);
+    kernels::agree_on_kernels(*world->group());
   }
-  EXPECT_EQ(detail::vector_level(), detail::VectorLevel::kPlain);
+  EXPECT_EQ(kernels::vector_level(), kernels::VectorLevel::kPlain);
   comm::barrier(*world->group());  // threads share the choice
 }
 
 // Hosts may have measured otherwise.
 TESSERA_RANKS_TEST(LinearKernel, IsThatOfTheFirstRankOnAll, (2)) {
-  if (!detail::has_onednn()) GTEST_SKIP() << "this libtorch has no oneDNN";
+  if (!kernels::has_onednn()) GTEST_SKIP() << "this libtorch has no oneDNN";
   for (const bool onednn : {true, false}) {
     {
-      const detail::UseLinearKernel measured((world->rank() == 0) == onednn);
-      agree_on_kernels(*world->group());
+      const kernels::UseLinearKernel measured((world->rank() == 0) == onednn);
+      kernels::agree_on_kernels(*world->group());
     }
-    EXPECT_EQ(linear_kernel_name(), onednn ? "onednn" : "aten");
+    EXPECT_EQ(kernels::linear_kernel_name(), onednn ? "onednn" : "aten");
     comm::barrier(*world->group());  // threads share the choice
   }
 }

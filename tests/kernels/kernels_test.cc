@@ -6,10 +6,10 @@
 #include <limits>
 
 #include "tessera/base/error.h"
-#include "tessera/kernels/linear/linear_choice.h"
-#include "tessera/kernels/rows/gated.h"
 #include "tessera/kernels/linear/linear.h"
+#include "tessera/kernels/linear/linear_choice.h"
 #include "tessera/kernels/loss/linear_cross_entropy.h"
+#include "tessera/kernels/rows/gated.h"
 #include "tessera/kernels/rows/rms_norm.h"
 #include "tessera/kernels/rows/rotary.h"
 #include "tests/kernels/gradients.h"
@@ -42,7 +42,7 @@ at::Tensor plain_loss(const Tensors& in, const at::Tensor& labels) {
 // The products, whichever of them this machine would choose.
 class Linear : public ::testing::TestWithParam<bool> {
  protected:
-  detail::UseLinearKernel kernel_{GetParam()};
+  kernels::UseLinearKernel kernel_{GetParam()};
 };
 INSTANTIATE_TEST_SUITE_P(Kernels, Linear, ::testing::Bool(),
                          [](const auto& kernel) { return kernel.param ? "OneDnn" : "Aten"; });
@@ -51,16 +51,16 @@ TEST_P(Linear, MatchesAtLinearWithGradientsForEveryShape) {
   for (const auto& [rows, in, out] :
        std::vector<std::array<int64_t, 3>>{{64, 48, 80}, {1, 32, 32}, {17, 16, 16}, {129, 257, 33}}) {
     const Tensors inputs = {random_tensor({rows, in}), random_tensor({out, in}, 1), random_tensor({out}, 2)};
-    expect_same_with_gradients([](const Tensors& t) { return tessera::linear(t[0], t[1], t[2]); },
+    expect_same_with_gradients([](const Tensors& t) { return tessera::kernels::linear(t[0], t[1], t[2]); },
                                [](const Tensors& t) { return at::linear(t[0], t[1], t[2]); }, inputs, 1e-5);
-    expect_same_with_gradients([](const Tensors& t) { return tessera::linear(t[0], t[1]); },
+    expect_same_with_gradients([](const Tensors& t) { return tessera::kernels::linear(t[0], t[1]); },
                                [](const Tensors& t) { return at::linear(t[0], t[1]); }, {inputs[0], inputs[1]}, 1e-5);
   }
 }
 
 TEST_P(Linear, TakesBatchedAndStridedInput) {
   const Tensors inputs = {random_tensor({4, 32, 40}), random_tensor({24, 32}, 1)};
-  expect_same_with_gradients([](const Tensors& t) { return tessera::linear(t[0].transpose(1, 2), t[1]); },
+  expect_same_with_gradients([](const Tensors& t) { return tessera::kernels::linear(t[0].transpose(1, 2), t[1]); },
                              [](const Tensors& t) { return at::linear(t[0].transpose(1, 2), t[1]); }, inputs, 1e-5);
 }
 
@@ -73,7 +73,7 @@ TEST_P(Linear, KernelThatIsAskedForIsTheOneThatRuns) {
   };
   const auto observer = at::addThreadLocalCallback(at::RecordFunctionCallback(count));
   plain_products = 0;
-  tessera::linear(random_tensor({64, 48}).set_requires_grad(true), random_tensor({80, 48}, 1));
+  tessera::kernels::linear(random_tensor({64, 48}).set_requires_grad(true), random_tensor({80, 48}, 1));
   at::removeCallback(observer);
   EXPECT_EQ(plain_products, GetParam() ? 0 : 1);
 }
@@ -82,7 +82,7 @@ TEST_P(Linear, TakesABiasOfAnotherTypeWhateverTheInputLiesLike) {
   for (const bool transposed : {false, true}) {
     const auto x = transposed ? random_tensor({5, 4, 3}).transpose(0, 2) : random_tensor({3, 4, 5});
     const auto weight = random_tensor({6, 5}, 1), bias = random_tensor({6}, 2).to(at::kDouble);
-    const auto y = tessera::linear(x, weight, bias);
+    const auto y = tessera::kernels::linear(x, weight, bias);
     EXPECT_EQ(y.scalar_type(), at::kFloat);
     EXPECT_LT(testing::relative_error(y, at::linear(x, weight, bias.to(at::kFloat))), 1e-6);
   }
@@ -91,7 +91,7 @@ TEST_P(Linear, TakesABiasOfAnotherTypeWhateverTheInputLiesLike) {
 TEST_P(Linear, RefusesABiasThatIsNotOneNumberAColumn) {
   EXPECT_THAT(
       [] {
-        tessera::linear(random_tensor({3, 4}), random_tensor({5, 4}), random_tensor({1}));
+        tessera::kernels::linear(random_tensor({3, 4}), random_tensor({5, 4}), random_tensor({1}));
       },
       ThrowsMessage<Error>(HasSubstr("x [3, 4], weight [5, 4], bias [1]: wanted [..., in], [out, in] and [out]")));
 }
@@ -104,7 +104,7 @@ TEST_P(Linear, TakesComplexNumbers) {
       return at::view_as_real(product(at::complex(t[0], t[1]), at::complex(t[2], t[3])));
     };
   };
-  expect_same_with_gradients(by([](const auto& x, const auto& weight) { return tessera::linear(x, weight); }),
+  expect_same_with_gradients(by([](const auto& x, const auto& weight) { return tessera::kernels::linear(x, weight); }),
                              by([](const auto& x, const auto& weight) { return at::linear(x, weight); }), inputs, 1e-5);
 }
 
@@ -118,7 +118,7 @@ TEST_P(Linear, HasASecondDerivative) {
     (first[0].square().sum() + first[1].square().sum()).backward();
     return std::pair(x.grad(), weight.grad());
   };
-  const auto found = second([](const Tensors& t) { return tessera::linear(t[0], t[1]); });
+  const auto found = second([](const Tensors& t) { return tessera::kernels::linear(t[0], t[1]); });
   const auto wanted = second([](const Tensors& t) { return at::linear(t[0], t[1]); });
   EXPECT_LT(testing::relative_error(found.first, wanted.first), 1e-5);
   EXPECT_LT(testing::relative_error(found.second, wanted.second), 1e-5);
@@ -130,7 +130,7 @@ TEST_P(Linear, BackwardSurvivesAWeightThatIsFreedAfterForwardAndRefilled) {
   auto weight = at::empty({0}).set_(at::empty({48 * 32}).storage(), 0, {48, 32}, {32, 1});
   weight.copy_(values);
   weight.set_requires_grad(true);
-  const auto y = tessera::linear(x, weight);
+  const auto y = tessera::kernels::linear(x, weight);
   auto* storage = weight.storage().unsafeGetStorageImpl();
   at::native::resize_bytes_cpu(storage, 0);
   at::native::resize_bytes_cpu(storage, 48 * 32 * sizeof(float));
@@ -142,8 +142,9 @@ TEST_P(Linear, BackwardSurvivesAWeightThatIsFreedAfterForwardAndRefilled) {
 
 TEST_P(Linear, ProductTakesTransposedViews) {
   const auto a = random_tensor({40, 70}), b = random_tensor({40, 33}, 1);
-  EXPECT_LT(testing::relative_error(product_nt(a.t(), b.t()), a.t().mm(b)), 1e-5);
-  EXPECT_LT(testing::relative_error(product_nt(a.narrow(1, 8, 24).t(), b.t()), a.narrow(1, 8, 24).t().mm(b)), 1e-5);
+  EXPECT_LT(testing::relative_error(kernels::product_nt(a.t(), b.t()), a.t().mm(b)), 1e-5);
+  EXPECT_LT(testing::relative_error(kernels::product_nt(a.narrow(1, 8, 24).t(), b.t()), a.narrow(1, 8, 24).t().mm(b)),
+            1e-5);
 }
 
 TEST(SecondDerivatives, OfNormsAndGatesAreThoseOfPlainOperations) {
@@ -158,15 +159,15 @@ TEST(SecondDerivatives, OfNormsAndGatesAreThoseOfPlainOperations) {
   const Tensors rows = {random_tensor({3, 5, 48}), random_tensor({48}, 1)};
   const Tensors pairs = {random_tensor({6, 32}), random_tensor({6, 32}, 1)};
   const std::vector<std::tuple<Op, Op, Tensors>> cases = {
-      {[](const Tensors& t) { return tessera::rms_norm(t[0], t[1], 1e-5); }, plain_rms_norm, rows},
-      {[](const Tensors& t) { return tessera::rms_norm(t[0], t[1], 1e-5, /*one_plus=*/true); },
+      {[](const Tensors& t) { return tessera::kernels::rms_norm(t[0], t[1], 1e-5); }, plain_rms_norm, rows},
+      {[](const Tensors& t) { return tessera::kernels::rms_norm(t[0], t[1], 1e-5, /*one_plus=*/true); },
        [](const Tensors& t) {
          return plain_rms_norm({t[0], t[1] + 1});
        },
        rows},
-      {[](const Tensors& t) { return tessera::swiglu(t[0], t[1]); },
+      {[](const Tensors& t) { return tessera::kernels::swiglu(t[0], t[1]); },
        [](const Tensors& t) { return t[0] * at::sigmoid(t[0]) * t[1]; }, pairs},
-      {[](const Tensors& t) { return tessera::geglu(t[0], t[1]); },
+      {[](const Tensors& t) { return tessera::kernels::geglu(t[0], t[1]); },
        [](const Tensors& t) { return at::gelu(t[0], "tanh") * t[1]; }, pairs}};
   for (const auto& [fused, plain, inputs] : cases) {
     const auto wanted = second(plain, inputs, at::kDouble);
@@ -179,19 +180,19 @@ TEST(SecondDerivatives, OfNormsAndGatesAreThoseOfPlainOperations) {
 
 TEST(RmsNorm, MatchesPlainOpsWithGradients) {
   for (const auto& sizes : std::vector<std::vector<int64_t>>{{3, 5, 48}, {1, 3}, {700, 33}, {2000, 16}}) {
-    expect_same_with_gradients([](const Tensors& t) { return tessera::rms_norm(t[0], t[1], 1e-5); }, plain_rms_norm,
-                               {random_tensor(sizes), random_tensor({sizes.back()}, 1)}, 1e-5);
+    expect_same_with_gradients([](const Tensors& t) { return tessera::kernels::rms_norm(t[0], t[1], 1e-5); },
+                               plain_rms_norm, {random_tensor(sizes), random_tensor({sizes.back()}, 1)}, 1e-5);
   }
 }
 
 TEST(RmsNorm, RoundsOnceInHalfPrecision) {
   const auto x = random_tensor({9, 64}).to(at::kBFloat16), weight = random_tensor({64}, 1).to(at::kBFloat16);
-  expect_same_with_gradients([](const Tensors& t) { return tessera::rms_norm(t[0], t[1], 1e-5); }, plain_rms_norm,
-                             {x, weight}, 2e-2);
+  expect_same_with_gradients([](const Tensors& t) { return tessera::kernels::rms_norm(t[0], t[1], 1e-5); },
+                             plain_rms_norm, {x, weight}, 2e-2);
   // Upstream's order: normalise in fp32, round, then multiply in bf16.
   const auto wide = x.to(at::kFloat);
   const auto upstream = weight * (wide * at::rsqrt(wide.square().mean(-1, true) + 1e-5)).to(at::kBFloat16);
-  EXPECT_TRUE(at::equal(tessera::rms_norm(x, weight, 1e-5), upstream));
+  EXPECT_TRUE(at::equal(tessera::kernels::rms_norm(x, weight, 1e-5), upstream));
 }
 
 at::Tensor plain_one_plus_norm(const Tensors& t) {
@@ -199,7 +200,7 @@ at::Tensor plain_one_plus_norm(const Tensors& t) {
 }
 
 TEST(RmsNorm, OnePlusWeightMatchesPlainOpsWithGradients) {
-  const auto fused = [](const Tensors& t) { return tessera::rms_norm(t[0], t[1], 1e-5, /*one_plus=*/true); };
+  const auto fused = [](const Tensors& t) { return tessera::kernels::rms_norm(t[0], t[1], 1e-5, /*one_plus=*/true); };
   for (const auto& sizes : std::vector<std::vector<int64_t>>{{3, 5, 48}, {1, 3}, {700, 33}}) {
     const Tensors inputs = {random_tensor(sizes), random_tensor({sizes.back()}, 1)};
     expect_same_with_gradients(fused, plain_one_plus_norm, inputs, 1e-5);
@@ -218,24 +219,24 @@ TEST(Rotary, MatchesHalfRotationWithGradients) {
     const auto angles = random_tensor({batch, 7, 8}, 4);
     const auto cos = angles.cos(), sin = angles.sin();
     expect_same_with_gradients(
-        [&](const Tensors& t) { return rotary(t[0], cos, sin); },
+        [&](const Tensors& t) { return kernels::rotary(t[0], cos, sin); },
         [&](const Tensors& t) { return plain_rotary(t, cos.to(at::kDouble), sin.to(at::kDouble)); },
         {random_tensor({3, 7, 5, 16})}, 1e-5);
     expect_same_with_gradients(
-        [&](const Tensors& t) { return rotary(t[0], cos, sin); },
+        [&](const Tensors& t) { return kernels::rotary(t[0], cos, sin); },
         [&](const Tensors& t) { return plain_rotary(t, cos.to(at::kDouble), sin.to(at::kDouble)); },
         {random_tensor({3, 7, 5, 16}).to(at::kBFloat16)}, 2e-2);
   }
 }
 
 TEST(SwiGlu, MatchesPlainOpsWithGradients) {
-  expect_same_with_gradients([](const Tensors& t) { return swiglu(t[0], t[1]); },
+  expect_same_with_gradients([](const Tensors& t) { return kernels::swiglu(t[0], t[1]); },
                              [](const Tensors& t) { return at::silu(t[0]) * t[1]; },
                              {random_tensor({3, 40}), random_tensor({3, 40}, 1)}, 1e-5);
 }
 
 TEST(GeGlu, MatchesPlainOpsWithGradients) {
-  expect_same_with_gradients([](const Tensors& t) { return geglu(t[0], t[1]); },
+  expect_same_with_gradients([](const Tensors& t) { return kernels::geglu(t[0], t[1]); },
                              [](const Tensors& t) { return at::gelu(t[0], "tanh") * t[1]; },
                              {random_tensor({3, 40}), random_tensor({3, 40}, 1)}, 1e-5);
 }
@@ -246,7 +247,7 @@ TEST(LinearCrossEntropy, CappedLogitsMatchThePlainLossWithGradientsWhateverTheCh
   for (const int64_t chunk_bytes : {1, 600, 1 << 20}) {
     expect_same_with_gradients(
         [&](const Tensors& t) {
-          return linear_cross_entropy(t[0], t[1], labels, {.chunk_bytes = chunk_bytes, .softcap = 3.0});
+          return kernels::linear_cross_entropy(t[0], t[1], labels, {.chunk_bytes = chunk_bytes, .softcap = 3.0});
         },
         [&](const Tensors& t) {
           const auto logits = (at::linear(t[0], t[1]) / 3.0).tanh() * 3.0;
@@ -261,7 +262,9 @@ TEST(LinearCrossEntropy, MatchesPlainLossWithGradientsWhateverTheChunk) {
   const Tensors inputs = {random_tensor({11, 24}), random_tensor({50, 24}, 1)};
   for (const int64_t chunk_bytes : {1, 600, 1 << 20}) {
     expect_same_with_gradients(
-        [&](const Tensors& t) { return linear_cross_entropy(t[0], t[1], labels, {.chunk_bytes = chunk_bytes}); },
+        [&](const Tensors& t) {
+          return kernels::linear_cross_entropy(t[0], t[1], labels, {.chunk_bytes = chunk_bytes});
+        },
         [&](const Tensors& t) { return plain_loss(t, labels); }, inputs, 1e-5);
   }
 }
@@ -269,7 +272,7 @@ TEST(LinearCrossEntropy, MatchesPlainLossWithGradientsWhateverTheChunk) {
 TEST(LinearCrossEntropy, AddsUpTheHeadsGradientOverItsBlocks) {
   const auto labels = at::arange(0, 20000, 1000, at::kLong);
   expect_same_with_gradients(
-      [&](const Tensors& t) { return linear_cross_entropy(t[0], t[1], labels, {.chunk_bytes = 7 * 80000}); },
+      [&](const Tensors& t) { return kernels::linear_cross_entropy(t[0], t[1], labels, {.chunk_bytes = 7 * 80000}); },
       [&](const Tensors& t) { return plain_loss(t, labels); }, {random_tensor({20, 16}), random_tensor({20000, 16}, 1)},
       1e-5);
 }
@@ -283,7 +286,7 @@ TEST(LinearCrossEntropy, BackwardNeedsNeitherHiddenNorWeight) {
     return w.grad();
   }();
   weight.set_requires_grad(true);
-  const auto loss = linear_cross_entropy(hidden, weight, labels);
+  const auto loss = kernels::linear_cross_entropy(hidden, weight, labels);
   weight.detach().fill_(std::numeric_limits<float>::quiet_NaN());
   loss.backward();
   EXPECT_LT(testing::relative_error(weight.grad(), wanted), 1e-5);
@@ -292,7 +295,7 @@ TEST(LinearCrossEntropy, BackwardNeedsNeitherHiddenNorWeight) {
 TEST(LinearCrossEntropy, KeptGraphGivesTheSameGradientTwice) {
   auto weight = random_tensor({32, 16}, 1).set_requires_grad(true),
        hidden = random_tensor({20, 16}).set_requires_grad(true);
-  const auto loss = linear_cross_entropy(hidden, weight, at::arange(20, at::kLong)) / 20;
+  const auto loss = kernels::linear_cross_entropy(hidden, weight, at::arange(20, at::kLong)) / 20;
   loss.backward({}, /*retain_graph=*/true);
   const auto once = weight.grad().clone();
   loss.backward();
@@ -302,7 +305,7 @@ TEST(LinearCrossEntropy, KeptGraphGivesTheSameGradientTwice) {
 TEST(LinearCrossEntropy, AllIgnoredIsZeroWithZeroGradients) {
   auto weight = random_tensor({32, 16}, 1).set_requires_grad(true),
        hidden = random_tensor({4, 16}).set_requires_grad(true);
-  const auto loss = linear_cross_entropy(hidden, weight, at::full({4}, kIgnoredLabel, at::kLong));
+  const auto loss = kernels::linear_cross_entropy(hidden, weight, at::full({4}, kIgnoredLabel, at::kLong));
   EXPECT_EQ(loss.item<float>(), 0.0F);
   loss.backward();
   EXPECT_EQ(weight.grad().abs().sum().item<float>(), 0.0F);
@@ -314,7 +317,7 @@ TEST(LinearCrossEntropy, OnTheMetaDeviceNothingIsComputed) {
       at::empty({4, 16}, at::TensorOptions().device(at::kMeta).dtype(at::kBFloat16)).set_requires_grad(true);
   const auto weight = at::empty({1 << 30, 16}, hidden.options()),
              labels = at::empty({4}, hidden.options().dtype(at::kLong));
-  const auto loss = linear_cross_entropy(hidden, weight, labels);
+  const auto loss = kernels::linear_cross_entropy(hidden, weight, labels);
   EXPECT_EQ(loss.dim(), 0);
   EXPECT_EQ(loss.scalar_type(), at::kFloat);
   loss.backward();
@@ -325,7 +328,7 @@ TEST(LinearCrossEntropy, LabelOutsideTheVocabularyIsAnError) {
   const auto hidden = random_tensor({3, 16}), weight = random_tensor({32, 16});
   for (const int64_t wrong : {32, -1, -101}) {
     try {
-      linear_cross_entropy(hidden, weight, at::tensor(std::vector<int64_t>{1, wrong, 2}));
+      kernels::linear_cross_entropy(hidden, weight, at::tensor(std::vector<int64_t>{1, wrong, 2}));
       FAIL() << wrong;
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kShape);

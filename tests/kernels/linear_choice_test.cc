@@ -6,7 +6,7 @@
 #include "tessera/kernels/linear/linear.h"
 #include "tests/support/temp_folder.h"
 
-namespace tessera::detail {
+namespace tessera::kernels {
 namespace {
 
 bool yes() { return true; }
@@ -67,4 +67,4 @@ TEST(LinearChoice, ProductsOf16BitsAreRoundedOnceEitherWay) {
 }
 
 }  // namespace
-}  // namespace tessera::detail
+}  // namespace tessera::kernels

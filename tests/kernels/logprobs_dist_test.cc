@@ -48,7 +48,7 @@ std::vector<int64_t> widths_of(int64_t classes, int ranks, bool lopsided) {
   return widths;
 }
 
-VocabPart part_of(const WorldPtr& world, int64_t classes, bool lopsided = false) {
+kernels::VocabPart part_of(const WorldPtr& world, int64_t classes, bool lopsided = false) {
   const auto widths = widths_of(classes, world->size(), lopsided);
   int64_t start = 0;
   for (int rank = 0; rank < world->rank(); ++rank) start += widths[static_cast<size_t>(rank)];
@@ -56,7 +56,7 @@ VocabPart part_of(const WorldPtr& world, int64_t classes, bool lopsided = false)
 }
 
 // A leaf of this rank's columns.
-at::Tensor columns_of(const at::Tensor& logits, const VocabPart& part) {
+at::Tensor columns_of(const at::Tensor& logits, const kernels::VocabPart& part) {
   return logits.narrow(-1, part.start, part.end - part.start).contiguous().clone().set_requires_grad(true);
 }
 
@@ -82,7 +82,7 @@ void expect_close(const at::Tensor& found, const at::Tensor& wanted, double tole
 }
 
 // `ours` of a rank's columns and `plain` of all, with the gradients of a sum with weights.
-using OfPart = std::function<at::Tensor(const at::Tensor&, const VocabPart&)>;
+using OfPart = std::function<at::Tensor(const at::Tensor&, const kernels::VocabPart&)>;
 using OfWhole = std::function<at::Tensor(const at::Tensor&)>;
 void expect_same(const at::Tensor& logits, const OfPart& ours, const OfWhole& plain, double tolerance,
                  const std::vector<int>& ranks = {1, 2, 3, 4}) {
@@ -118,12 +118,15 @@ TEST(DistributedLogprob, EqualsLogSoftmaxForAnyCutAndAnyShape) {
     const auto target = some_targets(shape.back(), {shape.begin(), shape.end() - 1});
     const auto plain = [&](const at::Tensor& t) { return plain_logprobs(t, target); };
     expect_same(
-        logits, [&](const at::Tensor& t, const VocabPart& part) { return distributed_logprob(t, target, part); }, plain,
-        1e-12);
+        logits,
+        [&](const at::Tensor& t, const kernels::VocabPart& part) {
+          return kernels::distributed_logprob(t, target, part);
+        },
+        plain, 1e-12);
     for (const int64_t chunk : {1, 3, 100}) {
       expect_same(logits,
-                  [&](const at::Tensor& t, const VocabPart& part) {
-                    return chunked_distributed_logprob(t, target, part, chunk);
+                  [&](const at::Tensor& t, const kernels::VocabPart& part) {
+                    return kernels::chunked_distributed_logprob(t, target, part, chunk);
                   },
                   plain, 1e-12, {2});
     }
@@ -140,7 +143,7 @@ TEST(DistributedLogprob, ReadsHalvesInFloatAndGivesTheirGradientInTheirDtype) {
     on_worlds({2}, [&](const WorldPtr& world) {
       const auto part = part_of(world, 50);
       const auto columns = columns_of(logits, part);
-      const auto found = distributed_logprob(columns, target, part);
+      const auto found = kernels::distributed_logprob(columns, target, part);
       EXPECT_EQ(found.scalar_type(), at::kFloat);
       expect_close(found, wanted.detach(), 1e-5, "halves");
       found.sum().backward();
@@ -157,7 +160,7 @@ TEST(DistributedLogprob, IgnoredTargetsGiveNothingEvenOfBrokenRows) {
     const auto target = at::tensor({3, int(kIgnoredLabel), 9, int(kIgnoredLabel)}, at::kLong).view({1, 4});
     const auto part = part_of(world, 10);
     const auto columns = columns_of(logits, part);
-    const auto found = distributed_logprob(columns, target, part);
+    const auto found = kernels::distributed_logprob(columns, target, part);
     EXPECT_EQ(found[0][1].item<float>(), 0);
     EXPECT_TRUE(found.isfinite().all().item<bool>());
     found.sum().backward();
@@ -173,21 +176,24 @@ TEST(DistributedLogprob, TargetsOutsideTheVocabularyAreErrorsOnAllRanks) {
     const auto columns = columns_of(drawn_logits(3, {1, 4, 10}), part);
     for (const int wrong : {10, -1, -101}) {
       const auto target = at::tensor({3, 0, wrong, 9}, at::kLong).view({1, 4});
-      EXPECT_THAT(testing::error_of([&] { distributed_logprob(columns, target, part); }),
+      EXPECT_THAT(testing::error_of([&] { kernels::distributed_logprob(columns, target, part); }),
                   HasSubstr(fmt::format("target 2: found {}", wrong)));
-      EXPECT_THAT(testing::error_of([&] { distributed_logprob_with_sampling(columns, target, part, {.top_k = 3}); }),
-                  HasSubstr(fmt::format("target 2: found {}", wrong)));
-      EXPECT_THAT(testing::error_of([&] { gather_logits_at_global_indices(columns, target.unsqueeze(2), part); }),
-                  HasSubstr(fmt::format("target 2: found {}", wrong)));
+      EXPECT_THAT(
+          testing::error_of([&] { kernels::distributed_logprob_with_sampling(columns, target, part, {.top_k = 3}); }),
+          HasSubstr(fmt::format("target 2: found {}", wrong)));
+      EXPECT_THAT(
+          testing::error_of([&] { kernels::gather_logits_at_global_indices(columns, target.unsqueeze(2), part); }),
+          HasSubstr(fmt::format("target 2: found {}", wrong)));
     }
     EXPECT_THAT(testing::error_of([&] {
-                  distributed_logprob(columns, at::zeros({4, 1}, at::kLong), part);
+                  kernels::distributed_logprob(columns, at::zeros({4, 1}, at::kLong), part);
                 }),
                 HasSubstr("wanted int64 ids of [1, 4]"));
-    EXPECT_THAT(testing::error_of([&] {
-                  distributed_logprob(columns, at::zeros({1, 4}, at::kLong), {part.start, part.end + 1, part.group});
-                }),
-                HasSubstr("their part of the vocabulary is"));
+    EXPECT_THAT(
+        testing::error_of([&] {
+          kernels::distributed_logprob(columns, at::zeros({1, 4}, at::kLong), {part.start, part.end + 1, part.group});
+        }),
+        HasSubstr("their part of the vocabulary is"));
   });
 }
 
@@ -196,8 +202,8 @@ TEST(DistributedLogprob, InferenceKeepsNothingAndSecondDerivativesAreRefused) {
     const auto part = part_of(world, 10);
     const auto columns = columns_of(drawn_logits(3, {1, 4, 10}), part);
     const auto target = drawn_ids(1, 10, {1, 4});
-    EXPECT_FALSE(distributed_logprob(columns, target, part, true).requires_grad());
-    const auto found = distributed_logprob(columns, target, part);
+    EXPECT_FALSE(kernels::distributed_logprob(columns, target, part, true).requires_grad());
+    const auto found = kernels::distributed_logprob(columns, target, part);
     EXPECT_TRUE(found.requires_grad());
     EXPECT_ANY_THROW(torch::autograd::grad({found.sum()}, {columns}, {}, true, true));
   });
@@ -208,14 +214,17 @@ TEST(DistributedLogprob, MasksOfMinusInfinityAndEmptyPartsAreFine) {
   logits.narrow(2, 0, 4).fill_(-kInfinity);  // all that one of two ranks has
   const auto target = at::tensor({5, 7, 4}, at::kLong).view({1, 3});
   expect_same(
-      logits, [&](const at::Tensor& t, const VocabPart& part) { return distributed_logprob(t, target, part); },
+      logits,
+      [&](const at::Tensor& t, const kernels::VocabPart& part) {
+        return kernels::distributed_logprob(t, target, part);
+      },
       [&](const at::Tensor& t) { return plain_logprobs(t, target); }, 1e-12);
   on_worlds({2}, [&](const WorldPtr& world) {
     const auto part = part_of(world, 8);
     const auto left_out = at::tensor({5, 1, 4}, at::kLong).view({1, 3});
-    EXPECT_EQ(distributed_logprob(columns_of(logits, part), left_out, part)[0][1].item<double>(), -kInfinity);
+    EXPECT_EQ(kernels::distributed_logprob(columns_of(logits, part), left_out, part)[0][1].item<double>(), -kInfinity);
     const auto columns = columns_of(logits, part);
-    const auto entropy = chunked_distributed_entropy(columns, part, 2);
+    const auto entropy = kernels::chunked_distributed_entropy(columns, part, 2);
     const auto kept = logits.narrow(2, 4, 4).log_softmax(2);
     expect_close(entropy, (kept.exp() * kept).sum(2), 1e-12, "probability 0 adds nothing");
     entropy.sum().backward();
@@ -230,8 +239,8 @@ TEST(DistributedGatherLogprob, AddsGradientsOfIdsThatAreThereTwice) {
   for (const int64_t chunk : {1, 2, 100}) {
     expect_same(
         drawn_logits(2, {2, 5, 11}, at::kDouble),
-        [&](const at::Tensor& t, const VocabPart& part) {
-          return chunked_distributed_gather_logprob(t, ids, part, chunk);
+        [&](const at::Tensor& t, const kernels::VocabPart& part) {
+          return kernels::chunked_distributed_gather_logprob(t, ids, part, chunk);
         },
         [&](const at::Tensor& t) {
           const auto ignored = ids.eq(kIgnoredLabel);
@@ -245,7 +254,9 @@ TEST(DistributedEntropy, IsTheSumOfPLogPWithItsGradient) {
   for (const int64_t chunk : {1, 2, 100}) {
     expect_same(
         drawn_logits(2, {2, 5, 11}, at::kDouble),
-        [&](const at::Tensor& t, const VocabPart& part) { return chunked_distributed_entropy(t, part, chunk); },
+        [&](const at::Tensor& t, const kernels::VocabPart& part) {
+          return kernels::chunked_distributed_entropy(t, part, chunk);
+        },
         [](const at::Tensor& t) { return (t.softmax(-1) * t.log_softmax(-1)).sum(-1); }, 1e-12);
   }
 }
@@ -254,9 +265,9 @@ TEST(DistributedCrossEntropy, EqualsThePlainOneAndTrainsTheStudentOnly) {
   const auto teacher = drawn_logits(8, {2, 5, 11}, at::kDouble);
   expect_same(
       drawn_logits(2, {2, 5, 11}, at::kDouble),
-      [&](const at::Tensor& t, const VocabPart& part) {
+      [&](const at::Tensor& t, const kernels::VocabPart& part) {
         const auto target = columns_of(teacher, part);
-        const auto loss = distributed_cross_entropy(t, target, part);
+        const auto loss = kernels::distributed_cross_entropy(t, target, part);
         EXPECT_FALSE(target.grad().defined());
         return loss;
       },
@@ -264,7 +275,7 @@ TEST(DistributedCrossEntropy, EqualsThePlainOneAndTrainsTheStudentOnly) {
   on_worlds({1}, [](const WorldPtr& world) {
     const auto part = part_of(world, 4);
     EXPECT_THAT(testing::error_of([&] {
-                  distributed_cross_entropy(at::zeros({2, 4}), at::zeros({1, 4}), part);
+                  kernels::distributed_cross_entropy(at::zeros({2, 4}), at::zeros({1, 4}), part);
                 }),
                 HasSubstr("wanted one shape"));
   });
@@ -280,18 +291,19 @@ TEST(DistributedSoftmax, KeepsDtypeAndShardAndIsDifferentiable) {
     const auto part = part_of(world, 10);
     const auto mine = [&](const at::Tensor& t) { return t.narrow(-1, part.start, part.end - part.start); };
     const auto columns = columns_of(logits, part);
-    const auto found = vocab_parallel_log_softmax(columns, part, 1.5);
+    const auto found = kernels::vocab_parallel_log_softmax(columns, part, 1.5);
     expect_close(found, mine(wanted.detach()), 1e-12, "log-softmax");
     (found * mine(weights)).sum().backward();
     expect_close(columns.grad(), mine(whole.grad()), 1e-12, "gradient");
-    expect_close(compute_distributed_softmax(columns, part), mine(logits.softmax(-1)), 1e-12, "softmax");
-    EXPECT_EQ(compute_distributed_log_softmax(columns.detach().to(at::kBFloat16), part).scalar_type(), at::kBFloat16);
+    expect_close(kernels::compute_distributed_softmax(columns, part), mine(logits.softmax(-1)), 1e-12, "softmax");
+    EXPECT_EQ(kernels::compute_distributed_log_softmax(columns.detach().to(at::kBFloat16), part).scalar_type(),
+              at::kBFloat16);
   });
 }
 
 // ---- upstream's numbers, spec nemo.md 2.14, measured with two ranks ----
 
-double gradient_norm(const at::Tensor& columns, const VocabPart& part) {
+double gradient_norm(const at::Tensor& columns, const kernels::VocabPart& part) {
   const auto square = columns.grad().to(at::kDouble).square().sum().view({1, 1});
   const auto all = at::empty({part.size(), 1}, at::kDouble);
   comm::all_gather_into(*part.group, all, square).wait();
@@ -308,15 +320,15 @@ TEST(DistributedLogprob, GivesUpstreamsNumbers) {
     const auto part = part_of(world, 1024);
     for (const int64_t chunk : {0, 4, 3}) {
       const auto columns = columns_of(logits, part);
-      const auto found = chunk ? chunked_distributed_logprob(columns, target, part, chunk)
-                               : distributed_logprob(columns, target, part);
+      const auto found = chunk ? kernels::chunked_distributed_logprob(columns, target, part, chunk)
+                               : kernels::distributed_logprob(columns, target, part);
       EXPECT_NEAR(found.sum().item<double>(), -243.83624268, 1e-4);
       EXPECT_NEAR(found[0][0].item<double>(), -7.781678200, 2e-6);
       EXPECT_NEAR(found[3][7].item<double>(), -9.961088181, 2e-6);
       found.sum().backward();
       EXPECT_NEAR(gradient_norm(columns, part), 5.659249891953784, 1e-6);
     }
-    const auto next = from_parallel_logits_to_logprobs(columns_of(logits, part), target, part);
+    const auto next = kernels::from_parallel_logits_to_logprobs(columns_of(logits, part), target, part);
     EXPECT_EQ(next.sizes(), (std::vector<int64_t>{4, 7}));
     EXPECT_NEAR(next.sum().item<double>(), -207.80986, 1e-4);
     EXPECT_NEAR(next[0][0].item<double>(), -6.999362, 2e-6);
@@ -329,9 +341,10 @@ TEST(DistributedLogprob, GivesUpstreamsNumbersForLargeLogits) {
     const auto part = part_of(world, 64);
     const auto target = at::tensor({4, 0, 63, 49, 21, 58}, at::kLong).view({2, 3});
     const auto wanted = at::tensor({-144.4367, -77.2942, -131.666, -183.5847, -276.7741, -342.7098}).view({2, 3});
-    expect_close(distributed_logprob(columns_of(logits, part), target, part), wanted, 1e-4, "targets");
+    expect_close(kernels::distributed_logprob(columns_of(logits, part), target, part), wanted, 1e-4, "targets");
     const auto of_zero = at::tensor({-19.587, -77.2942, -9.5376, -33.765, -270.6228, -171.073}).view({2, 3});
-    expect_close(distributed_logprob(columns_of(logits, part), at::zeros_like(target), part), of_zero, 1e-4, "zeros");
+    expect_close(kernels::distributed_logprob(columns_of(logits, part), at::zeros_like(target), part), of_zero, 1e-4,
+                 "zeros");
   });
 }
 
@@ -343,13 +356,13 @@ TEST(DistributedGatherLogprob, GivesUpstreamsNumbers) {
     const auto part = part_of(world, 256);
     for (const int64_t chunk : {5, 4, 3}) {
       const auto columns = columns_of(logits, part);
-      const auto found = chunked_distributed_gather_logprob(columns, ids, part, chunk);
+      const auto found = kernels::chunked_distributed_gather_logprob(columns, ids, part, chunk);
       EXPECT_NEAR(found.sum().item<double>(), -577.34045, 2e-4);
       EXPECT_NEAR(found[0][0][0].item<double>(), -4.847253, 2e-6);
       found.sum().backward();
       EXPECT_NEAR(gradient_norm(columns, part), 9.828840569569449, 1e-5);
       const auto again = columns_of(logits, part);
-      const auto entropy = chunked_distributed_entropy(again, part, chunk);
+      const auto entropy = kernels::chunked_distributed_entropy(again, part, chunk);
       EXPECT_NEAR(entropy.sum().item<double>(), -161.4738007, 1e-4);
       EXPECT_NEAR(entropy[0][0].item<double>(), -5.011003494, 2e-6);
       entropy.sum().backward();
@@ -361,7 +374,7 @@ TEST(DistributedGatherLogprob, GivesUpstreamsNumbers) {
 // ---- sampling ----
 
 struct SampledCase {
-  TrainingSamplingParams sampling;
+  kernels::TrainingSamplingParams sampling;
   int64_t kept, kept_of_first, finite;
   double sum;
 };
@@ -373,12 +386,13 @@ TEST(Sampling, GivesUpstreamsNumbers) {
                                           {{.top_p = 0.9}, 10034, 159, 43, -236.416565},
                                           {{.top_k = 10, .top_p = 0.9}, 574, 9, 2, -4.345046}};
   for (const auto& each : cases) {
-    const auto kept = apply_top_k_top_p(logits, each.sampling).second;
+    const auto kept = kernels::apply_top_k_top_p(logits, each.sampling).second;
     EXPECT_EQ(kept.sum().item<int64_t>(), each.kept);
     EXPECT_EQ(kept[0][0].sum().item<int64_t>(), each.kept_of_first);
     on_worlds({1, 2, 3}, [&](const WorldPtr& world) {
       const auto part = part_of(world, 256);
-      const auto found = distributed_logprob_with_sampling(columns_of(logits, part), target, part, each.sampling);
+      const auto found =
+          kernels::distributed_logprob_with_sampling(columns_of(logits, part), target, part, each.sampling);
       const auto finite = found.isfinite();
       EXPECT_EQ(finite.sum().item<int64_t>(), each.finite);
       EXPECT_NEAR(found.masked_select(finite).sum().item<double>(), each.sum, 1e-4);
@@ -389,14 +403,14 @@ TEST(Sampling, GivesUpstreamsNumbers) {
 
 // Any number of tokens, any cut; the same bits for every chunk, forward and backward.
 TEST(Sampling, EqualsFilteringTheWholeRowWhateverTheChunk) {
-  const std::vector<TrainingSamplingParams> settings = {
+  const std::vector<kernels::TrainingSamplingParams> settings = {
       {.top_k = 3}, {.top_p = 0.7}, {.top_k = 4, .top_p = 0.8}, {.top_k = 0}};
   for (const auto& shape : std::vector<std::vector<int64_t>>{{3, 5, 13}, {1, 1, 7}, {2, 150, 20}}) {
     const auto logits = drawn_logits(11, shape, at::kDouble);
     const auto target = some_targets(shape.back(), {shape[0], shape[1]});
     for (const auto& sampling : settings) {
       auto whole = logits.clone().set_requires_grad(true);
-      const auto wanted = plain_logprobs(apply_top_k_top_p(whole, sampling, 2).first, target);
+      const auto wanted = plain_logprobs(kernels::apply_top_k_top_p(whole, sampling, 2).first, target);
       const auto finite = wanted.detach().isfinite();
       wanted.masked_select(finite).sum().backward();
       on_worlds({1, 2, 3, 4}, [&](const WorldPtr& world) {
@@ -404,8 +418,9 @@ TEST(Sampling, EqualsFilteringTheWholeRowWhateverTheChunk) {
         at::Tensor first, first_gradient;
         for (const int64_t chunk : shape[1] > 100 ? std::vector<int64_t>{0, 100} : std::vector<int64_t>{0, 1, 2, 4}) {
           const auto columns = columns_of(logits, part);
-          const auto found = chunk ? chunked_distributed_logprob_with_sampling(columns, target, part, chunk, sampling)
-                                   : distributed_logprob_with_sampling(columns, target, part, sampling);
+          const auto found =
+              chunk ? kernels::chunked_distributed_logprob_with_sampling(columns, target, part, chunk, sampling)
+                    : kernels::distributed_logprob_with_sampling(columns, target, part, sampling);
           found.masked_select(finite).sum().backward();
           if (!first.defined()) {
             first = found.detach();
@@ -423,23 +438,23 @@ TEST(Sampling, EqualsFilteringTheWholeRowWhateverTheChunk) {
 
 TEST(Sampling, KeepsTiesOfTopKAndTheLargestOfTopP) {
   const auto row = at::tensor({1.0, 3.0, 2.0, 2.0, 2.0});
-  const auto [filtered, kept] = apply_top_k_top_p(row, {.top_k = 2});
+  const auto [filtered, kept] = kernels::apply_top_k_top_p(row, {.top_k = 2});
   EXPECT_TRUE(kept.equal(at::tensor({0, 1, 1, 1, 1}).to(at::kBool)));
   EXPECT_EQ(filtered[0].item<double>(), -kInfinity);
-  EXPECT_EQ(apply_top_k_top_p(row, {.top_p = 1e-9}).second.sum().item<int64_t>(), 1);
-  EXPECT_FALSE(apply_top_k_top_p(row, {.top_k = -1}).second.defined());
-  EXPECT_FALSE(need_top_k_or_top_p_filtering({.top_k = 0, .temperature = 0.5}));
-  EXPECT_THROW(apply_top_k_top_p(row, {.top_k = 6}), Error);
-  EXPECT_THROW(apply_top_k_top_p(row, {.top_p = 1.5}), Error);
+  EXPECT_EQ(kernels::apply_top_k_top_p(row, {.top_p = 1e-9}).second.sum().item<int64_t>(), 1);
+  EXPECT_FALSE(kernels::apply_top_k_top_p(row, {.top_k = -1}).second.defined());
+  EXPECT_FALSE(kernels::need_top_k_or_top_p_filtering({.top_k = 0, .temperature = 0.5}));
+  EXPECT_THROW(kernels::apply_top_k_top_p(row, {.top_k = 6}), Error);
+  EXPECT_THROW(kernels::apply_top_k_top_p(row, {.top_p = 1.5}), Error);
   auto leaf = row.clone().set_requires_grad(true);
-  apply_top_k_top_p(leaf, {.top_k = 1}).first.softmax(0).select(0, 1).backward();
+  kernels::apply_top_k_top_p(leaf, {.top_k = 1}).first.softmax(0).select(0, 1).backward();
   EXPECT_EQ(leaf.grad().ne(0).sum().item<int64_t>(), 0);
 }
 
 TEST(Sampling, MasksInfiniteLogprobs) {
   const auto logprobs = at::tensor({-1.0, -kInfinity, -2.0, kInfinity});
   const auto mask = at::tensor({1, 1, 0, 0});
-  EXPECT_TRUE(mask_out_neg_inf_logprobs(logprobs, mask, "test").equal(at::tensor({-1.0, 0.0, 0.0, 0.0})));
+  EXPECT_TRUE(kernels::mask_out_neg_inf_logprobs(logprobs, mask, "test").equal(at::tensor({-1.0, 0.0, 0.0, 0.0})));
   EXPECT_TRUE(mask.equal(at::tensor({1, 1, 0, 0})));
 }
 
@@ -457,13 +472,13 @@ TEST(VocabTopk, IsExactForTiesAndSmallParts) {
         const auto part = part_of(world, 9, lopsided);
         for (const int64_t k : {1, 5, 20}) {
           for (const auto chunk : std::vector<std::optional<int64_t>>{std::nullopt, 5, 2}) {
-            const auto [values, ids] = distributed_vocab_topk(columns_of(logits, part), k, part, chunk);
+            const auto [values, ids] = kernels::distributed_vocab_topk(columns_of(logits, part), k, part, chunk);
             const int64_t found = std::min<int64_t>(k, 9);
             EXPECT_TRUE(values.equal(sorted.narrow(2, 0, found)));
             EXPECT_TRUE(ids.equal(order.narrow(2, 0, found))) << ids << order;
           }
         }
-        EXPECT_TRUE(vocab_parallel_argmax(columns_of(logits, part), part).equal(order.select(2, 0)));
+        EXPECT_TRUE(kernels::vocab_parallel_argmax(columns_of(logits, part), part).equal(order.select(2, 0)));
       }
     });
   }
@@ -474,7 +489,9 @@ TEST(GatherLogits, GivesLogitsAndTheGradientToTheirOwner) {
   ids[1][1][0] = kIgnoredLabel;
   expect_same(
       drawn_logits(2, {2, 5, 11}, at::kDouble),
-      [&](const at::Tensor& t, const VocabPart& part) { return gather_logits_at_global_indices(t, ids, part, 2); },
+      [&](const at::Tensor& t, const kernels::VocabPart& part) {
+        return kernels::gather_logits_at_global_indices(t, ids, part, 2);
+      },
       [&](const at::Tensor& t) {
         const auto ignored = ids.eq(kIgnoredLabel);
         return t.gather(-1, ids.masked_fill(ignored, 0)).masked_fill(ignored, 0);
@@ -507,44 +524,46 @@ TEST(NextTokenLogprobs, OfPackedSequencesNeverLookOverABoundary) {
   for (const auto chunk : std::vector<std::optional<int64_t>>{std::nullopt, 8, 3}) {
     expect_same(
         logits,
-        [&](const at::Tensor& t, const VocabPart& part) {
-          return from_parallel_logits_to_logprobs_packed_sequences(t, target, bounds, width, part,
-                                                                   {.chunk_size = chunk});
+        [&](const at::Tensor& t, const kernels::VocabPart& part) {
+          return kernels::from_parallel_logits_to_logprobs_packed_sequences(t, target, bounds, width, part,
+                                                                            {.chunk_size = chunk});
         },
         plain, 1e-12);
   }
   on_worlds({2}, [&](const WorldPtr& world) {
     const auto part = part_of(world, 10);
     const auto rolled = at::cat({target.narrow(1, 1, 13), target.narrow(1, 0, 1)}, 1);
-    expect_close(from_parallel_logits_to_logprobs_packed_sequences(columns_of(logits, part), rolled, bounds, width,
-                                                                   part, {.target_is_pre_rolled = true})
+    expect_close(kernels::from_parallel_logits_to_logprobs_packed_sequences(columns_of(logits, part), rolled, bounds,
+                                                                            width, part, {.target_is_pre_rolled = true})
                      .detach(),
                  plain(logits), 1e-12, "rolled before");
     auto beyond = bounds.clone();
     beyond[5] = 15;
     EXPECT_THAT(testing::error_of([&] {
-                  from_parallel_logits_to_logprobs_packed_sequences(columns_of(logits, part), target, beyond, width,
-                                                                    part);
+                  kernels::from_parallel_logits_to_logprobs_packed_sequences(columns_of(logits, part), target, beyond,
+                                                                             width, part);
                 }),
                 HasSubstr("sequence 4 is [10, 15), wanted within the 14 tokens"));
   });
 }
 
-OpCase next_token_case(int64_t rows, int64_t length, int64_t classes, bool cut_ids, LogprobOptions options = {}) {
+OpCase next_token_case(int64_t rows, int64_t length, int64_t classes, bool cut_ids,
+                       kernels::LogprobOptions options = {}) {
   const auto ids = some_targets(classes, {rows, length});
   return {"log-probs of " + std::to_string(classes) + " classes", {{rows, length, classes}}, [=](const Tensors& t) {
-            if (!is_dtensor(t[0])) return get_logprobs_from_vocab_parallel_logits(t[0], ids, options);
+            if (!is_dtensor(t[0])) return kernels::get_logprobs_from_vocab_parallel_logits(t[0], ids, options);
             const auto& mesh = device_mesh(t[0]);
             const Placements rows(static_cast<size_t>(mesh->ndim()), Replicate()), cut(rows.size(), Shard(0));
             const auto given = distribute_tensor(ids, mesh, cut_ids ? cut : rows, std::nullopt);
-            return get_logprobs_from_vocab_parallel_logits(t[0], given, options);
+            return kernels::get_logprobs_from_vocab_parallel_logits(t[0], given, options);
           }};
 }
 
 TEST(NextTokenLogprobs, OfDTensorsAreTheSameForEveryPlacement) {
-  check_cases({2, 3, 4}, {next_token_case(3, 5, 7, false), next_token_case(2, 4, 12, true),
-                          next_token_case(1, 2, 3, false, {.chunk_size = 1}),
-                          next_token_case(3, 3, 7, true, {.sampling_params = TrainingSamplingParams{.top_k = 7}})});
+  check_cases({2, 3, 4},
+              {next_token_case(3, 5, 7, false), next_token_case(2, 4, 12, true),
+               next_token_case(1, 2, 3, false, {.chunk_size = 1}),
+               next_token_case(3, 3, 7, true, {.sampling_params = kernels::TrainingSamplingParams{.top_k = 7}})});
   check_cases_on({2, 2}, {next_token_case(3, 5, 7, true), next_token_case(2, 4, 12, false)}, 12, 4);
 }
 
@@ -552,12 +571,12 @@ TEST(NextTokenLogprobs, OfPlainIdsArePlainAndWholeAndMoveNoLogits) {
   const auto logits = drawn_logits(3, {4, 6, 10}, at::kDouble);
   const auto ids = some_targets(10, {4, 6});
   const auto wanted = plain_logprobs(logits.narrow(1, 0, 5), ids.narrow(1, 1, 5));
-  expect_close(get_logprobs_from_vocab_parallel_logits(logits, ids), wanted, 1e-12, "plain");
+  expect_close(kernels::get_logprobs_from_vocab_parallel_logits(logits, ids), wanted, 1e-12, "plain");
   on_ranks(4, {2, 2}, [&](const MeshPtr& mesh) {
     const auto cut =
         distribute_tensor(logits.clone().set_requires_grad(true), mesh, {Shard(0), Shard(2)}, std::nullopt);
     const CommDebugMode comm;
-    const auto found = get_logprobs_from_vocab_parallel_logits(cut, ids);
+    const auto found = kernels::get_logprobs_from_vocab_parallel_logits(cut, ids);
     EXPECT_FALSE(is_dtensor(found));
     EXPECT_EQ(comm.total(), 2) << "the sums of each row, and the results of the other rows";
     expect_close(found.detach(), wanted, 1e-12, "whole");
@@ -565,7 +584,7 @@ TEST(NextTokenLogprobs, OfPlainIdsArePlainAndWholeAndMoveNoLogits) {
     EXPECT_EQ(comm.total(), 2) << "nothing in the backward pass";
     auto wrong = ids.clone();
     wrong[1][3] = 10;
-    EXPECT_THAT(testing::error_of([&] { get_logprobs_from_vocab_parallel_logits(cut, wrong); }),
+    EXPECT_THAT(testing::error_of([&] { kernels::get_logprobs_from_vocab_parallel_logits(cut, wrong); }),
                 HasSubstr("row 1, token 3: found id 10"));
   });
 }
@@ -578,7 +597,8 @@ at::Tensor plain_linear_logprobs(const Tensors& t, const at::Tensor& target, dou
   return plain_logprobs(logits, target);
 }
 
-OpCase linear_case(std::vector<int64_t> leading, int64_t classes, LinearLogprobOptions options, bool cut_targets) {
+OpCase linear_case(std::vector<int64_t> leading, int64_t classes, kernels::LinearLogprobOptions options,
+                   bool cut_targets) {
   const auto target = some_targets(classes, leading);
   auto hidden = leading;
   hidden.push_back(3);
@@ -587,8 +607,8 @@ OpCase linear_case(std::vector<int64_t> leading, int64_t classes, LinearLogprobO
         if (!is_dtensor(t[0])) return plain_linear_logprobs(t, target, options.softcap);
         const auto& mesh = device_mesh(t[0]);
         const Placements cut(static_cast<size_t>(mesh->ndim()), Shard(0));
-        return linear_logprobs(t[0], t[1], cut_targets ? distribute_tensor(target, mesh, cut, std::nullopt) : target,
-                               options);
+        return kernels::linear_logprobs(
+            t[0], t[1], cut_targets ? distribute_tensor(target, mesh, cut, std::nullopt) : target, options);
       }};
   return made;
 }
@@ -607,7 +627,7 @@ TEST(LinearLogprobs, OfPartsAndOfOneRankAreTheSame) {
   auto h = hidden.clone().set_requires_grad(true), w = weight.clone().set_requires_grad(true);
   const auto wanted = plain_logprobs(at::linear(h, w).narrow(1, 0, 5), ids.narrow(1, 1, 5));
   wanted.sum().backward();
-  const auto alone = from_parallel_hidden_states_to_logprobs(hidden, weight, ids);
+  const auto alone = kernels::from_parallel_hidden_states_to_logprobs(hidden, weight, ids);
   expect_close(alone, wanted.detach(), 1e-12, "one rank");
   on_worlds({1, 2, 4}, [&](const WorldPtr& world) {
     const auto part = part_of(world, 9, true);
@@ -615,13 +635,13 @@ TEST(LinearLogprobs, OfPartsAndOfOneRankAreTheSame) {
     auto own_w = weight.narrow(0, part.start, part.end - part.start).clone().set_requires_grad(true);
     auto next = at::full_like(ids, kIgnoredLabel);
     next.narrow(1, 0, 5).copy_(ids.narrow(1, 1, 5));
-    const auto found = linear_logprobs(own_h, own_w, next, part, {.chunk_bytes = 64});
+    const auto found = kernels::linear_logprobs(own_h, own_w, next, part, {.chunk_bytes = 64});
     expect_close(found.detach().narrow(1, 0, 5), wanted.detach(), 1e-12, "values");
     found.sum().backward();
     expect_close(own_h.grad(), h.grad(), 1e-12, "hidden");
     expect_close(own_w.grad(), w.grad().narrow(0, part.start, part.end - part.start), 1e-12, "weight");
     next[0][0] = 9;
-    EXPECT_THAT(testing::error_of([&] { linear_logprobs(own_h, own_w, next, part); }), HasSubstr("found 9"));
+    EXPECT_THAT(testing::error_of([&] { kernels::linear_logprobs(own_h, own_w, next, part); }), HasSubstr("found 9"));
   });
 }
 
@@ -637,7 +657,7 @@ TEST(DistributedLogprob, AllocatesNothingOfTokensByVocabularyButTheGradient) {
       const auto bytes = columns.numel() * columns.itemsize();
       const auto record = std::make_shared<testing::LargestAllocation>();
       const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, record);
-      const auto found = distributed_logprob(columns, target, part);
+      const auto found = kernels::distributed_logprob(columns, target, part);
       EXPECT_GE(record->largest, kTokens * 8) << "the recorder sees nothing";
       EXPECT_LE(record->largest, bytes / 8);
       found.sum().backward();
@@ -656,7 +676,7 @@ TEST(LinearLogprobs, HoldNoMoreThanAChunkOfTheirOwnLogits) {
     const auto target = drawn_ids(1, kClasses, {kRows});
     const auto record = std::make_shared<testing::LargestAllocation>();
     const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, record);
-    linear_logprobs(hidden, head, target, {.chunk_bytes = kChunk}).sum().backward();
+    kernels::linear_logprobs(hidden, head, target, {.chunk_bytes = kChunk}).sum().backward();
     EXPECT_GE(record->largest, kClasses / 2 * 8 * 4) << "the recorder sees nothing";
     EXPECT_LE(record->largest, 4 * kChunk) << "all logits are " << kRows * kClasses * 4;
   });

@@ -16,7 +16,8 @@ at::Tensor some_weight(int64_t out, int64_t in, uint64_t seed = 3) {
 
 // Element by element: the nearest of the 16 values, by distance, to the element over its block's largest.
 at::Tensor nf4_by_definition(const at::Tensor& weight) {
-  const auto codes = at::tensor(std::vector<float>(nf4_values().begin(), nf4_values().end()), at::kFloat);
+  const auto codes =
+      at::tensor(std::vector<float>(kernels::nf4_values().begin(), kernels::nf4_values().end()), at::kFloat);
   const auto flat = weight.reshape({-1});
   std::vector<at::Tensor> blocks;
   for (int64_t first = 0; first < flat.numel(); first += 64) {
@@ -35,7 +36,7 @@ at::Tensor nf4_by_definition(const at::Tensor& weight) {
 TEST(QuantizedWeight, Nf4IsItsDefinitionWhateverTheShape) {
   for (const auto& [out, in] : {std::pair<int64_t, int64_t>{4, 64}, {3, 50}, {1, 1}, {7, 33}, {128, 192}}) {
     const auto weight = some_weight(out, in);
-    const auto packed = QuantizedWeight::nf4(weight);
+    const auto packed = kernels::QuantizedWeight::nf4(weight);
     EXPECT_TRUE(packed.values().allclose(nf4_by_definition(weight), 1e-6, 1e-7)) << out << " x " << in;
     EXPECT_EQ(packed.packed().numel(), (out * in + 1) / 2);
     EXPECT_EQ(packed.absmax().numel(), (out * in + 63) / 64);
@@ -46,12 +47,13 @@ TEST(QuantizedWeight, Nf4IsItsDefinitionWhateverTheShape) {
   }
   auto zeros = some_weight(2, 128);
   zeros.view({-1}).narrow(0, 64, 64).zero_();
-  EXPECT_TRUE(QuantizedWeight::nf4(zeros).values().view({-1}).narrow(0, 64, 64).eq(0).all().item<bool>());
+  EXPECT_TRUE(kernels::QuantizedWeight::nf4(zeros).values().view({-1}).narrow(0, 64, 64).eq(0).all().item<bool>());
 }
 
 TEST(QuantizedWeight, QuantisingTwiceKeepsTheScalesInEightBits) {
   const auto weight = some_weight(256, 160);  // 640 blocks: two and a half of the scales'
-  const auto once = QuantizedWeight::nf4(weight), twice = QuantizedWeight::nf4(weight, {.double_quant = true});
+  const auto once = kernels::QuantizedWeight::nf4(weight),
+             twice = kernels::QuantizedWeight::nf4(weight, {.double_quant = true});
   EXPECT_TRUE(once.packed().equal(twice.packed()));
   const auto largest = once.absmax(), mean = largest.mean(), found = twice.absmax();
   for (int64_t first = 0; first < 640; first += 256) {
@@ -69,12 +71,12 @@ TEST(QuantizedWeight, QuantisingTwiceKeepsTheScalesInEightBits) {
   EXPECT_TRUE(twice.rows(101, 77).equal(twice.values().narrow(0, 101, 77)));
 }
 
-QuantizedWeight random_q4_k(int64_t out, int64_t in) {
+kernels::QuantizedWeight random_q4_k(int64_t out, int64_t in) {
   auto bytes = at::randint(0, 256, {out, in / 256 * 144}, at::detail::createCPUGenerator(5), at::kByte);
   // Two F16 begin each block: scale and minimum. 0x13 in the upper half keeps them about 0.001.
   bytes.view({-1, 144}).narrow(1, 1, 1).fill_(0x13);
   bytes.view({-1, 144}).narrow(1, 3, 1).fill_(0x13);
-  return QuantizedWeight::gguf(GgmlType::kQ4_K, bytes, in);
+  return kernels::QuantizedWeight::gguf(GgmlType::kQ4_K, bytes, in);
 }
 
 TEST(QuantizedWeight, GgufBlocksAreDecodedAsTheFilesAre) {
@@ -89,14 +91,15 @@ TEST(QuantizedWeight, GgufBlocksAreDecodedAsTheFilesAre) {
 }
 
 TEST(QuantizedWeight, PartsAreRowsAndColumnsOfTheWhole) {
-  for (const auto& weight : {QuantizedWeight::nf4(some_weight(7, 33), {.double_quant = true}), random_q4_k(6, 512)}) {
+  for (const auto& weight :
+       {kernels::QuantizedWeight::nf4(some_weight(7, 33), {.double_quant = true}), random_q4_k(6, 512)}) {
     const int64_t out = weight.out(), in = weight.in();
     const auto part = weight.part(0, 2, 4).part(1, 5, in - 9).part(0, 1, 3).part(1, 1, 20);
     EXPECT_EQ(part.out(), 3);
     EXPECT_EQ(part.in(), 20);
     EXPECT_TRUE(part.values().equal(weight.values().narrow(0, 3, 3).narrow(1, 6, 20)));
     const auto x = some_weight(5, 20);
-    EXPECT_TRUE(quantized_linear(x, part).allclose(at::linear(x, part.values()), 1e-4, 1e-5));
+    EXPECT_TRUE(kernels::quantized_linear(x, part).allclose(at::linear(x, part.values()), 1e-4, 1e-5));
     EXPECT_EQ(weight.part(0, out, 0).values().sizes(), (std::vector<int64_t>{0, in}));
     EXPECT_THROW(weight.part(0, 4, out - 3), Error);
   }
@@ -105,11 +108,12 @@ TEST(QuantizedWeight, PartsAreRowsAndColumnsOfTheWhole) {
 TEST(QuantizedLinear, IsTheProductWithTheDecodedWeight) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const double tolerance = dtype == at::kFloat ? 1e-4 : 3e-2;
-    for (const auto& weight : {QuantizedWeight::nf4(some_weight(48, 96), {.double_quant = true}), random_q4_k(20, 256),
-                               QuantizedWeight::nf4(some_weight(1300, 1000))}) {  // several pieces
+    for (const auto& weight :
+         {kernels::QuantizedWeight::nf4(some_weight(48, 96), {.double_quant = true}), random_q4_k(20, 256),
+          kernels::QuantizedWeight::nf4(some_weight(1300, 1000))}) {  // several pieces
       auto x = (some_weight(10, weight.in(), 4) * 0.1).view({2, 5, weight.in()}).to(dtype).requires_grad_();
       auto bias = some_weight(1, weight.out(), 5)[0].contiguous().to(dtype).requires_grad_();
-      const auto y = quantized_linear(x, weight, bias);
+      const auto y = kernels::quantized_linear(x, weight, bias);
       ASSERT_EQ(y.scalar_type(), dtype);
       const auto gradient = some_weight(10, weight.out(), 6).view_as(y).to(dtype);
       y.backward(gradient);
@@ -127,13 +131,13 @@ TEST(QuantizedLinear, IsTheProductWithTheDecodedWeight) {
 }
 
 TEST(QuantizedLinear, HasASecondDerivativeAndTakesNoRows) {
-  const auto weight = QuantizedWeight::nf4(some_weight(5, 8));
+  const auto weight = kernels::QuantizedWeight::nf4(some_weight(5, 8));
   const auto x = some_weight(3, 8).requires_grad_(), gradient = some_weight(3, 5).requires_grad_();
-  const auto of_x = torch::autograd::grad({quantized_linear(x, weight)}, {x}, {gradient}, true, true)[0];
+  const auto of_x = torch::autograd::grad({kernels::quantized_linear(x, weight)}, {x}, {gradient}, true, true)[0];
   const auto again = some_weight(3, 8, 9);
   const auto of_gradient = torch::autograd::grad({of_x}, {gradient}, {again})[0];
   EXPECT_TRUE(of_gradient.allclose(at::linear(again, weight.values()), 1e-5, 1e-6));
-  EXPECT_EQ(quantized_linear(at::empty({2, 0, 8}), weight).sizes(), (std::vector<int64_t>{2, 0, 5}));
+  EXPECT_EQ(kernels::quantized_linear(at::empty({2, 0, 8}), weight).sizes(), (std::vector<int64_t>{2, 0, 5}));
 }
 
 TEST(QuantizedLinear, SaysWhatItDoesNotTake) {
@@ -146,18 +150,18 @@ TEST(QuantizedLinear, SaysWhatItDoesNotTake) {
     return "no error";
   };
   using ::testing::HasSubstr;
-  const auto weight = QuantizedWeight::nf4(some_weight(5, 8));
-  EXPECT_THAT(refused([&] { quantized_linear(some_weight(3, 7), weight); }), HasSubstr("wanted [..., 8]"));
-  EXPECT_THAT(refused([&] { quantized_linear(some_weight(3, 8), {}); }), HasSubstr("has no values yet"));
-  EXPECT_THAT(refused([&] { QuantizedWeight::nf4(at::full({2, 2}, NAN)); }), HasSubstr("not finite"));
-  EXPECT_THAT(refused([&] { QuantizedWeight::nf4(at::full({2, 2}, INFINITY)); }), HasSubstr("not finite"));
-  EXPECT_THAT(refused([&] { QuantizedWeight::nf4(at::ones({2})); }), HasSubstr("[out, in]"));
+  const auto weight = kernels::QuantizedWeight::nf4(some_weight(5, 8));
+  EXPECT_THAT(refused([&] { kernels::quantized_linear(some_weight(3, 7), weight); }), HasSubstr("wanted [..., 8]"));
+  EXPECT_THAT(refused([&] { kernels::quantized_linear(some_weight(3, 8), {}); }), HasSubstr("has no values yet"));
+  EXPECT_THAT(refused([&] { kernels::QuantizedWeight::nf4(at::full({2, 2}, NAN)); }), HasSubstr("not finite"));
+  EXPECT_THAT(refused([&] { kernels::QuantizedWeight::nf4(at::full({2, 2}, INFINITY)); }), HasSubstr("not finite"));
+  EXPECT_THAT(refused([&] { kernels::QuantizedWeight::nf4(at::ones({2})); }), HasSubstr("[out, in]"));
   EXPECT_THAT(refused([&] {
-                QuantizedWeight::gguf(GgmlType::kQ4_K, at::empty({2, 143}, at::kByte), 256);
+                kernels::QuantizedWeight::gguf(GgmlType::kQ4_K, at::empty({2, 143}, at::kByte), 256);
               }),
               HasSubstr("wanted bytes [out, 144]"));
   EXPECT_THAT(refused([&] {
-                QuantizedWeight::gguf(GgmlType{10}, at::empty({2, 84}, at::kByte), 256);
+                kernels::QuantizedWeight::gguf(GgmlType{10}, at::empty({2, 84}, at::kByte), 256);
               }),
               HasSubstr("Q2_K, which cannot be decoded"));
 }

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "tessera/kernels/rows/gated.h"
 #include "tessera/kernels/linear/linear.h"
+#include "tessera/kernels/rows/gated.h"
 #include "tessera/kernels/rows/rms_norm.h"
 #include "tests/kernels/gradients.h"
 
@@ -25,11 +25,11 @@ struct Layer {
       leaves.push_back(random_tensor(shape, static_cast<int>(leaves.size())).requires_grad_(true));
     }
     if (frozen) leaves[3].requires_grad_(false);
-    normed = rms_norm(leaves[0], leaves[1], 1e-5, false);
+    normed = kernels::rms_norm(leaves[0], leaves[1], 1e-5, false);
     if (kept) normed = normed.clone();
-    gated = swiglu(tessera::linear(normed, leaves[2]), tessera::linear(normed, leaves[3]));
+    gated = kernels::swiglu(tessera::kernels::linear(normed, leaves[2]), tessera::kernels::linear(normed, leaves[3]));
     if (kept) gated = gated.clone();
-    y = tessera::linear(gated, leaves[4]);
+    y = tessera::kernels::linear(gated, leaves[4]);
   }
   Tensors gradients(bool retain = false, bool differentiable = false) const {
     Tensors wanted;
@@ -78,18 +78,18 @@ TEST(Remade, GradientsOfGradientsGoThroughThem) {
 
 TEST(Remade, OtherResultsAreKept) {
   const auto x = random_tensor({20, 16}).requires_grad_(true);
-  EXPECT_EQ(detail::remade(x, x), nullptr);
-  EXPECT_EQ(detail::remade(x * 2, x), nullptr);
-  EXPECT_EQ(detail::remade(swiglu(x, x).mul_(2), x), nullptr) << "changed since";
-  EXPECT_NE(detail::remade(geglu(x, x), x), nullptr);
+  EXPECT_EQ(kernels::remade(x, x), nullptr);
+  EXPECT_EQ(kernels::remade(x * 2, x), nullptr);
+  EXPECT_EQ(kernels::remade(kernels::swiglu(x, x).mul_(2), x), nullptr) << "changed since";
+  EXPECT_NE(kernels::remade(kernels::geglu(x, x), x), nullptr);
   // A norm's weight that may be freed under it, as fully_shard does, unless that of the product is freed with it.
   const auto memory = random_tensor({32});
   const auto parts = at::from_blob(memory.mutable_data_ptr(), {32});
   const auto norm = parts.narrow(0, 0, 16).requires_grad_(true), beside = parts.narrow(0, 16, 16);
-  EXPECT_EQ(detail::remade(rms_norm(x, norm, 1e-5, false), x), nullptr);
-  EXPECT_NE(detail::remade(rms_norm(x, norm, 1e-5, false), beside), nullptr);
+  EXPECT_EQ(kernels::remade(kernels::rms_norm(x, norm, 1e-5, false), x), nullptr);
+  EXPECT_NE(kernels::remade(kernels::rms_norm(x, norm, 1e-5, false), beside), nullptr);
   const at::NoGradGuard no_grad;
-  EXPECT_EQ(detail::remade(swiglu(x, x), x), nullptr);
+  EXPECT_EQ(kernels::remade(kernels::swiglu(x, x), x), nullptr);
 }
 
 }  // namespace

@@ -4,9 +4,9 @@
 
 #include <gtest/gtest.h>
 
-#include "tessera/kernels/rows/gated.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/kernels/loss/linear_cross_entropy.h"
+#include "tessera/kernels/rows/gated.h"
 #include "tessera/kernels/rows/rms_norm.h"
 #include "tessera/kernels/rows/rotary.h"
 #include "tests/kernels/gradients.h"
@@ -53,26 +53,26 @@ TESSERA_VECTOR_LEVELS(RowLoops);
 TEST_P(RowLoops, GatesOfAnyNumberOfElements) {
   for (const auto& shape : std::vector<std::vector<int64_t>>{{1}, {15}, {16}, {3, 37}, {130, 257}}) {
     const Tensors in = {random_tensor(shape) * 4, random_tensor(shape, 1)};
-    expect_alike([](const Tensors& t) { return swiglu(t[0], t[1]); },
+    expect_alike([](const Tensors& t) { return kernels::swiglu(t[0], t[1]); },
                  [](const Tensors& t) { return at::silu(t[0]) * t[1]; }, in);
-    expect_alike([](const Tensors& t) { return geglu(t[0], t[1]); },
+    expect_alike([](const Tensors& t) { return kernels::geglu(t[0], t[1]); },
                  [](const Tensors& t) { return at::gelu(t[0], "tanh") * t[1]; }, in);
   }
 }
 
 TEST_P(RowLoops, GatesOfExtremes) {
   const auto x = at::tensor({-std::numeric_limits<float>::infinity(), -1e4F, -88.0F, 0.0F, 88.0F, 1e4F});
-  const auto y = swiglu(x, at::ones_like(x));
+  const auto y = kernels::swiglu(x, at::ones_like(x));
   EXPECT_TRUE(at::equal(y.narrow(0, 3, 3), x.narrow(0, 3, 3)));
   EXPECT_EQ(y[1].item<float>(), 0);
-  EXPECT_TRUE(swiglu(at::full({3}, std::nan("")), at::ones({3})).isnan().all().item<bool>());
+  EXPECT_TRUE(kernels::swiglu(at::full({3}, std::nan("")), at::ones({3})).isnan().all().item<bool>());
 }
 
 TEST_P(RowLoops, NormsOfEvenAndUnevenRows) {
   for (const auto& shape : std::vector<std::vector<int64_t>>{{1, 16}, {5, 48}, {70, 9}, {3, 41, 64}}) {
     const Tensors in = {random_tensor(shape), random_tensor({shape.back()}, 1)};
     for (const bool one_plus : {false, true}) {
-      expect_alike([=](const Tensors& t) { return rms_norm(t[0], t[1], 1e-5, one_plus); },
+      expect_alike([=](const Tensors& t) { return kernels::rms_norm(t[0], t[1], 1e-5, one_plus); },
                    [=](const Tensors& t) {
                      return (one_plus ? t[1] + 1 : t[1]) * t[0] * at::rsqrt(t[0].square().mean(-1, true) + 1e-5);
                    },
@@ -86,7 +86,7 @@ TEST_P(RowLoops, NormsRoundInBf16AsTransformersDoes) {
   const auto x = random_tensor({64, 96}).to(at::kBFloat16), weight = random_tensor({96}, 1).to(at::kBFloat16);
   const auto wide = x.to(at::kFloat);
   const auto normed = (wide * at::rsqrt(wide.square().mean(-1, true) + 1e-5)).to(at::kBFloat16);
-  const auto differ = rms_norm(x, weight, 1e-5).ne(weight * normed).sum().item<int64_t>();
+  const auto differ = kernels::rms_norm(x, weight, 1e-5).ne(weight * normed).sum().item<int64_t>();
   EXPECT_LE(differ, x.numel() / 1000);  // a sum in another order may tip a rounding
 }
 
@@ -94,7 +94,7 @@ TEST_P(RowLoops, RotaryOfRowsWithAnglesOfTheirOwn) {
   for (const int64_t width : {6, 32, 64}) {
     for (const int64_t rows : {1, 3}) {
       const auto angles = random_tensor({rows, 7, width / 2}, 1).to(at::kFloat);
-      expect_alike([&](const Tensors& t) { return rotary(t[0], angles.cos(), angles.sin()); },
+      expect_alike([&](const Tensors& t) { return kernels::rotary(t[0], angles.cos(), angles.sin()); },
                    [&](const Tensors& t) {
                      const auto c = angles.cos().to(at::kDouble).unsqueeze(2);
                      const auto s = angles.sin().to(at::kDouble).unsqueeze(2);
@@ -109,19 +109,21 @@ TEST_P(RowLoops, RotaryOfRowsWithAnglesOfTheirOwn) {
 TEST_P(RowLoops, CrossEntropyOfClassesThatLeaveSomethingOver) {
   for (const int64_t classes : {1, 16, 37, 300}) {
     const auto labels = at::arange(21, at::kLong).remainder(classes);
-    expect_alike([&](const Tensors& t) { return linear_cross_entropy(t[0], t[1], labels).to(t[0].scalar_type()); },
-                 [&](const Tensors& t) {
-                   return at::cross_entropy_loss(at::linear(t[0], t[1]), labels, {}, at::Reduction::Sum);
-                 },
-                 {random_tensor({21, 24}) * 2, random_tensor({classes, 24}, 1)},
-                 /*of_bf16=*/4e-2);  // of logits in bf16
+    expect_alike(
+        [&](const Tensors& t) { return kernels::linear_cross_entropy(t[0], t[1], labels).to(t[0].scalar_type()); },
+        [&](const Tensors& t) {
+          return at::cross_entropy_loss(at::linear(t[0], t[1]), labels, {}, at::Reduction::Sum);
+        },
+        {random_tensor({21, 24}) * 2, random_tensor({classes, 24}, 1)},
+        /*of_bf16=*/4e-2);  // of logits in bf16
   }
 }
 
 TEST_P(RowLoops, LossOfLogitsThatAreNoNumbersIsNone) {
   auto hidden = random_tensor({5, 16}).to(at::kFloat);
   hidden[2][3] = std::nan("");
-  const auto loss = linear_cross_entropy(hidden, random_tensor({20, 16}, 1).to(at::kFloat), at::arange(5, at::kLong));
+  const auto loss =
+      kernels::linear_cross_entropy(hidden, random_tensor({20, 16}, 1).to(at::kFloat), at::arange(5, at::kLong));
   EXPECT_TRUE(std::isnan(loss.item<float>()));
 }
 
@@ -130,14 +132,14 @@ TEST_P(RowLoops, TransposedFactorsOfProducts) {
     const auto x = random_tensor({rows, columns});
     const auto part = random_tensor({rows, columns + 16}, 1).narrow(1, 3, columns);  // rows further apart
     for (const auto& each : {x, part}) {
-      if (detail::runs_row_loops(each)) {
-        const auto turned = detail::transposed_loop(each);
+      if (kernels::runs_row_loops(each)) {
+        const auto turned = kernels::transposed_loop(each);
         EXPECT_TRUE(turned.is_contiguous());
         EXPECT_TRUE(at::equal(turned, each.t()));
       }
       const auto other = random_tensor({rows, 48}, 2);
       const auto wanted = at::mm(each.t().to(at::kDouble), other.to(at::kDouble));
-      EXPECT_LE((product_nt(each.t(), other.t()) - wanted).abs().max().item<double>(),
+      EXPECT_LE((kernels::product_nt(each.t(), other.t()) - wanted).abs().max().item<double>(),
                 1e-5 * wanted.abs().max().item<double>());
     }
   }

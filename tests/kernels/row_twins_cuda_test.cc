@@ -3,12 +3,12 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "tessera/kernels/rows/row_loops.h"
-#include "tessera/kernels/rows/gated.h"
 #include "tessera/base/ignored_label.h"
 #include "tessera/kernels/loss/linear_cross_entropy.h"
+#include "tessera/kernels/rows/gated.h"
 #include "tessera/kernels/rows/rms_norm.h"
 #include "tessera/kernels/rows/rotary.h"
+#include "tessera/kernels/rows/row_loops.h"
 #include "tests/kernels/gradients.h"
 
 namespace tessera {
@@ -25,7 +25,7 @@ class RowTwinsCuda : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
-    if (!detail::has_row_loops(kGpu, at::kFloat)) GTEST_SKIP() << "this build has no CUDA kernels of its own";
+    if (!kernels::has_row_loops(kGpu, at::kFloat)) GTEST_SKIP() << "this build has no CUDA kernels of its own";
   }
 };
 
@@ -60,10 +60,11 @@ void expect_the_cpus(const Function& f, const Tensors& in, double of_bf16 = 1e-2
 TEST_F(RowTwinsCuda, GatesAreTheCpus) {
   for (const auto& shape : std::vector<std::vector<int64_t>>{{1}, {15}, {3, 37}, {130, 257}, {64, 4096}}) {
     const Tensors in = {random_tensor(shape) * 4, random_tensor(shape, 1)};
-    expect_the_cpus([](const Tensors& t) { return swiglu(t[0], t[1]); }, in);
-    expect_the_cpus([](const Tensors& t) { return geglu(t[0], t[1]); }, in);
-    expect_the_cpus([](const Tensors& t) { return swiglu(t[0].flatten().slice(0, 1), t[1].flatten().slice(0, 1)); },
-                    {at::cat({in[0].flatten(), in[0].flatten()}), at::cat({in[1].flatten(), in[1].flatten()})});
+    expect_the_cpus([](const Tensors& t) { return kernels::swiglu(t[0], t[1]); }, in);
+    expect_the_cpus([](const Tensors& t) { return kernels::geglu(t[0], t[1]); }, in);
+    expect_the_cpus(
+        [](const Tensors& t) { return kernels::swiglu(t[0].flatten().slice(0, 1), t[1].flatten().slice(0, 1)); },
+        {at::cat({in[0].flatten(), in[0].flatten()}), at::cat({in[1].flatten(), in[1].flatten()})});
   }
 }
 
@@ -71,7 +72,7 @@ TEST_F(RowTwinsCuda, NormsAreTheCpus) {
   for (const auto& shape : std::vector<std::vector<int64_t>>{{1, 16}, {5, 48}, {70, 9}, {3, 41, 64}, {700, 4096}}) {
     const Tensors in = {random_tensor(shape), random_tensor({shape.back()}, 1)};
     for (const bool one_plus : {false, true}) {
-      expect_the_cpus([=](const Tensors& t) { return rms_norm(t[0], t[1], 1e-5, one_plus); }, in);
+      expect_the_cpus([=](const Tensors& t) { return kernels::rms_norm(t[0], t[1], 1e-5, one_plus); }, in);
     }
   }
 }
@@ -86,9 +87,9 @@ TEST_F(RowTwinsCuda, NormLoopsAreTheFormulas) {
       const auto wanted = in * (in.square().mean(-1, true) + 1e-5).rsqrt() * by;
       wanted.backward(grad.to(at::kDouble));
       for (const bool rounds_first : {false, true}) {
-        const auto [y, inverse] = detail::rms_norm_loop(x.to(kGpu), factors.to(kGpu), 1e-5, rounds_first);
+        const auto [y, inverse] = kernels::rms_norm_loop(x.to(kGpu), factors.to(kGpu), 1e-5, rounds_first);
         const auto [grad_x, grad_factors] =
-            detail::rms_norm_backward_loop(grad.to(kGpu), x.to(kGpu), factors.to(kGpu), inverse);
+            kernels::rms_norm_backward_loop(grad.to(kGpu), x.to(kGpu), factors.to(kGpu), inverse);
         const double tolerance = type == at::kFloat ? 1e-5 : 1.2e-2;
         EXPECT_LT(testing::relative_error(y.cpu(), wanted.detach()), tolerance);
         EXPECT_LT(testing::relative_error(grad_x.cpu(), in.grad()), tolerance);
@@ -104,7 +105,7 @@ TEST_F(RowTwinsCuda, RotaryIsTheCpus) {
       const auto angles = random_tensor({rows, 7, width / 2}, 1);
       expect_the_cpus(
           [&](const Tensors& t) {
-            return rotary(t[0], angles.cos().to(t[0].device()), angles.sin().to(t[0].device()));
+            return kernels::rotary(t[0], angles.cos().to(t[0].device()), angles.sin().to(t[0].device()));
           },
           {random_tensor({3, 7, 5, width})});
     }
@@ -118,7 +119,7 @@ TEST_F(RowTwinsCuda, CrossEntropyIsTheCpus) {
     for (const int64_t chunk_bytes : {int64_t{1} << 12, int64_t{64} << 20}) {
       expect_the_cpus(
           [&](const Tensors& t) {
-            return linear_cross_entropy(t[0], t[1], labels.to(t[0].device()), {.chunk_bytes = chunk_bytes});
+            return kernels::linear_cross_entropy(t[0], t[1], labels.to(t[0].device()), {.chunk_bytes = chunk_bytes});
           },
           {random_tensor({21, 24}) * 2, random_tensor({classes, 24}, 1)},
           /*of_bf16=*/4e-2);  // of logits in bf16
@@ -128,17 +129,18 @@ TEST_F(RowTwinsCuda, CrossEntropyIsTheCpus) {
 
 TEST_F(RowTwinsCuda, WrongLabelMakesTheLossNoNumber) {
   const auto labels = at::tensor({int64_t{3}, int64_t{20}}, at::kLong).to(kGpu);
-  const auto loss = linear_cross_entropy(random_tensor({2, 16}).to(kGpu), random_tensor({20, 16}, 1).to(kGpu), labels);
+  const auto loss =
+      kernels::linear_cross_entropy(random_tensor({2, 16}).to(kGpu), random_tensor({20, 16}, 1).to(kGpu), labels);
   EXPECT_TRUE(std::isnan(loss.item<float>()));
 }
 
 TEST_F(RowTwinsCuda, NothingIsComputedOfNothing) {
   const auto empty = at::empty({0, 64}, kGpu), weight = at::ones({64}, kGpu);
-  EXPECT_EQ(swiglu(empty, empty).numel(), 0);
-  EXPECT_EQ(std::get<0>(detail::gate_backward_loop(detail::Gate::kSilu, empty, empty, empty)).numel(), 0);
-  EXPECT_EQ(rms_norm(empty, weight, 1e-5).numel(), 0);
-  EXPECT_EQ(std::get<0>(detail::rms_norm_loop(empty, weight, 1e-5, false)).numel(), 0);
-  EXPECT_EQ(detail::cross_entropy_rows(empty, at::empty({0}, at::kLong).to(kGpu), true).numel(), 0);
+  EXPECT_EQ(kernels::swiglu(empty, empty).numel(), 0);
+  EXPECT_EQ(std::get<0>(kernels::gate_backward_loop(kernels::Gate::kSilu, empty, empty, empty)).numel(), 0);
+  EXPECT_EQ(kernels::rms_norm(empty, weight, 1e-5).numel(), 0);
+  EXPECT_EQ(std::get<0>(kernels::rms_norm_loop(empty, weight, 1e-5, false)).numel(), 0);
+  EXPECT_EQ(kernels::cross_entropy_rows(empty, at::empty({0}, at::kLong).to(kGpu), true).numel(), 0);
 }
 
 // More elements than 32 bits count: 9 GiB each of gate and result.
@@ -148,11 +150,11 @@ TEST_F(RowTwinsCuda, GateOfMoreElementsThan32BitsCount) {
   try {
     gate = at::zeros({count}, at::TensorOptions(kGpu).dtype(at::kBFloat16));
     gate.narrow(0, count - 5, 5).fill_(2);
-    const auto y = swiglu(gate, gate);
+    const auto y = kernels::swiglu(gate, gate);
     EXPECT_EQ(y.narrow(0, 0, 4096).abs().max().item<float>(), 0);
     EXPECT_TRUE(y.narrow(0, count - 5, 5)
                     .cpu()
-                    .equal(swiglu(at::full({5}, 2, at::kBFloat16), at::full({5}, 2, at::kBFloat16))));
+                    .equal(kernels::swiglu(at::full({5}, 2, at::kBFloat16), at::full({5}, 2, at::kBFloat16))));
   } catch (const c10::OutOfMemoryError&) {
     GTEST_SKIP() << "needs 18 GiB of the GPU's memory";
   }

@@ -14,28 +14,28 @@
 
 namespace tessera::testing {
 
-class WithVectorLevel : public ::testing::TestWithParam<detail::VectorLevel> {
+class WithVectorLevel : public ::testing::TestWithParam<kernels::VectorLevel> {
  protected:
   void SetUp() override {
-    if (GetParam() > detail::most_of_processor()) GTEST_SKIP() << "this processor has no such vectors";
-    level_ = std::make_unique<detail::UseVectorLevel>(GetParam());
+    if (GetParam() > kernels::most_of_processor()) GTEST_SKIP() << "this processor has no such vectors";
+    level_ = std::make_unique<kernels::UseVectorLevel>(GetParam());
   }
   void TearDown() override { level_.reset(); }
 
  private:
-  std::unique_ptr<detail::UseVectorLevel> level_;
+  std::unique_ptr<kernels::UseVectorLevel> level_;
 };
 
-inline const char* name_of(detail::VectorLevel level) {
+inline const char* name_of(kernels::VectorLevel level) {
   constexpr std::array names{"plain", "avx2", "avx512"};
   return names.at(static_cast<size_t>(level));
 }
 
 }  // namespace tessera::testing
 
-#define TESSERA_VECTOR_LEVELS(suite)                                                                   \
-  INSTANTIATE_TEST_SUITE_P(                                                                            \
-      With, suite,                                                                                     \
-      ::testing::Values(::tessera::detail::VectorLevel::kPlain, ::tessera::detail::VectorLevel::kAvx2, \
-                        ::tessera::detail::VectorLevel::kAvx512),                                      \
+#define TESSERA_VECTOR_LEVELS(suite)                                                                     \
+  INSTANTIATE_TEST_SUITE_P(                                                                              \
+      With, suite,                                                                                       \
+      ::testing::Values(::tessera::kernels::VectorLevel::kPlain, ::tessera::kernels::VectorLevel::kAvx2, \
+                        ::tessera::kernels::VectorLevel::kAvx512),                                       \
       [](const auto& info) { return ::tessera::testing::name_of(info.param); })

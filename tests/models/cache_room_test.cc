@@ -19,9 +19,9 @@ TEST(CacheRoom, IsWhatIsWantedAContextAtLeastAndWhatTheMemoryHolds) {
   };
   EXPECT_EQ(tokens(100 * kPage, 512), 512);
   EXPECT_EQ(tokens(100 * kPage, 0), 64) << "a context";
-  EXPECT_EQ(tokens(20 * kPage + kPage - 1, 512), 20 * kPageTokens) << "whole pages";
-  EXPECT_EQ(tokens(2 * kPage, 512), 2 * kPageTokens) << "less than a context";
-  EXPECT_EQ(tokens(kPage - 1, 512), kPageTokens) << "a page";
+  EXPECT_EQ(tokens(20 * kPage + kPage - 1, 512), 20 * kernels::kPageTokens) << "whole pages";
+  EXPECT_EQ(tokens(2 * kPage, 512), 2 * kernels::kPageTokens) << "less than a context";
+  EXPECT_EQ(tokens(kPage - 1, 512), kernels::kPageTokens) << "a page";
   EXPECT_EQ(cache_tokens_within({.bytes = int64_t{80} << 30, .page_bytes = 1}, 64, 1000), 1000);
 }
 
@@ -40,15 +40,15 @@ TEST(CacheRoom, OnTheCpuIsWithinTheLimitsOfItsControlGroupInFloat32) {
   EXPECT_EQ(free_device_bytes(at::kCPU), std::nullopt);
   const int64_t page = Engine::page_bytes(model->config(), sizeof(float));
   const int64_t most = cache_tokens(*model, int64_t{1} << 50);
-  EXPECT_LE(most / kPageTokens * page, read_memory_room().total_bytes() / 4);
+  EXPECT_LE(most / kernels::kPageTokens * page, read_memory_room().total_bytes() / 4);
   EXPECT_GT(most, 0);
   EXPECT_EQ(cache_tokens(*model, 0), model->config().max_position_embeddings);
 }
 
 TEST(CacheRoom, MoreThanTheProcessMayUseIsAnError) {
   const MemoryRoom memory{.machine_bytes = 1000, .machine_available_bytes = 700, .limit_bytes = 500};
-  EXPECT_NO_THROW(check_cache_fits(memory, 5 * kPageTokens, 100));
-  for (const int64_t tokens : {5 * kPageTokens + 1, int64_t{1} << 40}) {
+  EXPECT_NO_THROW(check_cache_fits(memory, 5 * kernels::kPageTokens, 100));
+  for (const int64_t tokens : {5 * kernels::kPageTokens + 1, int64_t{1} << 40}) {
     try {
       check_cache_fits(memory, tokens, int64_t{100} << 30);
       FAIL() << "it was taken";

@@ -41,7 +41,7 @@ TEST(ModelFamily, GgufTensorsAreTheParametersOfTheModel) {
           "t");
       std::map<std::string, std::vector<int64_t>> said, held;
       std::map<std::string, int64_t> rows;  // of each expert, in the parts of a stack
-      for (const auto& tensor : detail::gguf_tensors(family->gguf, config)) {
+      for (const auto& tensor : gguf_tensors(family->gguf, config)) {
         said[tensor.hf_name] = tensor.shape;
         if (tensor.stacks == nullptr) continue;
         EXPECT_EQ(tensor.first_row, rows[tensor.hf_name]) << tensor.gguf_name;
@@ -49,9 +49,7 @@ TEST(ModelFamily, GgufTensorsAreTheParametersOfTheModel) {
         EXPECT_LE(rows[tensor.hf_name], tensor.stack_rows);
       }
       const auto model = make_model(config, {.device = at::kMeta});
-      for (const auto& named : model->named_parameters()) {
-        held[named.name] = named.slot->parameter.sizes().vec();
-      }
+      for (const auto& named : model->named_parameters()) held[named.name] = named.slot->parameter.sizes().vec();
       EXPECT_EQ(said, held) << family->architecture;
     }
   }

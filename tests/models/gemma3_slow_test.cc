@@ -6,8 +6,8 @@
 
 #include "tessera/base/files/file.h"
 #include "tessera/formats/safetensors/safetensors.h"
-#include "tessera/models/generation/generate.h"
 #include "tessera/models/files/weights.h"
+#include "tessera/models/generation/generate.h"
 #include "tests/support/alone_on_device.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"

@@ -92,7 +92,7 @@ TEST(Generate, EndsAtStopTokenCallbackAndContext) {
   const auto free_run = generate(*model, prompt, {.max_new_tokens = 1000});
   EXPECT_EQ(free_run.size(), 62U) << "64 tokens of context";
   const auto stop = free_run[5];
-  const auto first = std::find(free_run.begin(), free_run.end(), stop);
+  const auto first = std::ranges::find(free_run, stop);
   const auto stopped = generate(*model, prompt, {.max_new_tokens = 1000, .stop_tokens = {36, stop}});
   EXPECT_EQ(stopped, std::vector<int64_t>(free_run.begin(), first + 1));
   EXPECT_EQ(generate(*model, prompt, {}, [](int64_t) { return false; }).size(), 1U);

@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "tessera/formats/gguf/gguf.h"
-#include "tessera/models/gguf/gguf_tokenizer.h"
 #include "tessera/models/gguf/gguf_convert.h"
+#include "tessera/models/gguf/gguf_tokenizer.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 
@@ -47,7 +47,7 @@ TEST(GgufConvertOracle, ConvertedTokenizersGiveTheIdsOfLlamaCpp) {
     SCOPED_TRACE(name);
     TempFolder folder;
     const auto file = GgufFile::open(asset("vocabularies/ggml-vocab-" + name + ".gguf"));
-    detail::write_tokenizer_files(*file, folder.path(), 1 << 20, 4096);
+    write_tokenizer_files(*file, folder.path(), 1 << 20, 4096);
     const auto vectors = asset("vectors/ggml-vocab-" + name + ".gguf.inp").string();
     const auto run =
         run_python("tests/models/oracle/gguf_tokenizer_oracle.py",

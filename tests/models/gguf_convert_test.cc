@@ -10,12 +10,12 @@
 #include "tessera/formats/safetensors/safetensors_folder.h"
 #include "tessera/formats/safetensors/safetensors_writer.h"
 #include "tessera/models/config/config.h"
-#include "tessera/models/gguf/gguf_rope.h"
-#include "tessera/models/gguf/gguf_tensors.h"
 #include "tessera/models/config/family.h"
 #include "tessera/models/families/llama.h"
 #include "tessera/models/files/model_path.h"
 #include "tessera/models/files/weights.h"
+#include "tessera/models/gguf/gguf_rope.h"
+#include "tessera/models/gguf/gguf_tensors.h"
 #include "tests/formats/file_bytes.h"
 #include "tests/models/stored_tensors.h"
 #include "tests/support/temp_folder.h"
@@ -73,10 +73,11 @@ fs::path write_tiny(const fs::path& dir, c10::ScalarType dtype = at::kFloat,
                json{{"eos_token", {{"content", "<end>"}}}, {"chat_template", "{{ x }}"}}.dump());
   std::vector<TensorSpec> specs;
   const auto config = ModelConfig::parse(gguf_config().dump(), "tiny");
-  for (const auto& tensor : detail::gguf_tensors(llama_family().gguf, config))
+  for (const auto& tensor : gguf_tensors(llama_family().gguf, config)) {
     specs.push_back({tensor.hf_name,
                      tensor.hf_name.find(".layers.") == std::string::npos ? dtype : of_layers.value_or(dtype),
                      tensor.shape});
+  }
   SafetensorsFolderWriter writer(dir, specs);
   for (const auto& spec : specs) writer.write(spec.name, at::randn(spec.shape).to(spec.dtype));
   writer.finish();
@@ -86,35 +87,35 @@ fs::path write_tiny(const fs::path& dir, c10::ScalarType dtype = at::kFloat,
 std::vector<std::string> names_in(const fs::path& dir) {
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(dir)) names.push_back(entry.path().filename());
-  std::sort(names.begin(), names.end());
+  std::ranges::sort(names);
   return names;
 }
 
 TEST(GgufConvert, RotaryRowsInterleaveTheHalvesOfEachHeadAndSplitBack) {
   const auto rows = at::arange(8, at::kFloat);  // two heads of four rows, as a bias
-  EXPECT_TRUE(at::equal(detail::interleave_rotary_rows(rows, 2), at::tensor({0.F, 2.F, 1.F, 3.F, 4.F, 6.F, 5.F, 7.F})));
+  EXPECT_TRUE(at::equal(interleave_rotary_rows(rows, 2), at::tensor({0.F, 2.F, 1.F, 3.F, 4.F, 6.F, 5.F, 7.F})));
   const auto weight = at::randn({24, 5});
-  const auto interleaved = detail::interleave_rotary_rows(weight, 3);
+  const auto interleaved = interleave_rotary_rows(weight, 3);
   EXPECT_TRUE(at::equal(interleaved[1], weight[4]));   // row 1 of head 0 is row 0 of its second half
   EXPECT_TRUE(at::equal(interleaved[10], weight[9]));  // row 2 of head 1 is row 1 of its first half
-  EXPECT_TRUE(at::equal(detail::split_rotary_rows(interleaved, 3), weight));
+  EXPECT_TRUE(at::equal(split_rotary_rows(interleaved, 3), weight));
 }
 
 TEST(GgufConvert, Llama3ScalingIsRecoveredFromItsDivisors) {
   for (const double factor : {8., 32., 2.5}) {
     for (const double context : {8192., 4096., 512.}) {
       for (const int64_t head_dim : {64, 128}) {
-        const detail::Llama3Scaling wanted{.factor = factor, .original_context = context};
-        detail::Llama3Scaling found;
-        ASSERT_TRUE(detail::recover_llama3_scaling(detail::llama3_divisors(wanted, 500000, head_dim), 500000, found));
+        const Llama3Scaling wanted{.factor = factor, .original_context = context};
+        Llama3Scaling found;
+        ASSERT_TRUE(recover_llama3_scaling(llama3_divisors(wanted, 500000, head_dim), 500000, found));
         EXPECT_EQ(found.factor, factor);
         EXPECT_EQ(found.original_context, context);
       }
     }
   }
-  detail::Llama3Scaling found;
-  EXPECT_FALSE(detail::recover_llama3_scaling({1, 7, 3, 8}, 10000, found));
-  EXPECT_FALSE(detail::recover_llama3_scaling({}, 10000, found));
+  Llama3Scaling found;
+  EXPECT_FALSE(recover_llama3_scaling({1, 7, 3, 8}, 10000, found));
+  EXPECT_FALSE(recover_llama3_scaling({}, 10000, found));
 }
 
 TEST(GgufConvert, FolderToGgufAndBackKeepsEveryTensorBitwise) {
@@ -129,8 +130,9 @@ TEST(GgufConvert, FolderToGgufAndBackKeepsEveryTensorBitwise) {
                             "tokenizer.json", "tokenizer_config.json"));
     const auto before = SafetensorsFolder::open(dir), after = SafetensorsFolder::open(folder / "back");
     ASSERT_EQ(before.files().size(), after.files().size());
-    for (const auto& [tensor, file] : before.files())
+    for (const auto& [tensor, file] : before.files()) {
       EXPECT_TRUE(at::equal(before.tensor(tensor), after.tensor(tensor))) << tensor;
+    }
     const auto config = json::parse(read_file(folder / "back" / "config.json"));
     const auto wanted = gguf_config();
     for (const auto& [key, value] : wanted.items()) EXPECT_EQ(config.at(key), value) << key;
@@ -161,7 +163,7 @@ fs::path write_moe(const fs::path& dir, bool stacked, const json& config_json = 
   const auto config = ModelConfig::parse(config_json.dump(), "moe");
   std::map<std::string, at::Tensor> values;
   at::manual_seed(5);
-  for (const auto& tensor : detail::gguf_tensors(find_family_of_gguf("qwen3moe")->gguf, config)) {
+  for (const auto& tensor : gguf_tensors(find_family_of_gguf("qwen3moe")->gguf, config)) {
     const auto mlp = tensor.hf_name.find(".mlp.");
     if (mlp != std::string::npos && !config.has_experts(tensor.hf_name[mlp - 1] - '0')) {
       const auto prefix = tensor.hf_name.substr(0, mlp);
@@ -209,8 +211,9 @@ TEST(GgufConvert, ExpertsAreStackedUnderLlamaCppsNames) {
     gguf_to_folder(gguf, back);
     const auto after = SafetensorsFolder::open(back);
     ASSERT_EQ(after.files().size(), before.files().size());
-    for (const auto& [name, unused] : before.files())
+    for (const auto& [name, unused] : before.files()) {
       EXPECT_TRUE(after.tensor(name).equal(before.tensor(name))) << name;
+    }
     const auto config = json::parse(read_file(fs::path(back) / "config.json"));
     const auto wanted = moe_config();
     for (const auto& [key, value] : wanted.items()) EXPECT_EQ(config.at(key), value) << key;
@@ -239,7 +242,7 @@ TEST(GgufConvert, ALinkedFolderIsTheModelOfTheFile) {
   const auto linked = from_pretrained(folder / "linked"), converted = from_pretrained(folder / "converted");
   const auto wanted = converted->named_parameters();
   for (const auto& [name, slot, module] : linked->named_parameters()) {
-    const auto same = std::find_if(wanted.begin(), wanted.end(), [&](const auto& other) { return other.name == name; });
+    const auto same = std::ranges::find_if(wanted, [&](const auto& other) { return other.name == name; });
     ASSERT_NE(same, wanted.end()) << name;
     EXPECT_TRUE(at::equal(slot->parameter, same->slot->parameter)) << name;
   }
@@ -422,9 +425,7 @@ TEST(GgufConvert, ATiedHeadMayBeStoredTwiceOrInPlaceOfTheEmbedding) {
     auto values = testing::stored_tensors(first.empty() ? dir : folder / "model.embed_tokens.weight");
     const auto embedding = values.at("model.embed_tokens.weight");
     values["lm_head.weight"] = embedding;
-    if (stored != "both") {
-      values.erase(stored == "lm_head.weight" ? "model.embed_tokens.weight" : "lm_head.weight");
-    }
+    if (stored != "both") values.erase(stored == "lm_head.weight" ? "model.embed_tokens.weight" : "lm_head.weight");
     testing::store_tensors(dir, values);
     folder_to_gguf(dir, folder / (stored + ".gguf"), {.type = GgmlType::kF32});
     const auto file = GgufFile::open(folder / (stored + ".gguf"));

@@ -45,10 +45,11 @@ TEST(QuantizedBaseOracle, Nf4IsBitsandbytesAndGgufBlocksAreAsTheirPackageDecodes
   ASSERT_EQ(run.exit_code, 0) << run.err;
   const auto file = SafetensorsFile::open(folder / "nf4.safetensors");
   const auto code = file->tensor("code");
-  for (int64_t i = 0; i < 16; ++i) EXPECT_EQ(code[i].item<float>(), nf4_values()[static_cast<size_t>(i)]);
+  for (int64_t i = 0; i < 16; ++i) EXPECT_EQ(code[i].item<float>(), kernels::nf4_values()[static_cast<size_t>(i)]);
   for (const std::string name : {"even", "large", "broken"}) {
     const auto of = [&](const std::string& key) { return file->tensor(name + "." + key); };
-    const auto once = QuantizedWeight::nf4(of("weight")), twice = QuantizedWeight::nf4(of("weight"), {true});
+    const auto once = kernels::QuantizedWeight::nf4(of("weight")),
+               twice = kernels::QuantizedWeight::nf4(of("weight"), {true});
     EXPECT_TRUE(once.absmax().equal(of("absmax"))) << name;
     EXPECT_TRUE(once.packed().equal(of("packed"))) << name;
     EXPECT_TRUE(once.values().allclose(of("values"), 1e-6, 1e-9)) << name;
@@ -101,7 +102,7 @@ TEST(QuantizedBaseOracle, Nf4OfAFolderIsTheModelOfTheRoundedWeights) {
     for (const auto& named : plain->named_parameters()) {
       auto& value = named.slot->parameter;
       if (!named.name.ends_with("_proj.weight")) continue;
-      value.copy_(QuantizedWeight::nf4(value, {.double_quant = true}).values());
+      value.copy_(kernels::QuantizedWeight::nf4(value, {.double_quant = true}).values());
     }
   }
   const auto tokens = testing::tiny_tokens(2, 7);

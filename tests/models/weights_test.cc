@@ -244,9 +244,7 @@ TEST(StackedExperts, AreSavedOneByOneAndLoadedFromEitherForm) {
 
   std::filesystem::create_directory(folder / "whole");
   std::vector<TensorSpec> specs;
-  for (const auto& named : stacked) {
-    specs.push_back({named.name, at::kFloat, named.slot->parameter.sizes().vec()});
-  }
+  for (const auto& named : stacked) specs.push_back({named.name, at::kFloat, named.slot->parameter.sizes().vec()});
   {
     SafetensorsFolderWriter writer(folder / "whole", specs, {});
     for (const auto& named : stacked) writer.write(named.name, named.slot->parameter.detach());

@@ -94,7 +94,7 @@ void expect_equals_one_rank(const MeshPtr& mesh, RotateMethod rotate, const Rows
       attention_pattern({.rows = 2, .tokens = rows.tokens, .document_ids = rows.ids, .sliding_window = rows.window},
                         at::kDouble),
       scores);
-  const ContextLayout layout(rows.tokens, ranks);
+  const kernels::ContextLayout layout(rows.tokens, ranks);
   const auto part = [&](const at::Tensor& tensor) { return layout.shard(tensor, 1, rank); };
   const auto sequence = context_sequence({.group = mesh->group(0), .rotate = rotate},
                                          {.rows = 2,
@@ -135,8 +135,9 @@ TEST(ContextAttention, EqualsOneRankOverGloo) {
                          [](const std::shared_ptr<comm::World>& world) {
                            const auto mesh = init_device_mesh(world, "cpu", {3}, {"cp"});
                            for (const auto rotate : kMethods) {
-                             for (const auto& rows : rows_cases())
+                             for (const auto& rows : rows_cases()) {
                                expect_equals_one_rank(mesh, rotate, rows, 2, at::kDouble, 1e-12);
+                             }
                            }
                          },
                          {.backend = "gloo"});
@@ -147,7 +148,7 @@ TEST(ContextAttention, TakesHeadsThatLieOverOtherRanks) {
     const auto mesh = init_device_mesh(both->world(), "cpu", {2, 2}, {"cp", "tp"});
     const auto cp = mesh->slice({"cp"}), tp = mesh->slice({"tp"});
     const RowsCase rows{"heads", 13, packed_ids(13), 4};
-    const ContextLayout layout(13, 2);
+    const kernels::ContextLayout layout(13, 2);
     const auto part = [&](const at::Tensor& tensor) { return layout.shard(tensor, 1, cp->local_rank(0)); };
     const auto whole = operands(rows, 4, 2, at::kDouble);
     const Operands own{part(whole.q), part(whole.k), part(whole.v), part(whole.weight)};
@@ -209,7 +210,7 @@ struct ReceivedBytes final : comm::CollectiveObserver {
 TEST(ContextAttention, TheRingBringsWhatIsSeenAlone) {
   on_ranks(4, {4}, [](const MeshPtr& mesh) {
     constexpr int64_t kTokens = 64, kOwn = kTokens / 4, kBytes = 2 * 8 * 8;  // of keys and values of one token
-    const ContextLayout layout(kTokens, 4);
+    const kernels::ContextLayout layout(kTokens, 4);
     const int64_t rank = mesh->local_rank(0);
     const auto received = [&](const at::Tensor& ids, int64_t window) {
       const auto sequence =
@@ -234,7 +235,7 @@ TEST(ContextAttention, TheRingBringsWhatIsSeenAlone) {
 TEST(ContextAttention, ResultsAreKeptBetweenTheForwardsOfACheckpoint) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const RowsCase rows{"kept", 12, packed_ids(12)};
-    const ContextLayout layout(12, 2);
+    const kernels::ContextLayout layout(12, 2);
     const auto part = [&](const at::Tensor& tensor) { return layout.shard(tensor, 1, mesh->local_rank(0)); };
     const auto whole = operands(rows, 4, 2, at::kDouble);
     const Operands own{part(whole.q), part(whole.k), part(whole.v), part(whole.weight)};
@@ -300,7 +301,7 @@ TEST(ContextAttention, FourRanksHaveFourTimesTheTokensInTheSameMemory) {
       attend(x, x, x, pattern).sum().backward();
       found[static_cast<size_t>(mesh->local_rank(0))] = record->largest;
     });
-    return *std::max_element(found.begin(), found.end());
+    return *std::ranges::max_element(found);
   };
   EXPECT_GE(largest(1), kTokens * 2 * 16 * 4) << "the recorder sees nothing";
   EXPECT_LE(largest(4), largest(1));

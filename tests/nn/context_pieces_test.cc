@@ -61,7 +61,7 @@ void add_piece(const at::Tensor& counts, const ContextPiece& piece, int64_t wind
   block.add_(seen);
 }
 
-at::Tensor positions_of(const std::vector<ContextChunk>& chunks, int64_t tokens) {
+at::Tensor positions_of(const std::vector<kernels::ContextChunk>& chunks, int64_t tokens) {
   const auto out = at::empty({tokens}, at::kLong);
   for (const auto& each : chunks) {
     out.narrow(0, each.local, each.tokens).copy_(at::arange(each.begin, each.end(), at::kLong));
@@ -75,7 +75,7 @@ TEST(ContextPieces, HaveEveryPairThatTheMaskHasOnceAndNoOther) {
     const auto mask = wanted_mask(which);
     const std::vector<RowDocuments> rows = {{.documents = which.documents}};
     for (const int64_t ranks : {1, 2, 3}) {
-      const ContextLayout layout(which.tokens, ranks);
+      const kernels::ContextLayout layout(which.tokens, ranks);
       for (int64_t reader = 0; reader < ranks; ++reader) {
         for (int64_t holder = 0; holder < ranks; ++holder) {
           const auto queries = layout.chunks_of(reader), keys = layout.chunks_of(holder);
@@ -100,10 +100,10 @@ TEST(ContextPieces, HaveEveryPairThatTheMaskHasOnceAndNoOther) {
 // What the ranks of a ring compute at each step: one product, as PyTorch's and NeMo's do.
 TEST(ContextPieces, OfBalancedChunksAreOneForEachStepOfARing) {
   for (const int64_t ranks : {2, 3, 4}) {
-    const ContextLayout layout(ranks * 16, ranks);
+    const kernels::ContextLayout layout(ranks * 16, ranks);
     for (int64_t rank = 0; rank < ranks; ++rank) {
       for (int64_t holder = 0; holder < ranks; ++holder) {
-        std::vector<ContextChunk> keys;  // those that are brought, packed
+        std::vector<kernels::ContextChunk> keys;  // those that are brought, packed
         int64_t local = 0;
         for (auto chunk : layout.chunks_of(holder)) {
           if (tokens_seen({{.documents = {{0, ranks * 16}}}}, layout.chunks_of(rank), chunk, {}).empty()) continue;
@@ -124,7 +124,7 @@ TEST(ContextPieces, OfBalancedChunksAreOneForEachStepOfARing) {
 TEST(ContextPieces, TokensSeenAreTheLeastRangeThatHoldsThem) {
   for (const auto& which : sequence_cases()) {
     const auto mask = wanted_mask(which);
-    const ContextLayout layout(which.tokens, 3);
+    const kernels::ContextLayout layout(which.tokens, 3);
     for (int64_t reader = 0; reader < 3; ++reader) {
       const auto queries = layout.chunks_of(reader);
       const auto seen_by_any = mask.index_select(0, layout.positions(reader)).any(0);
@@ -143,7 +143,7 @@ TEST(ContextPieces, TokensSeenAreTheLeastRangeThatHoldsThem) {
 // 32 documents of 1024 tokens: the area of the pieces is that of the documents, not of the row.
 TEST(ContextPieces, AreaGrowsWithDocumentsAndWindowsAndNotWithTheRow) {
   const auto area = [](const std::vector<TokenRange>& documents, int64_t tokens, int64_t window) {
-    const std::vector<ContextChunk> all = {{.begin = 0, .tokens = tokens}};
+    const std::vector<kernels::ContextChunk> all = {{.begin = 0, .tokens = tokens}};
     int64_t sum = 0;
     for (const auto& piece : context_pieces({{.documents = documents}}, all, all, {.sliding_window = window})) {
       sum += piece.queries * piece.keys;
@@ -158,11 +158,12 @@ TEST(ContextPieces, AreaGrowsWithDocumentsAndWindowsAndNotWithTheRow) {
 }
 
 TEST(ContextLayout, CutsInChunksOfEqualLengthAndGivesARankTheFirstAndTheLast) {
-  const auto positions = [](int64_t tokens, int64_t ranks, int64_t rank, ContextLayout::Order order) {
-    const auto found = ContextLayout(tokens, ranks, order).positions(rank);
+  const auto positions = [](int64_t tokens, int64_t ranks, int64_t rank, kernels::ContextLayout::Order order) {
+    const auto found = kernels::ContextLayout(tokens, ranks, order).positions(rank);
     return std::vector<int64_t>(found.const_data_ptr<int64_t>(), found.const_data_ptr<int64_t>() + found.numel());
   };
-  constexpr auto kBalanced = ContextLayout::Order::kBalanced, kContiguous = ContextLayout::Order::kContiguous;
+  constexpr auto kBalanced = kernels::ContextLayout::Order::kBalanced,
+                 kContiguous = kernels::ContextLayout::Order::kContiguous;
   EXPECT_EQ(positions(8, 2, 0, kBalanced), (std::vector<int64_t>{0, 1, 6, 7}));
   EXPECT_EQ(positions(8, 2, 1, kBalanced), (std::vector<int64_t>{2, 3, 4, 5}));
   EXPECT_EQ(positions(10, 2, 0, kBalanced), (std::vector<int64_t>{0, 1, 2, 8, 9}));
@@ -170,11 +171,11 @@ TEST(ContextLayout, CutsInChunksOfEqualLengthAndGivesARankTheFirstAndTheLast) {
   EXPECT_EQ(positions(3, 2, 1, kBalanced), (std::vector<int64_t>{1, 2}));
   EXPECT_EQ(positions(5, 2, 0, kContiguous), (std::vector<int64_t>{0, 1, 2}));
   EXPECT_EQ(positions(0, 2, 0, kBalanced), (std::vector<int64_t>{}));
-  EXPECT_EQ(ContextLayout::of_pytorch(8, 2).order(), kBalanced);
-  EXPECT_EQ(ContextLayout::of_pytorch(6, 2).order(), kContiguous);
+  EXPECT_EQ(kernels::ContextLayout::of_pytorch(8, 2).order(), kBalanced);
+  EXPECT_EQ(kernels::ContextLayout::of_pytorch(6, 2).order(), kContiguous);
   for (int64_t tokens = 0; tokens < 40; ++tokens) {
     for (int64_t ranks = 1; ranks < 6; ++ranks) {
-      const ContextLayout layout(tokens, ranks);
+      const kernels::ContextLayout layout(tokens, ranks);
       std::vector<at::Tensor> all;
       const auto whole = at::arange(3 * tokens, at::kLong).view({3, tokens});
       for (int64_t rank = 0; rank < ranks; ++rank) {
@@ -189,11 +190,11 @@ TEST(ContextLayout, CutsInChunksOfEqualLengthAndGivesARankTheFirstAndTheLast) {
 }
 
 TEST(ContextLayout, WhatCannotBeIsAnError) {
-  EXPECT_THROW(ContextLayout(4, 0), Error);
-  EXPECT_THROW(ContextLayout(-1, 2), Error);
-  EXPECT_THROW(ContextLayout(4, 2).chunks_of(2), Error);
-  EXPECT_THROW(ContextLayout(4, 2).shard(at::zeros({2, 5}), 1, 0), Error);
-  EXPECT_THROW(ContextLayout(4, 2).shard(at::zeros({2, 4}), 2, 0), Error);
+  EXPECT_THROW(kernels::ContextLayout(4, 0), Error);
+  EXPECT_THROW(kernels::ContextLayout(-1, 2), Error);
+  EXPECT_THROW(kernels::ContextLayout(4, 2).chunks_of(2), Error);
+  EXPECT_THROW(kernels::ContextLayout(4, 2).shard(at::zeros({2, 5}), 1, 0), Error);
+  EXPECT_THROW(kernels::ContextLayout(4, 2).shard(at::zeros({2, 4}), 2, 0), Error);
 }
 
 }  // namespace

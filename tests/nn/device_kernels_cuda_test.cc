@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "tessera/kernels/attention/flash_attention.h"
-#include "tessera/kernels/linear/float8.h"
 #include "tessera/kernels/attention/partial_attention.h"
+#include "tessera/kernels/linear/float8.h"
 #include "tessera/kernels/linear/quantized_weight.h"
 #include "tessera/nn/attention/attention_pattern.h"
 
@@ -114,7 +114,7 @@ TEST(Float8Cuda, ProductsAreThoseOfTheValues) {
 TEST(PackedWeightCuda, IsDecodedToTheCpusBits) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   for (const bool twice : {false, true}) {
-    const auto weight = QuantizedWeight::nf4(at::randn({300, 190}), {.double_quant = twice});
+    const auto weight = kernels::QuantizedWeight::nf4(at::randn({300, 190}), {.double_quant = twice});
     EXPECT_TRUE(
         weight.to(c10::Device(c10::kCUDA, 0)).part(0, 1, 290).values().cpu().equal(weight.part(0, 1, 290).values()));
   }

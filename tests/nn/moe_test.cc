@@ -73,7 +73,7 @@ std::vector<bool> choices_within(const Routing& routing, int64_t length, int64_t
           padding, padding ? 0 : -routing.weights[token][k].item<float>(), place);
     }
     for (auto& [expert, wanting] : of_expert) {
-      std::sort(wanting.begin(), wanting.end());
+      std::ranges::sort(wanting);
       wanting.resize(std::min(wanting.size(), static_cast<size_t>(capacity)));
       for (const auto& choice : wanting) taken[static_cast<size_t>(std::get<2>(choice))] = true;
     }
@@ -93,7 +93,7 @@ TEST(MoE, DropsWhatIsBeyondACapacityInTraining) {
     real[1].narrow(0, 2, 5).fill_(false);
     const auto routing = (*block.gate)(x.view({-1, 6}), RealTokens{});
     const auto taken = choices_within(routing, 9, capacity, real);
-    EXPECT_EQ(std::count(taken.begin(), taken.end(), false) > 0, factor < 7);
+    EXPECT_EQ(std::ranges::count(taken, false) > 0, factor < 7);
     std::vector<std::vector<at::Tensor>> gradients;
     std::vector<at::Tensor> results;
     for (const bool ours : {true, false}) {

@@ -73,8 +73,9 @@ TEST(MuonOracle, FiftyStepsAreThoseOfPyTorch) {
                     .nesterov = options.value("nesterov", true),
                     .ns_steps = options.value("ns_steps", 5),
                     .adjust_lr_fn = options.value("adjust_lr_fn", "original")};
-    if (options.contains("ns_coefficients"))
+    if (options.contains("ns_coefficients")) {
       own.ns_coefficients = options["ns_coefficients"].get<std::vector<double>>();
+    }
     const auto optimizer = make_muon(model, own);
     take_steps(model, *optimizer, *file);
     for (const auto& named : model.named_parameters()) {

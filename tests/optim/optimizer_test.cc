@@ -178,9 +178,7 @@ TEST(Optimizer, UpdatesSixteenBitParametersInFloat32UnlessTold) {
       EXPECT_TRUE(narrow.weight.equal(wide.weight.to(dtype)));
       EXPECT_TRUE(narrow.norm.equal(wide.norm.to(dtype)));
       EXPECT_LT(narrow.norm[0].item<float>(), 0.97);
-      if (dtype == at::kBFloat16) {
-        EXPECT_TRUE(lossy.norm.equal(here(at::ones({4}, dtype))));
-      }
+      if (dtype == at::kBFloat16) EXPECT_TRUE(lossy.norm.equal(here(at::ones({4}, dtype))));
     }
   }
 }
@@ -190,8 +188,9 @@ TEST(Optimizer, GroupsWithoutAnLrOfTheirOwnFollowByTheirFactors) {
   const auto optimizer = make_sgd(model, {.lr = 0.1, .groups = {{{"norm"}, 2, 0}, {{}, 4, 0}, {{"spared"}, 0, 0}}});
   const auto rates = [&] {
     std::vector<double> out;
-    for (const auto& group : optimizer->param_groups())
+    for (const auto& group : optimizer->param_groups()) {
       out.push_back(std::get<double>(group.hyperparameters[0].second));
+    }
     return out;
   };
   const Hyperparameters nothing;

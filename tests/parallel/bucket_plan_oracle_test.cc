@@ -6,7 +6,7 @@
 #include "tessera/parallel/ddp/bucket_plan.h"
 #include "tests/support/process.h"
 
-namespace tessera::parallel {
+namespace tessera {
 namespace {
 
 TEST(BucketPlan, AssignsRandomTensorsAsPyTorchDoes) {
@@ -26,4 +26,4 @@ TEST(BucketPlan, AssignsRandomTensorsAsPyTorchDoes) {
 }
 
 }  // namespace
-}  // namespace tessera::parallel
+}  // namespace tessera

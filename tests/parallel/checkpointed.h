@@ -29,8 +29,9 @@ struct Checkpointed : nn::Callable<Checkpointed> {
   std::vector<bool> recompute;  // each layer
   explicit Checkpointed(std::vector<bool> recompute) : recompute(std::move(recompute)) {
     Values values(3);
-    for (size_t i = 0; i < this->recompute.size(); ++i)
+    for (size_t i = 0; i < this->recompute.size(); ++i) {
       layers.push_back(register_module(std::to_string(i), std::make_shared<Layer>(values, 6, 10)));
+    }
   }
   at::Tensor forward(at::Tensor x) {
     for (size_t i = 0; i < layers.size(); ++i) {

@@ -54,7 +54,7 @@ ContextRows packed_context_rows() {
   return out;
 }
 
-ContextRows part_of(const ContextRows& whole, const ContextLayout& layout, int64_t rank) {
+ContextRows part_of(const ContextRows& whole, const kernels::ContextLayout& layout, int64_t rank) {
   auto part = whole;
   part.inputs.visit_tensors([&](at::Tensor& tensor) { tensor = layout.shard(here(tensor), 1, rank); });
   part.labels = layout.shard(here(whole.labels), 1, rank);
@@ -112,7 +112,7 @@ StepOutcome over_ranks(const ContextLayouts& layout, const std::string& rotate, 
     }
   }
   set_gradient_divide_factor(*model, 1);
-  const ContextLayout cut(rows.labels.size(1), layout.ranks);
+  const kernels::ContextLayout cut(rows.labels.size(1), layout.ranks);
   auto out = outcome_of(*model, part_of(rows, cut, cp->local_rank(0)), cp->group(0).get());
   out.norm = optim::get_grad_norm(model->parameters());
   return out;
@@ -155,7 +155,7 @@ TEST(ContextParallelModel, GivesTheLogitsOfItsTokens) {
     const auto mesh = init_device_mesh(world, test_device_type(), {3}, {"cp"});
     const auto model = random_model(config_of(tested_families()[0]));
     apply_context_parallel(*model, mesh);
-    const ContextLayout layout(kContextTokens, 3);
+    const kernels::ContextLayout layout(kContextTokens, 3);
     const c10::NoGradGuard no_grad;
     const auto found = layout.unshard(mesh->group(0), model->logits(part_of(rows, layout, world->rank()).inputs), 1);
     const auto read = here(rows.inputs.document_ids).ge(0).unsqueeze(2);
@@ -176,11 +176,11 @@ int64_t peak_of_ranks(int ranks, int64_t tokens, const std::string& rotate) {
     const auto model = random_model(config);
     apply_context_parallel(*model, mesh, {.rotate_method = rotate});
     const auto rows =
-        part_of(plain_context_rows(1, tokens * ranks), ContextLayout(tokens * ranks, ranks), world->rank());
+        part_of(plain_context_rows(1, tokens * ranks), kernels::ContextLayout(tokens * ranks, ranks), world->rank());
     found[static_cast<size_t>(world->rank())] =
         peak_bytes_of(test_device(), [&] { model->loss_sum(rows.inputs, rows.labels).backward(); });
   });
-  return *std::max_element(found.begin(), found.end());
+  return *std::ranges::max_element(found);
 }
 
 TEST(ContextParallelModel, FourRanksHaveFourTimesTheLengthInTheSameMemory) {

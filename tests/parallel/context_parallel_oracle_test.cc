@@ -27,7 +27,7 @@ TEST(ContextParallelOracle, CutsAndMergesAsPyTorch) {
   const auto oracle = context_oracle();
   EXPECT_GE(oracle["layouts"].size(), 15U);
   for (const auto& each : oracle["layouts"]) {
-    const auto layout = ContextLayout::of_pytorch(each["tokens"], each["ranks"]);
+    const auto layout = kernels::ContextLayout::of_pytorch(each["tokens"], each["ranks"]);
     std::vector<at::Tensor> found;
     for (int64_t rank = 0; rank < layout.ranks(); ++rank) found.push_back(layout.positions(rank));
     EXPECT_TRUE(at::cat(found).equal(at::tensor(each["order"].get<std::vector<int64_t>>())))

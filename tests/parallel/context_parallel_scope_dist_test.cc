@@ -34,7 +34,7 @@ TEST(ContextParallelScope, AttentionIsThatOfTheWholeSequenceAndBuffersComeBack) 
           const auto wanted_grads = torch::autograd::grad({wanted.square().sum()}, {whole[0], whole[1], whole[2]});
           for (const auto& each : whole) parts.push_back(each.detach().clone());
           const auto positions = here(at::arange(tokens, at::kLong)).unsqueeze(0), gone = positions.clone();
-          const auto layout = ContextLayout::of_pytorch(tokens, ranks);
+          const auto layout = kernels::ContextLayout::of_pytorch(tokens, ranks);
           {
             const ContextParallel scope(mesh, {.buffers = {parts[0], parts[1], parts[2], positions, gone},
                                                .buffer_seq_dims = {2, 2, -2, 1, 1},

@@ -141,9 +141,7 @@ TEST_P(DataParallelStrategy, AddsGradientsOfSeveralForwards) {
         }
       }
       EXPECT_LT(distance(whole_gradients(model), whole_gradients(plain)), kTolerance);
-      if (strategy.sharded) {
-        EXPECT_EQ(fsdp_stats(model).unsharded_groups, 0);
-      }
+      if (strategy.sharded) EXPECT_EQ(fsdp_stats(model).unsharded_groups, 0);
     }
   });
 }
@@ -191,8 +189,9 @@ TEST_P(DataParallelStrategy, TakesOverParametersThatALoadReplaced) {
     const auto from = plain.named_parameters(true), to = model.named_parameters(true);
     for (size_t i = 0; i < to.size(); ++i) {
       auto value = from[i].slot->parameter.detach().clone();
-      if (strategy.sharded)
+      if (strategy.sharded) {
         value = distribute_tensor(value, device_mesh(to[i].slot->parameter), {Shard(0)}, std::nullopt);
+      }
       if (to[i].name == "head") value = to[0].slot->parameter;  // tied to what came before
       nn::Module::set_parameter(*to[i].slot, value.set_requires_grad(true));
     }
@@ -220,9 +219,7 @@ TEST_P(DataParallelStrategy, StartsAfreshAfterAnException) {
     clean.zero_grad();
     for (auto* each : {&clean, &model}) rank_backward(*each, *world, 2);
     EXPECT_TRUE(same_bits(whole_gradients(model), whole_gradients(clean)));
-    if (strategy.sharded) {
-      EXPECT_EQ(fsdp_stats(model).unsharded_groups, 0);
-    }
+    if (strategy.sharded) EXPECT_EQ(fsdp_stats(model).unsharded_groups, 0);
     EXPECT_EQ(is_dtensor(model.embedding), strategy.sharded);
     EXPECT_TRUE(model.embedding.is_leaf());
   });

@@ -8,7 +8,7 @@
 
 #include "tessera/parallel/data_parallel/buffer_pool.h"
 
-namespace tessera::parallel {
+namespace tessera {
 namespace {
 
 struct Case {
@@ -129,4 +129,4 @@ TEST(BufferPool, BuffersOutliveThePool) {
 }
 
 }  // namespace
-}  // namespace tessera::parallel
+}  // namespace tessera

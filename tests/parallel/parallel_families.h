@@ -4,8 +4,8 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
-#include "tessera/comm/collectives/collectives.h"
 #include "tessera/base/ignored_label.h"
+#include "tessera/comm/collectives/collectives.h"
 #include "tessera/models/files/weights.h"
 #include "tessera/optim/grad_norm.h"
 #include "tessera/parallel/parallelize_model.h"

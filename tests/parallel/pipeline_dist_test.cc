@@ -6,8 +6,8 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/rendezvous/thread_ranks.h"
-#include "tessera/parallel/layers/activation_checkpoint.h"
 #include "tessera/parallel/fsdp/fully_shard.h"
+#include "tessera/parallel/layers/activation_checkpoint.h"
 #include "tessera/parallel/pipeline/check_schedule.h"
 #include "tests/parallel/pipeline_model.h"
 
@@ -111,8 +111,9 @@ TEST(Pipeline, Gemma3TrainsAsOneRank) {
 // The micro-batches of one rank of data parallelism.
 std::vector<ModelInputs> share_of(const std::vector<ModelInputs>& batches, int64_t rank, int64_t ranks) {
   std::vector<ModelInputs> out;
-  for (size_t i = static_cast<size_t>(rank); i < batches.size(); i += static_cast<size_t>(ranks))
+  for (size_t i = static_cast<size_t>(rank); i < batches.size(); i += static_cast<size_t>(ranks)) {
     out.push_back(batches[i]);
+  }
   return out;
 }
 

@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tests/support/ranks.h"
 
-namespace tessera::parallel {
+namespace tessera {
 namespace {
 
 std::vector<PrefetchVote> votes_of(std::vector<std::optional<bool>> wishes, std::vector<bool> cores) {
@@ -45,4 +45,4 @@ TEST(PrefetchChoice, IsThatOfTheWorldsHosts) {
 }
 
 }  // namespace
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -13,13 +13,13 @@ using namespace tessera::testing;
 struct Norm : nn::Callable<Norm> {
   at::Tensor weight;
   explicit Norm(Values& values) { register_parameter("weight", weight, values({16}) + 1); }
-  at::Tensor forward(const at::Tensor& x) { return rms_norm(x, weight, 1e-5, false); }
+  at::Tensor forward(const at::Tensor& x) { return kernels::rms_norm(x, weight, 1e-5, false); }
 };
 
 struct Product : nn::Callable<Product> {
   at::Tensor weight;
   explicit Product(Values& values) { register_parameter("weight", weight, values({24, 16})); }
-  at::Tensor forward(const at::Tensor& x) { return tessera::linear(x, weight); }
+  at::Tensor forward(const at::Tensor& x) { return tessera::kernels::linear(x, weight); }
 };
 
 struct Both : nn::Callable<Both> {

@@ -20,7 +20,6 @@ ReplicateOptions small_buckets(const WorldPtr& world, int64_t bytes = 600) {
 // ---- buckets ----
 
 TEST(BucketPlan, ClosesABucketThatHoldsItsLimit) {
-  using parallel::assign_buckets;
   using Plan = std::vector<std::vector<size_t>>;
   EXPECT_EQ(assign_buckets({{10, at::kFloat}, {10, at::kFloat}, {30, at::kFloat}, {5, at::kFloat}}, 10, 40),
             (Plan{{0}, {1, 2}, {3}}));
@@ -52,8 +51,9 @@ TEST(Replicate, ReducesOncePerBucket) {
 std::vector<int64_t> reductions_at_first_layer(const WorldPtr& world, SmallModel& model) {
   int64_t seen = 0;
   const auto hook = model.layers[0]->register_forward_pre_hook([&](nn::Module&, nn::TensorRefs& inputs) {
-    if (inputs[0]->requires_grad())
+    if (inputs[0]->requires_grad()) {
       inputs[0]->register_hook([&](const at::Tensor&) { seen = replicate_stats(model).all_reduces; });
+    }
   });
   std::vector<int64_t> counts;
   for (int step = 0; step < 3; ++step) {

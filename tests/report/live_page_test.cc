@@ -103,8 +103,9 @@ TEST_F(LivePageTest, APortInUseIsAnErrorThatSaysSo) {
 
 TEST_F(LivePageTest, GrowsInABrowserWithoutBeingLoadedAgain) {
   if (testing::run_process({"sh", "-c", "command -v chromium"}).exit_code != 0) GTEST_SKIP() << "no chromium in PATH";
-  if (testing::kSanitized)
+  if (testing::kSanitized) {
     GTEST_SKIP() << "the page is made anew less often than the browser's clock, which leaps, asks";
+  }
   const auto port = static_cast<uint16_t>(free_port());
   for (int step = 1; step <= 5; ++step) add_step(step);
   const LivePage page(port, folder_ / "run");

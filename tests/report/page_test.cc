@@ -65,8 +65,9 @@ TEST(Page, HoldsWhatItNeedsAndNothingThatEscapes) {
 TEST(Page, ShowsEveryPointAndTellsValuesToPointerAndKeyboard) {
   if (!has_browser()) GTEST_SKIP() << "no chromium in PATH";
   const auto lines = told(render_page({made_up("demo", 1)}), std::string(kInked) + R"(
-for (const id of ['loss', 'validation', 'grad_norm', 'lr', 'tokens_per_second', 'seconds', 'memory', 'peak_share'])
+for (const id of ['loss', 'validation', 'grad_norm', 'lr', 'tokens_per_second', 'seconds', 'memory', 'peak_share']) {
   tell(`${id} ${chart(id).dataset.points} ${inked(id, '--run0') > 100}`);
+}
 tell(`outlier ${inked('loss', '--alarm') > 10} ${chart('grad_norm') && inked('grad_norm', '--alarm') > 10}`);
 tell(`none ${chart('balance_loss') === null}`);
 const plot = chart('loss').querySelector('.plot'), over = plot.querySelector('.u-over'), box = over.getBoundingClientRect();

@@ -28,8 +28,9 @@ TEST(RealRuns, TheReportOfThreeShowsEachStepOfEach) {
   const auto report = testing::run_process(command);
   ASSERT_EQ(report.exit_code, 0) << report.err;
   const auto lines = told(read_file(page), std::string(kInked) + R"(
-for (const id of ['loss', 'validation', 'grad_norm', 'lr', 'tokens_per_second', 'seconds', 'memory'])
+for (const id of ['loss', 'validation', 'grad_norm', 'lr', 'tokens_per_second', 'seconds', 'memory']) {
   tell(`${id} ${chart(id).dataset.points} ${['--run0', '--run1', '--run2'].some((name) => inked(id, name) > 50)}`);
+}
 tell(`parts ${chart('parts').dataset.points >= 60 * 4} ${chart('parts').textContent.includes('wait')}`);
 tell(`differ ${[...document.querySelectorAll('#differences-table td')].slice(0, 3).map((cell) => cell.textContent)}`);
 const plot = chart('loss').querySelector('.plot');

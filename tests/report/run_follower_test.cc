@@ -84,8 +84,7 @@ TEST_F(RunFollowerTest, KeepsALimitedPartOfALongRunWithItsSpikesAndScores) {
     EXPECT_THAT(run.steps.step, Contains(step));
   }
   // Old steps are not sparser than new ones.
-  const auto of_first_half =
-      std::count_if(run.steps.step.begin(), run.steps.step.end(), [](int64_t step) { return step <= kSteps / 2; });
+  const auto of_first_half = std::ranges::count_if(run.steps.step, [](int64_t step) { return step <= kSteps / 2; });
   EXPECT_GT(of_first_half, static_cast<int64_t>(run.steps.step.size()) / 4);
   ASSERT_EQ(run.loss_z.size(), run.steps.step.size());
   for (size_t row = 0; row < run.steps.step.size(); ++row) {

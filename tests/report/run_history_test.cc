@@ -174,7 +174,7 @@ TEST(RunHistory, ThinsOutButKeepsSpikesAndEnds) {
   const auto rows = thinned(steps, 400);
   EXPECT_LE(rows.size(), 400u);
   EXPECT_GE(rows.size(), 300u);
-  EXPECT_TRUE(std::is_sorted(rows.begin(), rows.end()));
+  EXPECT_TRUE(std::ranges::is_sorted(rows));
   EXPECT_EQ(rows.front(), 0u);
   EXPECT_EQ(rows.back(), 9999u);
   for (const size_t wanted : {4321u, 7654u}) EXPECT_THAT(rows, Contains(wanted));

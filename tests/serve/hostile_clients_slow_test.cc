@@ -35,9 +35,7 @@ TEST(HostileClients, SixtyFourOthersGetCompleteAnswersForAMinute) {
   const testing::HostileClients hostile(port, {.silent_connections = 256});
   const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
   int rounds = 0;
-  for (; std::chrono::steady_clock::now() < end; ++rounds) {
-    ASSERT_EQ(testing::answers_to(port, prompts, 12), expected);
-  }
+  for (; std::chrono::steady_clock::now() < end; ++rounds) ASSERT_EQ(testing::answers_to(port, prompts, 12), expected);
   std::printf("%d complete answers to 64 clients\n", rounds * 64);
 }
 

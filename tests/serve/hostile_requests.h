@@ -29,8 +29,9 @@ inline nlohmann::ordered_json schema_of_names(int count, int bytes) {
   for (int i = 0; i < count; ++i) {
     auto name = fmt::format("{:05}", i);
     // Each name has letters of its own, so that no two share more than the digits.
-    for (int at = 0; static_cast<int>(name.size()) < bytes; ++at)
+    for (int at = 0; static_cast<int>(name.size()) < bytes; ++at) {
       name += static_cast<char>('a' + (i * 7 + at * 5) % 26);
+    }
     properties.get_ref<nlohmann::ordered_json::object_t&>().push_back({std::move(name), true});
   }
   return {{"type", "object"}, {"properties", std::move(properties)}, {"additionalProperties", true}};

@@ -80,7 +80,7 @@ TEST(HostileRequests, AreRefusedByALimitOrTakeNoMoreMemoryThanIsStated) {
           for (int slice = 0; slice < kSlices; ++slice) {
             if (!choice.options.constraint->prepare_allowed(made, 20'000)) continue;
             const auto allowed = choice.options.constraint->allowed(made);
-            made.push_back(std::find(allowed.begin(), allowed.end(), true) - allowed.begin());
+            made.push_back(std::ranges::find(allowed, true) - allowed.begin());
           }
         } catch (const Error& error) {
           EXPECT_EQ(error.kind(), ErrorKind::kConfig);

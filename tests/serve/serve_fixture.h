@@ -43,7 +43,7 @@ class Serve : public ::testing::Test {
     at::set_num_threads(1);  // of the engine's thread, too
     model_ = testing::tiny_model(changes);
     rows_ = testing::tiny_model(changes);
-    make_row_model(*rows_, RowDtype::kFloat32);
+    make_row_model(*rows_, kernels::RowDtype::kFloat32);
     served_ = std::make_unique<Served>(
         Served{.name = "tiny",
                .config = model_->config(),

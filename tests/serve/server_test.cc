@@ -368,8 +368,9 @@ TEST_F(Serve, SeveralChoicesAndPromptsAreWhatEachWouldBeAlone) {
   const auto reply = post(body).body;
   for (size_t at = 0; (at = reply.find("data: {", at)) != std::string::npos; at += 6) {
     const auto json = nlohmann::json::parse(reply.substr(at + 6, reply.find("\n\n", at) - at - 6));
-    for (const auto& choice : json["choices"])
+    for (const auto& choice : json["choices"]) {
       texts.at(choice["index"].get<size_t>()) += choice["text"].get<std::string>();
+    }
   }
   for (size_t i = 0; i < 6; ++i) EXPECT_EQ(texts[i], sampled["choices"][i]["text"]) << i;
   EXPECT_TRUE(streamed(reply).second);

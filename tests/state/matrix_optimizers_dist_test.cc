@@ -148,9 +148,7 @@ TEST(AdamW8bitLayouts, StateOfOneGoesOnAsAnother) {
       set_optimizer_state_dict(model, {optimizer.get()}, state, {.full_state_dict = true});
       model.take_step(*optimizer, lay, 4);
       const auto found = model.wholes();
-      for (size_t i = 0; i < found.size(); ++i) {
-        EXPECT_TRUE(found[i].equal(wanted[i])) << lay.name << ", weight " << i;
-      }
+      for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(found[i].equal(wanted[i])) << lay.name << ", weight " << i;
     });
   }
 }

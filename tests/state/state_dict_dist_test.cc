@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "tessera/dtensor/tensor/local_part.h"
-#include "tessera/parallel/layers/activation_checkpoint.h"
 #include "tessera/parallel/data_parallel.h"
+#include "tessera/parallel/layers/activation_checkpoint.h"
 #include "tessera/state/cpu_state_dict.h"
 #include "tessera/state/optimizer_forms.h"
 #include "tessera/state/state_dict.h"

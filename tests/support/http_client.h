@@ -33,8 +33,9 @@ inline bool send_all(int socket, const std::string& text) {
 inline std::string read_all(int socket) {
   std::string text;
   char buffer[4096];
-  for (ssize_t got = 0; (got = ::recv(socket, buffer, sizeof buffer, 0)) > 0;)
+  for (ssize_t got = 0; (got = ::recv(socket, buffer, sizeof buffer, 0)) > 0;) {
     text.append(buffer, static_cast<size_t>(got));
+  }
   return text;
 }
 

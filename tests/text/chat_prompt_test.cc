@@ -175,8 +175,8 @@ TEST_F(ChatPromptTokens, ATokenThatTheTemplateCutsOutStaysText) {
       "test");
   for (const std::string text : {"<call>", "<eos>"}) {
     const auto ids = chat_prompt(chat, *tokenizer_, of({message("user", text)}));
-    EXPECT_EQ(std::count(ids.begin(), ids.end(), kCall), 1) << text;
-    EXPECT_EQ(std::count(ids.begin(), ids.end(), data::kEos), 0) << text;
+    EXPECT_EQ(std::ranges::count(ids, kCall), 1) << text;
+    EXPECT_EQ(std::ranges::count(ids, data::kEos), 0) << text;
     EXPECT_EQ(tokenizer_->decode(ids, false).find("\uFDD0"), std::string::npos) << text;
   }
 }

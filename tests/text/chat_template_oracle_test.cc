@@ -63,8 +63,9 @@ std::string difference(const std::string& source, const std::string& name, const
   } catch (const Error& error) {
     return expected.contains("syntax_error") ? "" : std::string("does not parse: ") + error.what();
   }
-  if (expected.contains("syntax_error"))
+  if (expected.contains("syntax_error")) {
     return "parses, but Jinja2 says: " + expected["syntax_error"].get<std::string>();
+  }
   for (const auto& test_case : cases) {
     for (const bool prompt : {false, true}) {
       const std::string key = test_case["name"].get<std::string>() + (prompt ? "/1" : "/0");
@@ -85,7 +86,7 @@ TEST(ChatTemplateOracle, RendersTheTemplateFilesAsJinja2Does) {
   for (const auto& entry : fs::directory_iterator(testing::asset("templates"))) {
     if (entry.path().extension() == ".jinja") templates.emplace_back(entry.path().stem().string(), entry.path());
   }
-  std::sort(templates.begin(), templates.end());
+  std::ranges::sort(templates);
   ASSERT_EQ(templates.size(), 70u);
   TempFolder folder;
   const OrderedJson expected = oracle(folder, templates);

@@ -113,16 +113,15 @@ inline bool is_valid(const Json& value, const Json& schema, const Json& root) {
   if (schema.contains("const") && value != schema["const"]) return false;
   if (schema.contains("enum")) {
     const auto& values = schema["enum"];
-    if (std::find(values.begin(), values.end(), value) == values.end()) return false;
+    if (std::ranges::find(values, value) == values.end()) return false;
   }
   if (schema.contains("anyOf")) {
     const auto& ways = schema["anyOf"];
-    return std::any_of(ways.begin(), ways.end(), [&](const Json& way) { return valid(value, way); });
+    return std::ranges::any_of(ways, [&](const Json& way) { return valid(value, way); });
   }
   if (schema.contains("type")) {
     const auto types = schema["type"].is_array() ? schema["type"] : Json::array({schema["type"]});
-    if (std::none_of(types.begin(), types.end(), [&](const Json& type) { return is_valid_type(value, type); }))
-      return false;
+    if (std::ranges::none_of(types, [&](const Json& type) { return is_valid_type(value, type); })) return false;
   }
   if (value.is_number_integer()) {
     const auto number = value.get<int64_t>();
@@ -134,7 +133,7 @@ inline bool is_valid(const Json& value, const Json& schema, const Json& root) {
   if (value.is_string()) {
     const auto& text = value.get_ref<const std::string&>();
     const auto length = static_cast<size_t>(
-        std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+        std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
     if (length < schema.value("minLength", size_t{0})) return false;
     if (schema.contains("maxLength") && length > schema["maxLength"].get<size_t>()) return false;
   }
@@ -156,8 +155,9 @@ inline bool is_valid(const Json& value, const Json& schema, const Json& root) {
     for (const auto& [name, member] : value.items()) {
       const bool named = schema.contains("properties") && schema["properties"].contains(name);
       if (named && !valid(member, schema["properties"][name])) return false;
-      if (!named && schema.contains("additionalProperties") && !valid(member, schema["additionalProperties"]))
+      if (!named && schema.contains("additionalProperties") && !valid(member, schema["additionalProperties"])) {
         return false;
+      }
     }
   }
   return true;

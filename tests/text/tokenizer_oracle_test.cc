@@ -7,8 +7,8 @@
 #include <random>
 
 #include "tessera/base/files/file.h"
-#include "tessera/text/tokenizer/unicode.h"
 #include "tessera/text/tokenizer.h"
+#include "tessera/text/tokenizer/unicode.h"
 #include "tests/support/process.h"
 
 namespace tessera::text {
@@ -120,8 +120,9 @@ Json small_model() {
     add(token);
   }
   for (char c = 'a'; c <= 'z'; ++c) add(std::string(1, c));
-  for (const char* c : {"H", "W", " ", "!", "1", "2", "3", "'", "\u2581", "\u00e9", "e\u0301", "\u0301", ".", "-"})
+  for (const char* c : {"H", "W", " ", "!", "1", "2", "3", "'", "\u2581", "\u00e9", "e\u0301", "\u0301", ".", "-"}) {
     add(c);
+  }
   const std::vector<std::pair<std::string, std::string>> merges = {
       {"h", "e"},       {"l", "l"}, {"he", "ll"}, {"hell", "o"},        {"\u2581", "w"},
       {"\u2581w", "o"}, {"o", "r"}, {"l", "d"},   {"\u2581", "\u2581"}, {" ", "w"},
@@ -276,14 +277,17 @@ TEST(TokenizerOracle, EveryComponentAgreesOnHandMadeFiles) {
     model["continuing_subword_prefix"] = "##";
     model["end_of_word_suffix"] = "</w>";
     model["merges"] = Json::array({Json::array({"h", "##e"}), Json::array({"he", "##l"})});
-    for (const char* token : {"##e", "##l", "he", "hel", "##o</w>", "a</w>", "##a", "##a</w>"})
+    for (const char* token : {"##e", "##l", "he", "hel", "##o</w>", "a</w>", "##a", "##a</w>"}) {
       model["vocab"].emplace(token, model["vocab"].size());
+    }
     add("subword prefix and suffix", file_with({{"pre_tokenizer", {{"type", "WhitespaceSplit"}}}}, model));
   }
-  for (const char* type : {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents"})
+  for (const char* type : {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents"}) {
     add(type, file_with({{"normalizer", {{"type", type}}}}));
-  for (const bool left : {false, true})
+  }
+  for (const bool left : {false, true}) {
     add("Strip", file_with({{"normalizer", {{"type", "Strip"}, {"strip_left", left}, {"strip_right", !left}}}}));
+  }
   add("Prepend and Replace",
       file_with(
           {{"normalizer",
@@ -309,10 +313,12 @@ TEST(TokenizerOracle, EveryComponentAgreesOnHandMadeFiles) {
     add(std::string("Split ") + regex, file_with({{"pre_tokenizer", split({{"Regex", regex}}, "Isolated")}}));
   }
   add("Split {1,3}+", file_with({{"pre_tokenizer", split({{"Regex", "\\p{N}{1,3}+|\\w|\\W"}}, "Isolated")}}));
-  for (const bool individual : {false, true})
+  for (const bool individual : {false, true}) {
     add("Digits", file_with({{"pre_tokenizer", {{"type", "Digits"}, {"individual_digits", individual}}}}));
-  for (const char* type : {"Whitespace", "WhitespaceSplit"})
+  }
+  for (const char* type : {"Whitespace", "WhitespaceSplit"}) {
     add(type, file_with({{"pre_tokenizer", {{"type", type}}}}));
+  }
   for (const char* scheme : {"always", "first", "never"}) {
     for (const bool splits : {false, true}) {
       add(std::string("Metaspace ") + scheme,

@@ -171,9 +171,7 @@ TEST(Tokenizer, KeysThatAddTokensAreIgnoredAndToldOnceWhereTheyMatter) {
     EXPECT_EQ(tokenizer.encode("ab"), (each.file_adds_bos ? Ids{20, 6} : Ids{6}));
     const auto told = warnings.take();
     ASSERT_EQ(told.size(), each.told ? 1U : 0U);
-    if (each.told) {
-      EXPECT_NE(told[0].find("add_bos_token and add_eos_token are ignored"), std::string::npos) << told[0];
-    }
+    if (each.told) EXPECT_NE(told[0].find("add_bos_token and add_eos_token are ignored"), std::string::npos) << told[0];
   }
 }
 
@@ -279,9 +277,10 @@ TEST(StreamDecoder, PiecesAreCompleteAndJoinToTheWhole) {
   std::mt19937 random(7);
   for (int round = 0; round < 200; ++round) {
     std::string text;
-    for (int i = 0; i < 20; ++i)
+    for (int i = 0; i < 20; ++i) {
       text +=
           std::vector<std::string>{"a", "bc", "\u00e9", "\u4f60", "\U0001f600", "\u2581", "ab", "\ufffd"}[random() % 8];
+    }
     const auto ids = tokenizer.encode(text);
     StreamDecoder stream(tokenizer);
     std::string joined;
@@ -464,8 +463,9 @@ TEST(Tokenizer, EveryHostileFileIsAFormatErrorThatNamesTheCulprit) {
       EXPECT_EQ(message.find('\n'), std::string::npos) << hostile.what << ": " << message;
     }
   }
-  for (const char* text : {"", "[", "7", "{\"model\"", "\xFF", "null"})
+  for (const char* text : {"", "[", "7", "{\"model\"", "\xFF", "null"}) {
     EXPECT_THROW(Tokenizer::from_json(text, "test.json"), Error) << text;
+  }
 }
 
 TEST(Tokenizer, CatastrophicPatternEndsInAnError) {

@@ -44,10 +44,11 @@ class RandomText {
         "\u2028", "\u180e", "\u0085", "\u3000", "\u0301",  "\u2160", "\u00bd"};
     std::string text;
     for (size_t i = 0, n = 1 + random_() % 25; i < n; ++i) {
-      if (random_() % 10 < 7)
+      if (random_() % 10 < 7) {
         text += pieces[random_() % pieces.size()];
-      else
+      } else {
         text += known_[random_() % known_.size()];
+      }
     }
     return text;
   }

@@ -5,8 +5,8 @@
 #include <map>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/base/ignored_label.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/models/adapters/adapters.h"
 #include "tessera/models/files/weights.h"
 #include "tessera/nn/linear/quantized_linear.h"
@@ -186,9 +186,7 @@ LayoutOutcome train_one_step(const LayoutCase& which, const std::shared_ptr<comm
     const at::AutoGradMode grad(true);
     out.result = step.run(micro_batches, 1);
   }
-  for (const auto& named : model->named_parameters()) {
-    out.gradients[named.name].sub_(whole_of(named.slot->parameter));
-  }
+  for (const auto& named : model->named_parameters()) out.gradients[named.name].sub_(whole_of(named.slot->parameter));
   return out;
 }
 

@@ -67,8 +67,9 @@ class Processes {
   bool ended() {
     if (!code_) {
       int status = 0;
-      if (::waitpid(root_, &status, WNOHANG) == root_)
+      if (::waitpid(root_, &status, WNOHANG) == root_) {
         code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+      }
     }
     return code_.has_value();
   }

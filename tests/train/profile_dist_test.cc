@@ -38,9 +38,7 @@ void expect_nested(const nlohmann::json& events) {
     const double begin = event["ts"], end = begin + event["dur"].get<double>();
     auto& outer = open[event["tid"]];
     while (!outer.empty() && outer.back().second <= begin + 1e-3) outer.pop_back();
-    if (!outer.empty()) {
-      ASSERT_LE(end, outer.back().second + 2e-3) << event;
-    }
+    if (!outer.empty()) ASSERT_LE(end, outer.back().second + 2e-3) << event;
     outer.push_back({begin, end});
   }
 }
@@ -92,8 +90,9 @@ TEST(ProfileOfRuns, EachRankTracesStepsWithModulesOperationsAndCollectives) {
   double sum = 0;
   for (const char* part : {"compute", "communication", "wait", "data"}) sum += summary["ranks"][0][part].get<double>();
   EXPECT_NEAR(sum, told_seconds, 0.05 * told_seconds + 0.01);
-  for (const char* table : {"operations", "modules", "collectives"})
+  for (const char* table : {"operations", "modules", "collectives"}) {
     EXPECT_THAT(summary[table].size(), Ge(3u)) << table;
+  }
   const auto report = testing::run_process(
       {testing::program(), "report", (runs / "traced").string(), "-o", (runs / "report.html").string()});
   ASSERT_EQ(report.exit_code, 0) << report.err;

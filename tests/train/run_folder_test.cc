@@ -157,8 +157,9 @@ TEST(RunFolder, WhatNoRunWroteIsNotTouched) {
     EXPECT_THAT(refusal(temp.path(), ErrorKind::kConfig), HasSubstr("is in the way, and no run wrote it"));
     EXPECT_EQ(read_file(temp / name), "theirs");
     size_t files = 0;
-    for (const auto& entry : std::filesystem::recursive_directory_iterator(temp.path()))
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(temp.path())) {
       files += entry.is_regular_file();
+    }
     EXPECT_EQ(files, 1u) << "something was written beside " << name;
   }
   testing::TempFolder temp;

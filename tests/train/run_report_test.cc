@@ -10,9 +10,9 @@
 #include "tessera/base/log.h"
 #include "tessera/base/warning_log.h"
 #include "tessera/models/config/config.h"
+#include "tessera/train/output/run_folder.h"
 #include "tessera/train/profile/machine_peak.h"
 #include "tessera/train/recipe/recipe.h"
-#include "tessera/train/output/run_folder.h"
 #include "tessera/train/step/step.h"
 #include "tests/support/temp_folder.h"
 
@@ -76,8 +76,9 @@ TEST(RunReport, WritesRecipeMetricsAndEvents) {
   EXPECT_EQ(nlohmann::json::parse(line)["validation_loss"], 3.25);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(temp / "run" / "tensorboard"), {}), 1);
   std::vector<nlohmann::json> events;
-  for (std::ifstream file(temp / "run" / "events.jsonl"); std::getline(file, line);)
+  for (std::ifstream file(temp / "run" / "events.jsonl"); std::getline(file, line);) {
     events.push_back(nlohmann::json::parse(line));
+  }
   ASSERT_EQ(events.size(), 5u);
   EXPECT_EQ(events[0]["step"], 0);
   EXPECT_EQ(events[0]["session"]["ranks"], 2);

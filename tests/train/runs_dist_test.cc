@@ -141,7 +141,7 @@ TEST(Runs, GoingOnWithOtherKernelsIsTold) {
   EXPECT_THAT(same.err, Not(HasSubstr("up to rounding")));
   const auto other = runs.train("a", 1, {"train.steps=6"});
   ASSERT_EQ(other.exit_code, 0) << other.err;
-  if (detail::vector_level() == detail::VectorLevel::kPlain) GTEST_SKIP() << "this processor has no others";
+  if (kernels::vector_level() == kernels::VectorLevel::kPlain) GTEST_SKIP() << "this processor has no others";
   EXPECT_THAT(other.err, HasSubstr("loops plain, here with fp32 products"));
 }
 

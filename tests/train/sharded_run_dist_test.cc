@@ -112,9 +112,7 @@ TEST(ShardedRun, KeepsNoWholeGradientsBetweenMicroBatchesUnlessTold) {
       EXPECT_EQ(fsdp_stats(*run.model).accumulated_bytes, 0);
       results.push_back(whole_parameters(*run.model));
     }
-    for (size_t i = 0; i < results[0].size(); ++i) {
-      EXPECT_TRUE(results[0][i].allclose(results[1][i], 1e-4, 1e-5)) << i;
-    }
+    for (size_t i = 0; i < results[0].size(); ++i) EXPECT_TRUE(results[0][i].allclose(results[1][i], 1e-4, 1e-5)) << i;
   });
 }
 

@@ -45,8 +45,9 @@ struct StepRig {
     std::vector<at::Tensor> all;
     for (const auto& parameter : model->parameters()) all.push_back(full_tensor(parameter).clone());
     for (const auto& name : optimizer->parameter_names()) {
-      for (const auto& [state, tensor] : optimizer->state(name))
+      for (const auto& [state, tensor] : optimizer->state(name)) {
         all.push_back((is_dtensor(tensor) ? full_tensor(tensor) : tensor).clone());
+      }
     }
     return all;
   }

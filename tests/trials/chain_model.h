@@ -180,8 +180,9 @@ inline void write_chain_gguf(const std::filesystem::path& path, const ChainGguf&
   if (of.eot) number("tokenizer.ggml.eot_token_id", *of.eot);
   writer.set("tokenizer.ggml.add_bos_token", false);
   writer.set("tokenizer.chat_template", std::string(kChainTemplate));
-  for (const auto& tensor : chain_tensors())
+  for (const auto& tensor : chain_tensors()) {
     writer.announce(tensor.gguf_name, GgmlType::kF32, tensor.value.sizes().vec());
+  }
   for (const auto& tensor : chain_tensors()) writer.write(tensor.gguf_name, tensor.value);
   writer.finish();
 }

@@ -193,7 +193,7 @@ class ShapeChecks {
       const auto ids = tokenizer.encode(text.substr(first, end - first), {.add_special_tokens = false});
       const bool ends = !ids.empty() && tokenizer.is_special(ids.back());
       const auto all = tokenizer.encode(text.substr(first, last - first), {.add_special_tokens = false});
-      const bool has_special = std::any_of(all.begin(), all.end(), [&](int id) { return tokenizer.is_special(id); });
+      const bool has_special = std::ranges::any_of(all, [&](int id) { return tokenizer.is_special(id); });
       if (begins && whole && (ends || !has_special)) continue;
       return fault("the turn at [" + std::to_string(first) + ", " + std::to_string(last) +
                    ") is learnt otherwise: " + shown(text, learnt));
@@ -211,7 +211,7 @@ inline std::vector<std::pair<std::string, std::filesystem::path>> template_files
   for (const auto& entry : std::filesystem::directory_iterator(testing::asset("templates"))) {
     if (entry.path().extension() == ".jinja") files.emplace_back(entry.path().stem().string(), entry.path());
   }
-  std::sort(files.begin(), files.end());
+  std::ranges::sort(files);
   return files;
 }
 

@@ -4,10 +4,10 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/files/file.h"
-#include "tessera/models/generation/generate.h"
-#include "tessera/models/generation/engine.h"
-#include "tessera/models/generation/load.h"
 #include "tessera/models/files/weights.h"
+#include "tessera/models/generation/engine.h"
+#include "tessera/models/generation/generate.h"
+#include "tessera/models/generation/load.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 

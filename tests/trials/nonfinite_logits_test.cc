@@ -30,7 +30,7 @@ using testing::kOverflowingToken;
 using ::testing::Not;
 
 std::shared_ptr<CausalLM> in_rows(std::shared_ptr<CausalLM> model) {
-  make_row_model(*model, RowDtype::kFloat32);
+  make_row_model(*model, kernels::RowDtype::kFloat32);
   return model;
 }
 

@@ -40,8 +40,9 @@ class DrawnFiles {
       if (one_in(8)) token["rstrip"] = true;
     }
     if (one_in(3)) {  // all in the vocabulary, too, as Gemma has them, and the last ones there alone
-      for (const auto& token : added)
+      for (const auto& token : added) {
         files.tokenizer["model"]["vocab"][token["content"].get<std::string>()] = token["id"];
+      }
       added.erase(4);
       if (one_in(2)) added.erase(3);
     }
@@ -68,8 +69,9 @@ class DrawnFiles {
         if (one_in(3)) flags["special"] = !flags["special"].get<bool>();
         if (!one_in(4)) decoder[std::to_string(token["id"].get<int>())] = flags;
       }
-      if (one_in(3))
+      if (one_in(3)) {
         decoder[one_in(2) ? "9" : "700"] = {{"content", "<far>"}, {"special", one_in(2)}, {"normalized", false}};
+      }
       config["added_tokens_decoder"] = decoder;
     }
     return files;

@@ -130,7 +130,7 @@ std::vector<std::string> interface_addresses() {
     }
     const socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
     std::string text = numeric(one->ifa_addr, size);
-    if (!text.empty() && std::find(result.begin(), result.end(), text) == result.end()) result.push_back(text);
+    if (!text.empty() && std::ranges::find(result, text) == result.end()) result.push_back(text);
   }
   return result;
 }

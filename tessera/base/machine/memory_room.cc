@@ -56,8 +56,8 @@ std::string without_octal(std::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
     const auto code = text.substr(i + 1, 3);
-    const bool octal = text[i] == '\\' && code.size() == 3 &&
-                       std::all_of(code.begin(), code.end(), [](char c) { return c >= '0' && c <= '7'; });
+    const bool octal =
+        text[i] == '\\' && code.size() == 3 && std::ranges::all_of(code, [](char c) { return c >= '0' && c <= '7'; });
     out += octal ? static_cast<char>((code[0] - '0') * 64 + (code[1] - '0') * 8 + code[2] - '0') : text[i];
     if (octal) i += 3;
   }

@@ -85,9 +85,9 @@ void drop_repeated_keys(Json::object_t& object) {
     const int compared = object.data()[a].first.compare(object.data()[b].first);
     return compared != 0 ? compared < 0 : a < b;
   };
-  std::sort(order.begin(), order.end(), before);
+  std::ranges::sort(order, before);
   const auto same = [&](size_t a, size_t b) { return object.data()[a].first == object.data()[b].first; };
-  if (std::adjacent_find(order.begin(), order.end(), same) == order.end()) return;
+  if (std::ranges::adjacent_find(order, same) == order.end()) return;
   std::vector<size_t> last(object.size());  // of the first of each key; of the others their own place
   std::vector<bool> repeated(object.size());
   for (size_t i = 0; i < order.size();) {
@@ -98,8 +98,9 @@ void drop_repeated_keys(Json::object_t& object) {
   }
   Json::object_t kept;
   for (size_t i = 0; i < object.size(); ++i) {
-    if (!repeated[i])
+    if (!repeated[i]) {
       kept.Json::object_t::Container::emplace_back(object.data()[i].first, std::move(object.data()[last[i]].second));
+    }
   }
   object = std::move(kept);
 }
@@ -325,15 +326,16 @@ std::vector<std::pair<std::string, JsonReader>> JsonReader::members() const {
   if (!value_->is_object()) fail("an object");
   std::vector<std::pair<std::string, JsonReader>> result;
   result.reserve(value_->size());
-  for (const auto& [key, value] : value_->get_ref<const Json::object_t&>())
+  for (const auto& [key, value] : value_->get_ref<const Json::object_t&>()) {
     result.emplace_back(key, of_key(key, value));
+  }
   return result;
 }
 
 const Json* JsonReader::value_of(std::string_view key, std::string_view* stored_key) const {
   if (!value_->is_object()) fail("an object");
   const auto& object = value_->get_ref<const Json::object_t&>();
-  const auto found = std::find_if(object.begin(), object.end(), [&](const auto& each) { return each.first == key; });
+  const auto found = std::ranges::find_if(object, [&](const auto& each) { return each.first == key; });
   if (found == object.end()) return nullptr;
   if (stored_key) *stored_key = found->first;
   return &found->second;

@@ -33,7 +33,7 @@ size_t number_length(std::string_view text) {
 }
 
 bool holds_exact_number(const Json& value) {
-  if (value.is_structured()) return std::any_of(value.begin(), value.end(), holds_exact_number);
+  if (value.is_structured()) return std::ranges::any_of(value, holds_exact_number);
   return value.is_binary();
 }
 

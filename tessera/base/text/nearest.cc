@@ -16,8 +16,9 @@ size_t edit_distance(std::string_view a, std::string_view b) {
     row[0] = i;
     for (size_t j = 1; j <= b.size(); ++j) {
       row[j] = std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (a[i - 1] != b[j - 1])});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
         row[j] = std::min(row[j], before_last[j - 2] + 1);
+      }
     }
     before_last = last;
     last = row;
@@ -26,8 +27,8 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 }
 
 std::string_view nearest(std::string_view word, std::span<const std::string_view> candidates) {
-  const auto best = std::min_element(candidates.begin(), candidates.end(),
-                                     [&](auto a, auto b) { return edit_distance(word, a) < edit_distance(word, b); });
+  const auto best = std::ranges::min_element(
+      candidates, [&](auto a, auto b) { return edit_distance(word, a) < edit_distance(word, b); });
   return best == candidates.end() ? std::string_view{} : *best;
 }
 

@@ -5,21 +5,21 @@
 #include <optional>
 
 #include "tessera/base/error.h"
-#include "tessera/base/text/quote.h"
 #include "tessera/base/files/staged.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/write_dcp.h"
 #include "tessera/cli/ckpt/ckpt_files.h"
 #include "tessera/formats/companions.h"
-#include "tessera/formats/tensor_files/finite.h"
 #include "tessera/formats/safetensors/safetensors_writer.h"
+#include "tessera/formats/tensor_files/finite.h"
 #include "tessera/formats/tensor_files/tensor_files.h"
 #include "tessera/formats/torch/dcp_folder.h"
 #include "tessera/formats/torch/torch_save_writer.h"
 #include "tessera/models/adapters/adapters.h"
 #include "tessera/models/config/end_tokens.h"
-#include "tessera/models/gguf/gguf_convert.h"
 #include "tessera/models/files/weights.h"
+#include "tessera/models/gguf/gguf_convert.h"
 #include "tessera/train/run/model_source.h"
 
 namespace tessera::cli {
@@ -71,7 +71,7 @@ std::string weights_to_folder(const fs::path& source, const fs::path& destinatio
   const auto dtype = parse_weights_dtype(options);
   const auto files = TensorFiles::open(source, {.weights_only = true});
   const auto companions = companions_of(source, options);
-  std::vector<TensorSpec> specs;
+  std::vector<SafetensorsSpec> specs;
   for (const auto& [name, stored] : files->tensors()) {
     const bool converts = dtype && c10::isFloatingType(stored.dtype);
     specs.push_back({name, converts ? *dtype : stored.dtype, stored.shape});

@@ -4,9 +4,9 @@
 //   convert_checkpoint("smollm2", "dir", {.to = "hf", .adapter = "runs/a/model"});   // its adapters merged
 //   convert_checkpoint("runs/a/checkpoints/step-00000050", "dir", {.to = "hf", .config = "smollm2"});
 //
-// A folder that holds a model and its adapter goes with options.adapter alone: Error kConfig (models/files/weights.h). Else
-// errors as in formats/, models/gguf/gguf_convert.h and checkpoint/write_dcp.h. The destination must not exist and appears
-// when it is complete. Thread-safe.
+// A folder that holds a model and its adapter goes with options.adapter alone: Error kConfig (models/files/weights.h).
+// Else errors as in formats/, models/gguf/gguf_convert.h and checkpoint/write_dcp.h. The destination must not exist and
+// appears when it is complete. Thread-safe.
 #pragma once
 
 #include <filesystem>

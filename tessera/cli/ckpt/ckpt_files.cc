@@ -10,9 +10,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/formats/tensor_files/finite.h"
 #include "tessera/formats/gguf/gguf.h"
 #include "tessera/formats/safetensors/safetensors.h"
+#include "tessera/formats/tensor_files/finite.h"
 #include "tessera/formats/tensor_files/tensor_files.h"
 #include "tessera/models/files/weights.h"
 

@@ -9,10 +9,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
-#include "tessera/base/text/json_numbers.h"
-#include "tessera/base/log.h"
-#include "tessera/base/text/quote.h"
 #include "tessera/base/files/staged.h"
+#include "tessera/base/log.h"
+#include "tessera/base/text/json_numbers.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/ranks.h"
 #include "tessera/cli/score/score_records.h"
@@ -277,7 +277,7 @@ int run_score(VerbArguments args) {
                                  .nproc = flags.nproc});
   const auto device =
       comm::choose_device(*world, {.setting = flags.device, .backend = recipe.comm.backend, .key = "--device"});
-  agree_on_kernels(*world->group());
+  kernels::agree_on_kernels(*world->group());
   const train::RunMesh place(score_layout(recipe, config, world->size()),
                              c10::DeviceTypeName(device.type(), /*lower_case=*/true), world);
   const auto stages = train::pipeline_options(recipe, config, place.mesh());

@@ -8,11 +8,11 @@
 #include <numeric>
 #include <span>
 
-#include "tessera/base/files/copy_bytes.h"
 #include "tessera/base/error.h"
+#include "tessera/base/files/copy_bytes.h"
+#include "tessera/base/ignored_label.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/kernels/attention/context_layout.h"
-#include "tessera/base/ignored_label.h"
 
 namespace tessera::cli {
 
@@ -26,8 +26,8 @@ std::vector<ScoreRun::Batch> ScoreRun::batches_of(const std::vector<const ScoreS
   for (size_t i = 0; i < sequences.size(); ++i) {
     if (sequences[i]->scored() > 0) order.push_back(i);
   }
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return sequences[a]->tokens.size() > sequences[b]->tokens.size(); });
+  std::ranges::stable_sort(
+      order, [&](size_t a, size_t b) { return sequences[a]->tokens.size() > sequences[b]->tokens.size(); });
   std::vector<Batch> batches;
   for (const size_t i : order) {
     const auto fits = [&] {
@@ -46,7 +46,7 @@ at::Tensor ScoreRun::logprobs(const at::Tensor& tokens, const at::Tensor& target
   const auto& mesh = *place_.mesh();
   const int64_t dim = mesh.dim_of("cp"), rank = mesh.local_rank(dim), length = tokens.size(1);
   if (mesh.size(dim) == 1) return pipeline_.logprobs({.tokens = tokens}, targets);
-  const ContextLayout layout(length, mesh.size(dim));
+  const kernels::ContextLayout layout(length, mesh.size(dim));
   const auto own = [&](const at::Tensor& whole) { return layout.shard(whole, 1, rank); };
   const auto positions = at::arange(length, tokens.options()).expand_as(tokens);
   const auto found = pipeline_.logprobs({.tokens = own(tokens), .positions = own(positions)}, own(targets));

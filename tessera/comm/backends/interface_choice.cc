@@ -75,7 +75,7 @@ std::string choose_address(const std::vector<InterfaceAddress>& interfaces, std:
     if (interface_fits(wish, one.name)) fitting.push_back(one);
   }
   const auto taken = [&](const auto& suits) {
-    const auto found = std::find_if(fitting.begin(), fitting.end(), suits);
+    const auto found = std::ranges::find_if(fitting, suits);
     return found == fitting.end() ? "" : found->address;
   };
   std::string found = taken([&](const InterfaceAddress& one) { return one.address == natural; });

@@ -67,9 +67,8 @@ HostMap::HostMap(const std::vector<int>& host_of) : host_of_(host_of) {
 }
 
 bool HostMap::is_even() const {
-  return hosts() > 1 && members_[0].size() > 1 && std::all_of(members_.begin(), members_.end(), [&](const auto& ranks) {
-           return ranks.size() == members_[0].size();
-         });
+  return hosts() > 1 && members_[0].size() > 1 &&
+         std::ranges::all_of(members_, [&](const auto& ranks) { return ranks.size() == members_[0].size(); });
 }
 
 // ---- the thread that runs the stages, one call after the other ----
@@ -151,8 +150,9 @@ MixedBackend::WorkPtr MixedBackend::start(c10d::OpType type, Tensors results, st
 at::Tensor MixedBackend::scratch(int which, int64_t count, const at::Tensor& like) {
   at::Tensor& kept = scratch_[which];
   const int64_t bytes = count * static_cast<int64_t>(like.element_size());
-  if (!kept.defined() || kept.numel() < bytes)
+  if (!kept.defined() || kept.numel() < bytes) {
     kept = parts_.inner->allocateTensor(bytes, like.options().dtype(at::kByte));
+  }
   return kept.narrow(0, 0, bytes).view(like.scalar_type());
 }
 

@@ -28,8 +28,9 @@ std::string place(std::string_view verb, std::string_view group, int rank, int s
 std::string where(const State& state) {
   const Signature& call = state.signature;
   std::string subject = call.subject;
-  if (is_message(call.op))
+  if (is_message(call.op)) {
     subject = fmt::format("{} {}, tag {}", call.op == Op::kSend ? "to" : "from", call.root, call.tag);
+  }
   return place(to_string(call.op), call.group, state.rank, state.size, subject, call.sequence);
 }
 
@@ -64,9 +65,7 @@ bool is_timeout(const std::exception& error) {
         state.ticket,
         {.group = state.signature.members, .sequence = state.signature.sequence, .text = seen, .timed_out = timed_out});
   }
-  if (verdict) {
-    throw_verdict(*verdict, fmt::format("{}: {}", where(state), timed_out ? "timed out. " : ""));
-  }
+  if (verdict) throw_verdict(*verdict, fmt::format("{}: {}", where(state), timed_out ? "timed out. " : ""));
   if (timed_out) {
     throw TimedOut(
         fmt::format("{}: {}. Some rank did not start this collective in time: look for the first error of the other "

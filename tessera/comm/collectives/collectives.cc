@@ -212,7 +212,7 @@ Pending all_to_all_single(Group& group, const at::Tensor& output, const at::Tens
         fmt::format("{} {} does not divide into {} equal parts. Give the splits.", name, tensor.sizes(), size));
     std::vector<int64_t> counts = splits.empty() ? std::vector<int64_t>(size, rows / size) : splits;
     call.require(counts.size() == static_cast<size_t>(size) &&
-                     std::all_of(counts.begin(), counts.end(), [](int64_t count) { return count >= 0; }) &&
+                     std::ranges::all_of(counts, [](int64_t count) { return count >= 0; }) &&
                      std::accumulate(counts.begin(), counts.end(), int64_t{0}) == rows,
                  fmt::format("{} splits {} do not add up to the {} rows of {}", name, counts, rows, tensor.sizes()));
     for (int64_t& count : counts) count *= row_bytes;

@@ -44,9 +44,7 @@ Propagated::Propagated(const PropagatedKind& kind, void* value) : frame_(std::ma
   frame_->kind = &kind;
   frame_->value = value;
   frame_->before = ThreadLocalDebugInfo::current();
-  if (Frame* outer = Frame::current()) {
-    frame_->outer = outer->shared_from_this();
-  }
+  if (Frame* outer = Frame::current()) frame_->outer = outer->shared_from_this();
   ThreadLocalDebugInfo::_push(slot(), frame_);
   frame_->own = ThreadLocalDebugInfo::current().get();
 }
@@ -67,9 +65,7 @@ Propagated::~Propagated() {
 void* Propagated::innermost(const PropagatedKind& kind) noexcept {
   for (const Frame* frame = Frame::current(); frame != nullptr; frame = frame->outer.get()) {
     void* value = frame->value.load();
-    if (frame->kind == &kind && value != nullptr) {
-      return value;
-    }
+    if (frame->kind == &kind && value != nullptr) return value;
   }
   return nullptr;
 }
@@ -77,9 +73,7 @@ void* Propagated::innermost(const PropagatedKind& kind) noexcept {
 void Propagated::for_each(const PropagatedKind& kind, const std::function<void(void*)>& visit) {
   for (const Frame* frame = Frame::current(); frame != nullptr; frame = frame->outer.get()) {
     void* value = frame->value.load();
-    if (frame->kind == &kind && value != nullptr) {
-      visit(value);
-    }
+    if (frame->kind == &kind && value != nullptr) visit(value);
   }
 }
 

@@ -100,8 +100,8 @@ std::string to_string(const Signature& signature) {
 }
 
 std::string disagreement(const std::vector<SignedBy>& calls) {
-  const auto other = std::find_if(calls.begin(), calls.end(),
-                                  [&](const SignedBy& call) { return call.second.hash != calls.front().second.hash; });
+  const auto other =
+      std::ranges::find_if(calls, [&](const SignedBy& call) { return call.second.hash != calls.front().second.hash; });
   if (other == calls.end()) return "all ranks make the same call";
   return fmt::format("{}, {}. All ranks of a group must make the same calls in the same order",
                      said_by(calls.front(), "calls "), said_by(*other, ""));

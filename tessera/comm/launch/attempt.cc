@@ -14,9 +14,9 @@
 #include <fstream>
 #include <map>
 
-#include "tessera/base/machine/endpoint.h"
 #include "tessera/base/error.h"
 #include "tessera/base/files/scratch_folder.h"
+#include "tessera/base/machine/endpoint.h"
 #include "tessera/comm/errors/error_report.h"
 #include "tessera/comm/launch/rank_notes.h"
 #include "tessera/comm/launch/rank_process.h"
@@ -89,11 +89,9 @@ class Supervisor {
   AttemptEnd run() {
     foreground_rank_ = ::isatty(STDIN_FILENO) == 1 && options_.node_rank == 0;  // rank 0 may read from the terminal
     ranks_.reserve(static_cast<size_t>(options_.nproc));
-    for (int local = 0; local < options_.nproc; ++local) {
-      start(local, !(foreground_rank_ && local == 0));
-    }
+    for (int local = 0; local < options_.nproc; ++local) start(local, !(foreground_rank_ && local == 0));
     outputs_.close_own();
-    while (std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return !rank.status; })) step();
+    while (std::ranges::any_of(ranks_, [](const Rank& rank) { return !rank.status; })) step();
     outputs_.finish();
     return finish();
   }
@@ -214,8 +212,9 @@ class Supervisor {
   // What a rank has started ends with it, while its group's number still cannot belong to anyone else.
   bool reap(Rank& rank) {
     siginfo_t info{};
-    if (::waitid(P_PID, static_cast<id_t>(rank.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0)
+    if (::waitid(P_PID, static_cast<id_t>(rank.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) {
       return false;
+    }
     if (has_group(rank)) ::kill(-rank.pid, SIGKILL);
     int status = 0;
     ::waitpid(rank.pid, &status, 0);

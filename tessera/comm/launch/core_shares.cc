@@ -128,14 +128,14 @@ std::vector<int> gpu_nodes_of_ranks(const HostCores& host, int ranks, const Envi
   }
   if (nodes.size() < static_cast<size_t>(ranks)) return {};
   nodes.resize(static_cast<size_t>(ranks));
-  return std::find(nodes.begin(), nodes.end(), -1) == nodes.end() ? nodes : std::vector<int>();
+  return std::ranges::find(nodes, -1) == nodes.end() ? nodes : std::vector<int>();
 }
 
 // Gives each rank a share of its GPU's node. False, and nothing is changed, where there are not such ones for all.
 bool move_to_gpus(std::vector<CoreShare>& shares, const std::vector<int>& gpu_nodes) {
   std::vector<CoreShare> left = shares, moved;
   for (const int node : gpu_nodes) {
-    const auto found = std::find_if(left.begin(), left.end(), [&](const CoreShare& one) { return one.node == node; });
+    const auto found = std::ranges::find_if(left, [&](const CoreShare& one) { return one.node == node; });
     if (found == left.end()) return false;
     moved.push_back(std::move(*found));
     left.erase(found);
@@ -174,7 +174,7 @@ HostCores read_cores(const fs::path& root, const std::vector<int>& allowed) {
     if (siblings.empty()) siblings = parse_core_list(text_at(topology / "thread_siblings_list"));
     const auto node = nodes.find(core);
     host.allowed.push_back({.number = core,
-                            .physical = siblings.empty() ? core : *std::min_element(siblings.begin(), siblings.end()),
+                            .physical = siblings.empty() ? core : *std::ranges::min_element(siblings),
                             .node = node == nodes.end() ? 0 : node->second});
   }
   return host;
@@ -195,8 +195,9 @@ CoreShares share_cores(const HostCores& host, int ranks, PinMode mode, const Env
   const auto why_not = [&]() -> std::string {
     if (mode == PinMode::kOff) return "--pin off";
     if (each < 1) return fmt::format("{} ranks share {} cores", ranks, whole);
-    if (host.quota > 0 && host.quota < whole)
+    if (host.quota > 0 && host.quota < whole) {
       return fmt::format("the cgroup allows {:.1f} of {} cores", host.quota, whole);
+    }
     if (const auto wish = own_wish(environment, each)) return *wish;
     if (mode == PinMode::kOn) return "";
     if (ranks == 1) return "one rank has all cores";

@@ -12,11 +12,11 @@
 #include <string_view>
 #include <thread>
 
-#include "tessera/base/machine/endpoint.h"
 #include "tessera/base/error.h"
-#include "tessera/base/log.h"
-#include "tessera/base/text/random_word.h"
 #include "tessera/base/files/staged.h"
+#include "tessera/base/log.h"
+#include "tessera/base/machine/endpoint.h"
+#include "tessera/base/text/random_word.h"
 #include "tessera/comm/launch/attempt.h"
 #include "tessera/comm/launch/launchers_meeting.h"
 #include "tessera/comm/rendezvous/rendezvous.h"

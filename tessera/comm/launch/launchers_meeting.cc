@@ -8,11 +8,11 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "tessera/base/machine/endpoint.h"
 #include "tessera/base/error.h"
+#include "tessera/base/machine/endpoint.h"
 #include "tessera/base/machine/host.h"
-#include "tessera/base/text/json.h"
 #include "tessera/base/machine/listen.h"
+#include "tessera/base/text/json.h"
 #include "tessera/comm/rendezvous/hub_store.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 
@@ -121,7 +121,7 @@ CommonEnd LaunchersMeeting::lead(int attempt, const AttemptEnd& own, const Decid
   }
   CommonEnd common{.exit_code = own.exit_code};
   const auto cause = cause_of(ends);
-  const bool stop = std::any_of(ends.begin(), ends.end(), [](const Json& end) { return end["stop"].get<bool>(); });
+  const bool stop = std::ranges::any_of(ends, [](const Json& end) { return end["stop"].get<bool>(); });
   if (cause) common.exit_code = cause->exit_code;
   if (!missing.empty()) {
     common.text = "no restart: " + missing;

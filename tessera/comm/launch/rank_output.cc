@@ -13,8 +13,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
-#include "tessera/base/text/random_word.h"
 #include "tessera/base/files/staged.h"
+#include "tessera/base/text/random_word.h"
 
 namespace tessera::comm {
 namespace {
@@ -70,7 +70,7 @@ void RankOutputs::begin_attempt(int attempt, const fs::path& scratch) {
 
 RankOutputs::Streams RankOutputs::open(int rank, int local_rank) {
   const auto& shown = options_.shown;
-  const bool is_shown = shown.empty() || std::find(shown.begin(), shown.end(), local_rank) != shown.end();
+  const bool is_shown = shown.empty() || std::ranges::find(shown, local_rank) != shown.end();
   if (!kept_ && !options_.tee && is_shown) return {};
   const bool tails = is_shown && (options_.tee || !shown.empty());
   return {.out = add(rank, tails, STDOUT_FILENO), .err = add(rank, tails, STDERR_FILENO)};
@@ -153,9 +153,8 @@ void RankOutputs::finish() {
 }
 
 std::string RankOutputs::last_words(int rank) const {
-  const auto found = std::find_if(streams_.begin(), streams_.end(), [&](const Stream& stream) {
-    return stream.rank == rank && stream.to == STDERR_FILENO;
-  });
+  const auto found = std::ranges::find_if(
+      streams_, [&](const Stream& stream) { return stream.rank == rank && stream.to == STDERR_FILENO; });
   if (found == streams_.end() || found->shown) return "";
   const UniqueFd file(::open(found->path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat status {};
@@ -165,8 +164,7 @@ std::string RankOutputs::last_words(int rank) const {
   const ssize_t got = ::pread(file.get(), text.data(), text.size(), begin);
   text.resize(got > 0 ? static_cast<size_t>(got) : 0);
   if (begin > 0 && !text.empty()) text.erase(0, std::min(text.find('\n'), text.size() - 1) + 1);
-  while (static_cast<size_t>(std::count(text.begin(), text.end(), '\n')) > kLastLines)
-    text.erase(0, text.find('\n') + 1);
+  while (static_cast<size_t>(std::ranges::count(text, '\n')) > kLastLines) text.erase(0, text.find('\n') + 1);
   if (!text.empty() && text.back() != '\n') text += '\n';
   return text;
 }

@@ -78,8 +78,7 @@ std::vector<std::string> environment_of(const RankCommand& command) {
   std::vector<std::string> result;
   for (char** entry = environ; *entry; ++entry) {
     const std::string text = *entry, name = text.substr(0, text.find('='));
-    const bool dropped = command.set.contains(name) ||
-                         std::find(command.unset.begin(), command.unset.end(), name) != command.unset.end();
+    const bool dropped = command.set.contains(name) || std::ranges::find(command.unset, name) != command.unset.end();
     if (!dropped) result.push_back(text);
   }
   for (const auto& [name, value] : command.set) result.push_back(name + "=" + value);
@@ -96,7 +95,7 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
 using CoreSet = std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)>;
 
 CoreSet core_set(const std::vector<int>& cores, size_t& bytes) {
-  const int most = cores.empty() ? 0 : *std::max_element(cores.begin(), cores.end());
+  const int most = cores.empty() ? 0 : *std::ranges::max_element(cores);
   CoreSet set(CPU_ALLOC(most + 1), [](cpu_set_t* one) { CPU_FREE(one); });
   TESSERA_CHECK(set, ErrorKind::kMemory, "[launch] no memory for a set of {} cores", most + 1);
   bytes = CPU_ALLOC_SIZE(most + 1);
@@ -189,7 +188,7 @@ std::vector<pid_t> children() {
 
 void reap_orphans(const std::vector<pid_t>& known) {
   for (const pid_t pid : children()) {
-    if (std::find(known.begin(), known.end(), pid) == known.end()) ::waitpid(pid, nullptr, WNOHANG);
+    if (std::ranges::find(known, pid) == known.end()) ::waitpid(pid, nullptr, WNOHANG);
   }
 }
 
@@ -197,7 +196,7 @@ void kill_orphans(const std::vector<pid_t>& spared) {
   for (int round = 0; round < 100; ++round) {  // the death of one may hand its own children to us
     bool found = false;
     for (const pid_t pid : children()) {
-      if (std::find(spared.begin(), spared.end(), pid) != spared.end()) continue;
+      if (std::ranges::find(spared, pid) != spared.end()) continue;
       found = true;
       ::kill(pid, SIGKILL);
       ::waitpid(pid, nullptr, 0);

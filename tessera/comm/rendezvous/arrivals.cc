@@ -43,8 +43,8 @@ struct SharedHost {
 
 // Of the first rank that is not on `host` and has one.
 std::string address_elsewhere(const std::vector<Arrival>& arrivals, const std::string& host) {
-  const auto found = std::find_if(arrivals.begin(), arrivals.end(),
-                                  [&](const Arrival& one) { return one.host != host && !one.address.empty(); });
+  const auto found =
+      std::ranges::find_if(arrivals, [&](const Arrival& one) { return one.host != host && !one.address.empty(); });
   return found == arrivals.end() ? "" : found->address;
 }
 
@@ -134,8 +134,7 @@ Agreement agree(const std::vector<Arrival>& arrivals) {
     host.cores = united(host.cores, one.cores);
   }
   // Who was told that all share its host talks over loopback.
-  const auto alone =
-      std::find_if(arrivals.begin(), arrivals.end(), [&](const Arrival& a) { return a.local_size == size; });
+  const auto alone = std::ranges::find_if(arrivals, [&](const Arrival& a) { return a.local_size == size; });
   if (alone != arrivals.end()) {
     for (const Arrival& one : arrivals) {
       TESSERA_CHECK(
@@ -162,8 +161,7 @@ Agreement agree(const std::vector<Arrival>& arrivals) {
     if (one.address.empty()) place.other_host = address_elsewhere(arrivals, one.host);
     if (place.local_size == 0) {
       place.local_size = static_cast<int>(host.ranks.size());
-      place.local_rank =
-          static_cast<int>(std::lower_bound(host.ranks.begin(), host.ranks.end(), one.rank) - host.ranks.begin());
+      place.local_rank = static_cast<int>(std::ranges::lower_bound(host.ranks, one.rank) - host.ranks.begin());
     }
     count += 1.0 / place.local_size;
     agreed.hosts.least_ranks = std::min(agreed.hosts.least_ranks, place.local_size);

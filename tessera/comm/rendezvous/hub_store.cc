@@ -109,8 +109,9 @@ std::optional<std::string> HubStore::receive(Clock::time_point deadline) {
     uint32_t length = 0;
     if (in_.size() >= sizeof length) {
       std::memcpy(&length, in_.data(), sizeof length);
-      if (length == 0 || length > kMaxHubFrame)
+      if (length == 0 || length > kMaxHubFrame) {
         raise(ErrorKind::kComm, "what listens there is no store of this version");
+      }
       if (in_.size() - sizeof length >= length) {
         std::string frame = in_.substr(sizeof length, length);
         in_.erase(0, sizeof length + length);

@@ -10,10 +10,10 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/machine/host.h"
-#include "tessera/base/text/json.h"
-#include "tessera/base/machine/listen.h"
 #include "tessera/base/log.h"
+#include "tessera/base/machine/host.h"
+#include "tessera/base/machine/listen.h"
+#include "tessera/base/text/json.h"
 #include "tessera/comm/backends/interface_choice.h"
 #include "tessera/comm/rendezvous/arrivals.h"
 #include "tessera/comm/rendezvous/hub_store.h"
@@ -111,9 +111,7 @@ HubIdentity identity_of(const Meeting& meeting, const Arrival& self) {
 
 c10::intrusive_ptr<c10d::Store> open_store(const Meeting& meeting, const Arrival& self, milliseconds timeout) {
   const WorldInfo& info = meeting.info;
-  if (!meeting.folder.empty()) {
-    return c10::make_intrusive<c10d::FileStore>(meeting.folder + "/store", info.size);
-  }
+  if (!meeting.folder.empty()) return c10::make_intrusive<c10d::FileStore>(meeting.folder + "/store", info.size);
   try {
     if (meeting.foreign_store) return connect_foreign_store(meeting, timeout);
     std::shared_ptr<HubServer> server;

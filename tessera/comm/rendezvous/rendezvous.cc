@@ -4,9 +4,9 @@
 #include <cstdlib>
 #include <numeric>
 
-#include "tessera/base/machine/endpoint.h"
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
+#include "tessera/base/machine/endpoint.h"
 
 namespace tessera::comm {
 namespace {
@@ -217,8 +217,9 @@ bool our_launcher_is_nearest(const Environment& environment) {
 std::string who_started(const Environment& environment) {
   if (our_launcher_is_nearest(environment)) return "flags";
   if (environment("RANK") || environment("WORLD_SIZE")) return "torchrun";
-  if (environment("SLURM_STEP_NUM_TASKS") && environment("SLURM_PROCID"))
+  if (environment("SLURM_STEP_NUM_TASKS") && environment("SLURM_PROCID")) {
     return "slurm";  // sbatch's script has no step
+  }
   if (environment("OMPI_COMM_WORLD_SIZE") || environment("PMI_SIZE")) return "mpi";
   return "single";
 }

@@ -68,7 +68,7 @@ void expand_name(std::string_view name, const std::string& head, std::string_vie
 std::vector<std::string> expand_node_list(std::string_view list) {
   std::vector<std::string> names;
   for (const auto name : split(list, "Slurm's node list")) {
-    if (std::count(name.begin(), name.end(), '[') > 4) bad_list("Slurm's node list", list);  // each one multiplies
+    if (std::ranges::count(name, '[') > 4) bad_list("Slurm's node list", list);  // each one multiplies
     expand_name(name, "", list, names);
   }
   return names;

@@ -38,7 +38,7 @@ void WatchedStore::wait(const std::vector<std::string>& keys, const std::chrono:
       if (Clock::now() - begin < slice) throw;  // the store itself has failed
     }
     if (Clock::now() < deadline) continue;
-    const auto missing = std::find_if(keys.begin(), keys.end(), [&](const std::string& key) { return !check({key}); });
+    const auto missing = std::ranges::find_if(keys, [&](const std::string& key) { return !check({key}); });
     if (missing == keys.end()) return;
     raise(ErrorKind::kComm, "[comm.store] {} was not said within {} s", *missing, timeout.count() / 1000);
   }

@@ -15,8 +15,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/machine/host.h"
 #include "tessera/base/log.h"
+#include "tessera/base/machine/host.h"
 #include "tessera/comm/backends/backend_choice.h"
 #include "tessera/comm/backends/device_backends.h"
 #include "tessera/comm/backends/fake_backend.h"
@@ -298,8 +298,7 @@ c10::intrusive_ptr<c10d::Backend> World::make_backend(const std::string& name,
   const int size = static_cast<int>(ranks.size());
   if (impl_->account) {
     const auto host = [&](int rank) { return rank / impl_->fake_local_size; };
-    const bool one_host =
-        std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return host(rank) == host(ranks[0]); });
+    const bool one_host = std::ranges::all_of(ranks, [&](int rank) { return host(rank) == host(ranks[0]); });
     return make_fake_backend(position, size, one_host, impl_->account);
   }
   return choose_backend(store, {.wanted = options_.backend,
@@ -323,15 +322,15 @@ DeviceBackendRequest World::accelerator_request(const std::vector<int>& ranks, i
   request.ranks_on_host = info_.local_size;
   request.timeout = options_.timeout;
   request.split_color = part.value_or(0);
-  if (device_backend_settings().split_groups)
+  if (device_backend_settings().split_groups) {
     request.split_from = impl_->first_of({device, part ? all_ranks() : ranks});
+  }
   return request;
 }
 
 int World::open_groups() const {
   const std::lock_guard lock(impl_->mutex);
-  return static_cast<int>(
-      std::count_if(impl_->backends.begin(), impl_->backends.end(), [](const auto& weak) { return !weak.expired(); }));
+  return static_cast<int>(std::ranges::count_if(impl_->backends, [](const auto& weak) { return !weak.expired(); }));
 }
 
 namespace {
@@ -339,9 +338,7 @@ namespace {
 // Store and back-end see that a connection broke; whose end it was, the watchdog says.
 [[noreturn]] void throw_group_not_made(const std::string& which, const std::exception& error, Monitor& monitor) {
   constexpr std::chrono::milliseconds kSoon{2000};
-  if (const auto verdict = monitor.await_verdict(kSoon)) {
-    throw_verdict(*verdict, which + ": ");
-  }
+  if (const auto verdict = monitor.await_verdict(kSoon)) throw_verdict(*verdict, which + ": ");
   const std::string message = fmt::format("{}: {}. All its ranks must make it, within {} s.", which, first_line(error),
                                           monitor.options().timeout.count() / 1000);
   if (dynamic_cast<const PeerFailed*>(&error)) throw PeerFailed(message);

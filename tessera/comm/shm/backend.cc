@@ -19,10 +19,10 @@ class AllWork final : public c10d::Work {
   AllWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works)
       : Work(rank, c10d::OpType::COALESCED), works_(std::move(works)) {}
   bool isCompleted() override {
-    return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isCompleted(); });
+    return std::ranges::all_of(works_, [](const auto& work) { return work->isCompleted(); });
   }
   bool isSuccess() const override {
-    return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isSuccess(); });
+    return std::ranges::all_of(works_, [](const auto& work) { return work->isSuccess(); });
   }
   bool wait(std::chrono::milliseconds timeout) override {
     wait_all(works_, timeout);
@@ -100,7 +100,7 @@ std::vector<Part> cut(const char* name, const at::Tensor& tensor, const Whole& w
   const int64_t rows = tensor.dim() > 0 ? tensor.size(0) : 0;
   const auto counts = splits.empty() ? std::vector<int64_t>(size, rows / size) : splits;
   const bool fits = counts.size() == static_cast<size_t>(size) &&
-                    std::all_of(counts.begin(), counts.end(), [](int64_t count) { return count >= 0; }) &&
+                    std::ranges::all_of(counts, [](int64_t count) { return count >= 0; }) &&
                     std::accumulate(counts.begin(), counts.end(), int64_t{0}) == rows;
   require(fits, "all_to_all",
           fmt::format("the splits of {} do not add up to its {} rows for {} ranks", name, rows, size));

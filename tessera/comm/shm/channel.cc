@@ -42,8 +42,7 @@ Channel::Channel(std::shared_ptr<SharedMemory> memory, ChannelOptions options)
                 "[comm.shm] shared memory of {} bytes, version {}: wanted {}, {}", memory_->bytes(), head().version,
                 layout_.bytes(), kVersion);
   const auto& processes = options_.processes;
-  same_process_ =
-      std::all_of(processes.begin(), processes.end(), [&](pid_t process) { return process == processes[0]; });
+  same_process_ = std::ranges::all_of(processes, [&](pid_t process) { return process == processes[0]; });
   for (int peer = 0; peer < size(); ++peer) {
     if (same_process(peer)) continue;
     watched_.emplace_back(peer, UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, processes[peer], 0))));
@@ -207,9 +206,7 @@ std::vector<bool> Channel::who_have_left() const {
 std::string Channel::who_is_missing() const {
   std::string missing;
   for (int peer = 0; peer < size(); ++peer) {
-    if (words(peer).arrived.load() < rounds_.round()) {
-      missing += (missing.empty() ? "" : ", ") + name_of(peer);
-    }
+    if (words(peer).arrived.load() < rounds_.round()) missing += (missing.empty() ? "" : ", ") + name_of(peer);
   }
   return missing;
 }

@@ -161,19 +161,20 @@ class Handshake {
     const std::string& own = ranks[0].identity;
     for (int rank = 0; rank < options_.size; ++rank) {
       const std::string& identity = ranks[rank].identity;
-      if (identity.starts_with("cannot"))
+      if (identity.starts_with("cannot")) {
         return store_.set("shm/offer", fmt::format("{}rank {} {}", kNo, rank, identity));
+      }
     }
-    const auto stranger =
-        std::find_if(ranks.begin(), ranks.end(), [&](const Introduction& other) { return other.identity != own; });
+    const auto stranger = std::ranges::find_if(ranks, [&](const Introduction& other) { return other.identity != own; });
     if (stranger != ranks.end()) {
       return store_.set("shm/offer",
                         fmt::format("{}ranks 0 and {} are on different hosts, in different containers or of "
                                     "different users\n{}",
                                     kElsewhere, stranger - ranks.begin(), fmt::join(hosts_of(ranks), " ")));
     }
-    if (options_.size > kMaxRanks)
+    if (options_.size > kMaxRanks) {
       return store_.set("shm/offer", fmt::format("{}{} ranks, {} at most", kNo, options_.size, kMaxRanks));
+    }
     std::string offer;
     try {
       memory_ = SharedMemory::create(Layout(options_.size).bytes());
@@ -227,9 +228,7 @@ class Handshake {
     return views ? kViews : kYes;
   }
 
-  static bool may_view_all(const std::vector<pid_t>& processes) {
-    return std::all_of(processes.begin(), processes.end(), may_view);
-  }
+  static bool may_view_all(const std::vector<pid_t>& processes) { return std::ranges::all_of(processes, may_view); }
 
   void check_processes() const {
     for (const pid_t process : others_) {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "tessera/base/files/copy_bytes.h"
 #include "tessera/base/error.h"
+#include "tessera/base/files/copy_bytes.h"
 
 namespace tessera::comm::shm {
 namespace {
@@ -33,8 +33,8 @@ void Messages::add(Message message) {
 Clock::time_point Messages::deadline() const {
   auto first = Clock::time_point::max();
   const auto look = [&](const Message& message) { first = std::min(first, message->deadline()); };
-  std::for_each(receives_.begin(), receives_.end(), look);
-  for (const auto& messages : sends_) std::for_each(messages.begin(), messages.end(), look);
+  std::ranges::for_each(receives_, look);
+  for (const auto& messages : sends_) std::ranges::for_each(messages, look);
   for (const auto& arriving : arriving_) {
     if (arriving.message) look(arriving.message);
   }
@@ -64,10 +64,10 @@ void Messages::check(Clock::time_point now, const std::vector<bool>& left, bool 
 
 void Messages::fail_all(const std::exception_ptr& reason, std::vector<Ended>& ended) {
   const auto fail = [&](const Message& message) { ended.push_back({message, reason}); };
-  std::for_each(receives_.begin(), receives_.end(), fail);
+  std::ranges::for_each(receives_, fail);
   receives_.clear();
   for (auto& messages : sends_) {
-    std::for_each(messages.begin(), messages.end(), fail);
+    std::ranges::for_each(messages, fail);
     messages.clear();
   }
   for (auto& arriving : arriving_) {
@@ -144,9 +144,8 @@ void Messages::require_fit(int from, size_t bytes, const MessageWork& message) c
 bool Messages::begin_message(int from, const ChunkHead& head, std::vector<Ended>& ended) {
   deliver_set_aside(ended);  // nothing overtakes these
   const auto from_here = [&](const Message& message) { return message->peer_ == from || message->peer_ < 0; };
-  const auto match = std::find_if(receives_.begin(), receives_.end(), [&](const Message& message) {
-    return from_here(message) && message->tag_ == head.tag;
-  });
+  const auto match = std::ranges::find_if(
+      receives_, [&](const Message& message) { return from_here(message) && message->tag_ == head.tag; });
   if (match != receives_.end()) {
     require_fit(from, head.message_bytes, **match);
     (*match)->source_ = from;
@@ -155,7 +154,7 @@ bool Messages::begin_message(int from, const ChunkHead& head, std::vector<Ended>
     receives_.erase(match);
     return true;
   }
-  if (std::none_of(receives_.begin(), receives_.end(), from_here)) return false;
+  if (std::ranges::none_of(receives_, from_here)) return false;
   arriving_[from].aside =
       std::make_shared<SetAside>(SetAside{from, head.tag, std::vector<std::byte>(head.message_bytes)});
   aside_.push_back(arriving_[from].aside);
@@ -192,7 +191,7 @@ bool Messages::deliver_set_aside(std::vector<Ended>& ended) {
   bool moved = false;
   for (auto entry = aside_.begin(); entry != aside_.end();) {
     SetAside& aside = **entry;
-    const auto match = std::find_if(receives_.begin(), receives_.end(), [&](const Message& message) {
+    const auto match = std::ranges::find_if(receives_, [&](const Message& message) {
       return (message->peer_ == aside.from || message->peer_ < 0) && message->tag_ == aside.tag;
     });
     if (!aside.whole || match == receives_.end()) {

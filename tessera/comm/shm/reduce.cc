@@ -7,8 +7,8 @@
 #include <bit>
 #include <type_traits>
 
-#include "tessera/base/files/copy_bytes.h"
 #include "tessera/base/error.h"
+#include "tessera/base/files/copy_bytes.h"
 
 // These loops are worth vectors, which -O2 of GCC does not make of loops of unknown length, nor of comparisons that
 // could trap.

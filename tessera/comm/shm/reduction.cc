@@ -1,8 +1,8 @@
 // The operations that compute.
 #include <algorithm>
 
-#include "tessera/base/files/copy_bytes.h"
 #include "tessera/base/error.h"
+#include "tessera/base/files/copy_bytes.h"
 #include "tessera/comm/shm/operation.h"
 
 namespace tessera::comm::shm {

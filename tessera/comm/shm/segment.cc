@@ -134,8 +134,9 @@ std::unique_ptr<SharedMemory> SharedMemory::receive(const std::string& address, 
   if (socket.get() < 0) fail("socket");
   socklen_t length = 0;
   const sockaddr_un name = abstract_address(address, length);
-  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&name), length) != 0)
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&name), length) != 0) {
     fail("connecting to the rank with the memory");
+  }
   TESSERA_CHECK(same_user(socket.get()), ErrorKind::kIo,
                 "the socket of the rank with the memory belongs to another user");
   while (!ready(socket.get(), deadline, "waiting for shared memory")) {

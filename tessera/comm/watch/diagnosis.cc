@@ -79,13 +79,14 @@ class Investigation {
     std::map<std::pair<uint32_t, uint64_t>, std::vector<std::pair<int, const FlightCall*>>> made;
     for (const auto& [rank, record] : records_) {
       for (const FlightCall& call : record->calls) {
-        if (!is_message(call.signature.op))
+        if (!is_message(call.signature.op)) {
           made[{call.signature.members, call.signature.sequence}].emplace_back(rank, &call);
+        }
       }
     }
     const std::pair<int, const FlightCall*>*first = nullptr, *other = nullptr;
     for (const auto& [number, calls] : made) {
-      const auto differs = std::find_if(calls.begin(), calls.end(), [&first_call = calls.front()](const auto& call) {
+      const auto differs = std::ranges::find_if(calls, [&first_call = calls.front()](const auto& call) {
         return call.second->signature.hash != first_call.second->signature.hash;
       });
       if (differs == calls.end() || (first && first->second->started_us <= calls.front().second->started_us)) continue;
@@ -112,7 +113,7 @@ class Investigation {
       return last && last->signature.sequence >= wanted.sequence;
     }
     const auto& calls = records_.at(rank)->calls;
-    return std::any_of(calls.begin(), calls.end(), [&](const FlightCall& call) {
+    return std::ranges::any_of(calls, [&](const FlightCall& call) {
       return call.signature.hash == wanted.hash && call.signature.op != wanted.op;
     });
   }
@@ -138,10 +139,11 @@ class Investigation {
   std::vector<int> not_there(const std::vector<int>& members, const Signature& signature) const {
     std::vector<int> silent, behind;
     for (const int member : members) {
-      if (!records_.contains(member))
+      if (!records_.contains(member)) {
         silent.push_back(member);
-      else if (!has_made(member, signature))
+      } else if (!has_made(member, signature)) {
         behind.push_back(member);
+      }
     }
     silent.insert(silent.end(), behind.begin(), behind.end());
     return silent;
@@ -162,7 +164,7 @@ class Investigation {
     std::vector<int> path = {start};
     for (;;) {
       const int next = awaited(path.back()).front();
-      const auto again = std::find(path.begin(), path.end(), next);
+      const auto again = std::ranges::find(path, next);
       if (again != path.end()) return deadlock({again, path.end()});
       path.push_back(next);
     }

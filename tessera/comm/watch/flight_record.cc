@@ -148,9 +148,7 @@ FlightCall call_of(const JsonReader& entry, const std::vector<FlightGroup>& grou
   const JsonReader list = entry.at("sizes");
   const auto sizes = list.items();
   if (sizes.size() != std::min<size_t>(signature.dims, Signature::kMaxSizes)) list.fail("as many as dims, at most 6");
-  for (size_t dim = 0; dim < sizes.size(); ++dim) {
-    signature.sizes[dim] = sizes[dim].as_integer(INT64_MIN, INT64_MAX);
-  }
+  for (size_t dim = 0; dim < sizes.size(); ++dim) signature.sizes[dim] = sizes[dim].as_integer(INT64_MIN, INT64_MAX);
   signature.root = integer_at<int32_t>(entry, "root");
   signature.tag = integer_at<int32_t>(entry, "tag");
   put(signature.subject, entry.string("subject"));
@@ -159,8 +157,7 @@ FlightCall call_of(const JsonReader& entry, const std::vector<FlightGroup>& grou
   call.started_us = integer_at<int64_t>(entry, "started_us");
   call.waiting_us = integer_at<int64_t>(entry, "waiting_us");
   call.finished_us = integer_at<int64_t>(entry, "finished_us");
-  const auto group =
-      std::find_if(groups.begin(), groups.end(), [&](const FlightGroup& one) { return one.id == signature.members; });
+  const auto group = std::ranges::find_if(groups, [&](const FlightGroup& one) { return one.id == signature.members; });
   if (group == groups.end()) entry.at("group").fail("a group that is listed");
   put(signature.group, group->name);
   return call;
@@ -264,11 +261,13 @@ fs::path last_records(const fs::path& folder) {
   std::error_code failed, ignored;
   fs::path last;
   for (fs::directory_iterator entry(folder, failed), end; !failed && entry != end; entry.increment(failed)) {
-    if (!entry->path().filename().string().starts_with(kRecords) || entry->path().filename() < last.filename())
+    if (!entry->path().filename().string().starts_with(kRecords) || entry->path().filename() < last.filename()) {
       continue;
+    }
     const fs::directory_iterator files(entry->path(), ignored);
-    if (std::any_of(files, fs::directory_iterator(), [](const auto& file) { return is_record(file.path()); }))
+    if (std::any_of(files, fs::directory_iterator(), [](const auto& file) { return is_record(file.path()); })) {
       last = entry->path();
+    }
   }
   return last.empty() ? folder : last;
 }
@@ -285,7 +284,7 @@ std::vector<FlightRecord> read_flight_records(const fs::path& parent) {
                 "[comm.flight_record] {}: no flight-RANK.json in it. A run leaves them in its folder's trace/, or in "
                 "TESSERA_TRACE_DIR.",
                 folder.string());
-  std::sort(paths.begin(), paths.end());
+  std::ranges::sort(paths);
   std::vector<FlightRecord> records;
   for (const auto& path : paths) {
     FlightRecord record = parse_flight_record(read_file(path, kMaxFileBytes), path.string());
@@ -296,7 +295,7 @@ std::vector<FlightRecord> read_flight_records(const fs::path& parent) {
                   path.string(), record.world_size, records.front().world_size);
     records.push_back(std::move(record));
   }
-  std::sort(records.begin(), records.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
+  std::ranges::sort(records, [](const auto& a, const auto& b) { return a.rank < b.rank; });
   return records;
 }
 

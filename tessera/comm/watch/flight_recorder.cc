@@ -90,8 +90,7 @@ FlightRecord FlightRecorder::select(const std::string& reason, const Keep& keep)
         {entry.signature, entry.state, moment(entry.started), moment(entry.waiting), moment(entry.finished)});
   }
   for (const FlightGroup& group : groups_) {
-    if (std::any_of(result.calls.begin(), result.calls.end(),
-                    [&](const auto& call) { return call.signature.members == group.id; })) {
+    if (std::ranges::any_of(result.calls, [&](const auto& call) { return call.signature.members == group.id; })) {
       result.groups.push_back(group);
     }
   }
@@ -114,7 +113,7 @@ FlightRecord FlightRecorder::summary(uint32_t group, uint64_t sequence) const {
     return call.signature.members != group || (call.signature.sequence != sequence && call.signature.sequence != last);
   };
   while (result.calls.size() > kSummaryCalls) {  // oldest first
-    const auto found = std::find_if(result.calls.begin(), result.calls.end(), dispensable);
+    const auto found = std::ranges::find_if(result.calls, dispensable);
     if (found == result.calls.end()) break;
     result.calls.erase(found);
   }

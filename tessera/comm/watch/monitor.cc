@@ -118,8 +118,7 @@ void Monitor::begun_on_device(uint64_t ticket, c10::intrusive_ptr<c10d::Work> wo
   recorder_.unmark_wait(ticket);
   if (!work) return release(ticket);
   const std::lock_guard lock(in_flight_mutex_);
-  const auto found =
-      std::find_if(in_flight_.begin(), in_flight_.end(), [&](const InFlight& one) { return one.ticket == ticket; });
+  const auto found = std::ranges::find_if(in_flight_, [&](const InFlight& one) { return one.ticket == ticket; });
   if (found != in_flight_.end()) found->work = std::move(work);
 }
 
@@ -141,8 +140,7 @@ void Monitor::finish(uint64_t ticket) {
 void Monitor::leave_running(uint64_t ticket) {
   {
     const std::lock_guard lock(in_flight_mutex_);
-    const auto found =
-        std::find_if(in_flight_.begin(), in_flight_.end(), [&](const InFlight& one) { return one.ticket == ticket; });
+    const auto found = std::ranges::find_if(in_flight_, [&](const InFlight& one) { return one.ticket == ticket; });
     if (found != in_flight_.end() && found->work) {
       const WorkEnd end = end_of(*found->work);
       if (end.failure) std::rethrow_exception(end.failure);
@@ -294,7 +292,7 @@ void Monitor::hear(const Verdict& verdict) {
   bool starting = false;
   {
     const std::lock_guard lock(in_flight_mutex_);
-    starting = std::any_of(in_flight_.begin(), in_flight_.end(), [](const InFlight& one) { return !one.work; });
+    starting = std::ranges::any_of(in_flight_, [](const InFlight& one) { return !one.work; });
   }
   // A back-end that is in the start of a call may not be broken off before that returns; the watch goes on meanwhile,
   // and ends the process.
@@ -308,8 +306,9 @@ void Monitor::hear(const Verdict& verdict) {
 void Monitor::tick() {
   if (const uint64_t seen = signals.load(); seen != signals_seen_) {
     signals_seen_ = seen;
-    if (options_.trace_folder.empty())
+    if (options_.trace_folder.empty()) {
       log_warning("[comm.flight_record] SIGUSR2: no folder to write to. Set TESSERA_TRACE_DIR.");
+    }
     write_record(kAsked);
   }
   report_failed();
@@ -340,7 +339,7 @@ void Monitor::report_overdue() {
     const std::lock_guard lock(in_flight_mutex_);
     if (overdue_reported_) return;
     const auto now = Clock::now();
-    const auto late = std::find_if(in_flight_.begin(), in_flight_.end(), [&](const InFlight& one) {
+    const auto late = std::ranges::find_if(in_flight_, [&](const InFlight& one) {
       return now - one.started > options_.timeout + kOverdue && !(one.work && end_of(*one.work).ended);
     });
     if (late == in_flight_.end()) return;

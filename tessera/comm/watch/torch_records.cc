@@ -6,8 +6,8 @@
 #include <map>
 
 #include "tessera/base/files/file.h"
-#include "tessera/base/text/quote.h"
 #include "tessera/base/files/staged.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/formats/torch/pickler.h"
 
 namespace tessera::comm {
@@ -60,7 +60,7 @@ const char* state_of(CallState state) {
 PickleValue entry_of(const FlightCall& call, const FlightGroup& group, const std::string& name, int rank, int64_t id) {
   const Signature& signature = call.signature;
   const auto ranks = static_cast<int64_t>(group.ranks.size());
-  const int position = static_cast<int>(std::find(group.ranks.begin(), group.ranks.end(), rank) - group.ranks.begin());
+  const int position = static_cast<int>(std::ranges::find(group.ranks, rank) - group.ranks.begin());
   const Sizes own = shape_of(signature), all = times(own, ranks);
   const bool message = is_message(signature.op);
   const auto sequence = static_cast<int64_t>(signature.sequence);

@@ -32,20 +32,23 @@ TraceReport explain(const std::vector<FlightRecord>& records) {
   const int size = records.front().world_size;
   size_t next = 0;
   for (int rank = 0; rank < size; ++rank) {
-    if (next < records.size() && records[next].rank == rank)
+    if (next < records.size() && records[next].rank == rank) {
       ++next;
-    else
+    } else {
       report.missing.push_back(rank);
+    }
   }
   const Diagnosis diagnosis = diagnose(records);
   report.text = fmt::format("culprit: {}\nfinding: {}\nwritten because:\n{}where each rank is:\n",
                             diagnosis.culprit < 0 ? "none alone" : fmt::format("rank {}", diagnosis.culprit),
                             diagnosis.text, reasons(records));
-  for (size_t i = 0; i < std::min(records.size(), kShownRanks); ++i)
+  for (size_t i = 0; i < std::min(records.size(), kShownRanks); ++i) {
     report.text += fmt::format("  {}\n", where_is(records[i]));
+  }
   if (records.size() > kShownRanks) report.text += fmt::format("  and {} more\n", records.size() - kShownRanks);
-  if (!report.missing.empty())
+  if (!report.missing.empty()) {
     report.text += fmt::format("without a record: rank {}\n", fmt::join(report.missing, ", "));
+  }
   return report;
 }
 

@@ -94,8 +94,9 @@ void WatchHub::receive(int from, const Frame& frame) {
       inquire(from, parse_trouble(frame.text, from));
       break;
     case FrameKind::kStatus:
-      if (inquiry_)
+      if (inquiry_) {
         inquiry_->answers[from] = parse_flight_record(frame.text, fmt::format("the answer of rank {}", from));
+      }
       break;
     default:
       break;

@@ -143,9 +143,7 @@ PeerSocket greet(const std::string& host, const Invitation& invitation, int rank
 PeerSocket reach_hub(c10d::Store& store, const Invitation& invitation, const WatchdogOptions& options,
                      std::vector<Frame>& frames) {
   std::vector<std::string> hosts = invitation.addresses;
-  if (std::find(hosts.begin(), hosts.end(), options.address) == hosts.end()) {
-    hosts.insert(hosts.begin(), options.address);
-  }
+  if (std::ranges::find(hosts, options.address) == hosts.end()) hosts.insert(hosts.begin(), options.address);
   std::string tried;
   for (const auto limit = Clock::now() + std::min(kReach, options.timeout / 2); Clock::now() < limit;) {
     tried.clear();

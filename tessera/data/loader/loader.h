@@ -20,9 +20,9 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 
+#include "tessera/data/loader/mixture.h"
 #include "tessera/data/rows/batch.h"
 #include "tessera/data/rows/dataset.h"
-#include "tessera/data/loader/mixture.h"
 
 namespace tessera::data {
 

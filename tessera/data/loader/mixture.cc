@@ -13,7 +13,7 @@ Mixture::Mixture(std::vector<double> weights) : shares_(std::move(weights)), dra
 Mixture::Draw Mixture::at(int64_t sample) {
   if (sample + 1 < next_) {
     next_ = 0;
-    std::fill(drawn_.begin(), drawn_.end(), 0);
+    std::ranges::fill(drawn_, 0);
   }
   for (; next_ <= sample; ++next_) {
     size_t chosen = 0;

@@ -75,7 +75,7 @@ std::optional<Shard> shard_of(const std::string& stem) {
   const size_t dash = stem.rfind('-', of - 1);
   const auto number = [](const std::string& text) -> std::optional<size_t> {
     if (text.empty() || text.size() > 9 ||
-        !std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c); })) {
+        !std::ranges::all_of(text, [](unsigned char c) { return std::isdigit(c); })) {
       return std::nullopt;
     }
     return std::stoul(text);
@@ -220,7 +220,7 @@ std::vector<DataFile> files_of(const DataSource& source, const std::string& purp
   } else {
     raise(ErrorKind::kIo, "[data.files] {}: no such file or folder.{}", source.path, hint_of_the_hub(source.path));
   }
-  std::sort(paths.begin(), paths.end());
+  std::ranges::sort(paths);
   std::vector<DataFile> files;
   for (const auto& file : paths) {
     const bool ids = source.format == "megatron" || file.extension() == ".bin" || file.extension() == ".idx";

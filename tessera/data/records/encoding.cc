@@ -13,7 +13,7 @@ constexpr size_t kLooked = size_t{1} << 20;  // bytes at the front that tell an 
 // What has a zero byte in every second character is no text of letters.
 bool is_full_of_zeros(std::string_view content) {
   const auto front = content.substr(0, kLooked);
-  return static_cast<size_t>(std::count(front.begin(), front.end(), '\0')) * 10 >= front.size();
+  return static_cast<size_t>(std::ranges::count(front, '\0')) * 10 >= front.size();
 }
 
 [[noreturn]] void refuse(const std::filesystem::path& path, const char* encoding, const char* name, size_t byte,

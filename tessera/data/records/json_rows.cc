@@ -24,7 +24,7 @@ class JsonLines : public RowSource {
 
   bool next(Row& row) override {
     for (std::string_view line; read_line(line);) {
-      if (std::all_of(line.begin(), line.end(), is_json_space)) continue;
+      if (std::ranges::all_of(line, is_json_space)) continue;
       row.where = fmt::format("{} line {}", stream_.path().string(), number_);
       row.value = parse_json(line, "[data.read] " + row.where, kRecordLimits);
       check_object(row.value, row.where);
@@ -84,9 +84,7 @@ class JsonArray : public RowSource {
 
   bool next(Row& row) override {
     if (done_) return false;
-    if (first_) {
-      expect('[', "the beginning of an array");
-    }
+    if (first_) expect('[', "the beginning of an array");
     char c = skip_space();
     if (c == ']') {
       if (!first_) fail("a comma before the end of the array", "a record");

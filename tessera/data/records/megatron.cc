@@ -7,8 +7,8 @@
 #include <cstring>
 #include <string_view>
 
-#include "tessera/base/files/copy_bytes.h"
 #include "tessera/base/error.h"
+#include "tessera/base/files/copy_bytes.h"
 
 namespace tessera::data {
 namespace {

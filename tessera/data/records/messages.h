@@ -16,9 +16,9 @@ namespace tessera::data {
 // A list of OpenAI's messages (role, content) or ShareGPT's (from, value) as OpenAI's. ShareGPT's roles get their usual
 // names (human: user, gpt: assistant, observation: tool, function_call: an assistant's tool call). Arguments of tool
 // calls that are text become the JSON that it is, as transformers asks for. A content stays a text or parts of type
-// text (text/chat/chat_messages.h makes of it what a template reads); beside tool calls it may be missing, and becomes "".
-// Error kFormat, which names `where`, `column` and the message: no list, an empty one, no role, a role that ShareGPT
-// has not, arguments that are no JSON.
+// text (text/chat/chat_messages.h makes of it what a template reads); beside tool calls it may be missing, and becomes
+// "". Error kFormat, which names `where`, `column` and the message: no list, an empty one, no role, a role that
+// ShareGPT has not, arguments that are no JSON.
 Json openai_messages(const Json& list, const char* column, const std::string& where);
 
 // 1 for each message with "weight": 0 (OpenAI's) or "train": false (axolotl's).

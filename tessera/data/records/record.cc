@@ -116,7 +116,7 @@ void rename(Json& row, const std::map<std::string, std::string>& columns, const 
   std::vector<std::string> taken;
   for (const auto& [ours, theirs] : columns) taken.push_back(theirs);
   for (auto& [key, value] : row.items()) {
-    const bool moved = std::find(taken.begin(), taken.end(), key) != taken.end();
+    const bool moved = std::ranges::find(taken, key) != taken.end();
     if (!renamed.contains(key) && !moved) renamed[key] = std::move(value);
   }
   row = std::move(renamed);

@@ -71,8 +71,9 @@ Sample SampleMaker::from_completion(const std::string& prompt, const std::string
   sample.tokens = std::move(document.ids);
   const auto eos = tokenizer_.eos_id();
   if (!eos) lacks_eos_ = true;
-  if (eos && !sample.tokens.empty() && sample.tokens.back() == *eos)
+  if (eos && !sample.tokens.empty() && sample.tokens.back() == *eos) {
     sample.tokens.pop_back();  // one that the tokenizer adds
+  }
   sample.learnt.assign(sample.tokens.size(), 0);
   auto answer = tokenizer_.encode(completion, {.add_special_tokens = false});
   const auto bos = tokenizer_.bos_id();
@@ -158,16 +159,16 @@ bool is_blank_token(const text::Encoding& encoding, std::string_view text, size_
 
 bool SampleMaker::ends_turn(int32_t token) const {
   const auto& ends = options_.end_tokens;
-  return token == tokenizer_.eos_id() || std::find(ends.begin(), ends.end(), token) != ends.end();
+  return token == tokenizer_.eos_id() || std::ranges::find(ends, token) != ends.end();
 }
 
 bool SampleMaker::learn_turn(const Turn& turn, const std::string& text, const text::Encoding& encoding,
                              Sample& sample) const {
   const auto& offsets = encoding.offsets;
   const auto begin_of = [&](size_t byte) {
-    return static_cast<size_t>(std::lower_bound(offsets.begin(), offsets.end(), byte,
-                                                [](const auto& offset, size_t at) { return offset.first < at; }) -
-                               offsets.begin());
+    return static_cast<size_t>(
+        std::ranges::lower_bound(offsets, byte, [](const auto& offset, size_t at) { return offset.first < at; }) -
+        offsets.begin());
   };
   const auto special = [&](size_t token) {
     return tokenizer_.is_special(encoding.ids[token]) || ends_turn(encoding.ids[token]);
@@ -272,7 +273,7 @@ Sample SampleMaker::from_chat(const Record& record) const {
     return sample;
   }
   const auto heard = heard_turns(record);
-  const bool all = std::find(heard.begin(), heard.end(), false) == heard.end();
+  const bool all = std::ranges::find(heard, false) == heard.end();
   TESSERA_CHECK(all || heard.size() == rendered.generation_spans.size(), ErrorKind::kFormat,
                 "[data.read] {}: some of {} messages of the assistant are not "
                 "learnt, but {} marks {} of them with "

@@ -68,8 +68,9 @@ bool mark_content(Json& message, const std::string& mark) {
 // Before the first character that is no whitespace.
 bool mark_content_begin(Json& message, const std::string& mark) {
   Json* text = message.contains("content") ? &message["content"] : nullptr;
-  if (text && text->is_array())
+  if (text && text->is_array()) {
     text = text->empty() || !text->front().contains("text") ? nullptr : &text->front()["text"];
+  }
   if (!text || !text->is_string()) return false;
   auto& characters = text->get_ref<std::string&>();
   const size_t first = characters.find_first_not_of(" \t\n\r\f\v");

@@ -14,14 +14,14 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
-#include "tessera/base/machine/host.h"
-#include "tessera/base/text/json.h"
-#include "tessera/base/log.h"
-#include "tessera/base/text/random_word.h"
 #include "tessera/base/files/scratch_folder.h"
 #include "tessera/base/files/staged.h"
 #include "tessera/base/files/unique_fd.h"
 #include "tessera/base/files/user_cache.h"
+#include "tessera/base/log.h"
+#include "tessera/base/machine/host.h"
+#include "tessera/base/text/json.h"
+#include "tessera/base/text/random_word.h"
 #include "tessera/data/rows/cache_lock.h"
 
 namespace tessera::data {
@@ -362,7 +362,7 @@ void DataCache::prune() const {
       entries.push_back(std::move(*entry));
     }
   }
-  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.used < b.used; });
+  std::ranges::sort(entries, [](const auto& a, const auto& b) { return a.used < b.used; });
   const auto now = std::chrono::system_clock::now();
   for (const auto& entry : entries) {
     const bool old = now - entry.used > limits_.age;

@@ -7,9 +7,9 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
+#include "tessera/base/ignored_label.h"
 #include "tessera/base/log.h"
 #include "tessera/data/rows/tokenized.h"
-#include "tessera/base/ignored_label.h"
 
 namespace tessera::data {
 namespace {
@@ -54,7 +54,7 @@ std::shared_ptr<const Dataset> Dataset::load(const DataOptions& options, const t
   check_options(options);
   auto set = std::shared_ptr<Dataset>(new Dataset());
   const std::span<const DataSource> sources = options.sources;
-  const bool mixture = std::any_of(sources.begin(), sources.end(), [](const auto& one) { return one.weight > 0; });
+  const bool mixture = std::ranges::any_of(sources, [](const auto& one) { return one.weight > 0; });
   const auto add_part = [&](std::span<const DataSource> of) {
     auto made = tokenized(options, of, tokenizer, chat_template);
     set->parts_.push_back(std::move(made.rows));
@@ -108,8 +108,7 @@ Batch Dataset::rows(std::span<const int64_t> indices) const {
     const int64_t index = indices[static_cast<size_t>(row)];
     if (index == kPaddingRow) continue;
     TESSERA_CHECK(index >= 0 && index < rows(), ErrorKind::kInternal, "[data.rows] row {} of {}", index, rows());
-    const auto part =
-        static_cast<size_t>(std::upper_bound(first_row_.begin(), first_row_.end(), index) - first_row_.begin()) - 1;
+    const auto part = static_cast<size_t>(std::ranges::upper_bound(first_row_, index) - first_row_.begin()) - 1;
     int64_t at = row * length, number = 0;
     parts_[part]->read(index - first_row_[part], [&](std::span<const PackedToken> sample) {
       for (size_t i = 0; i < sample.size(); ++i, ++at) {

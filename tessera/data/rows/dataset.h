@@ -23,9 +23,9 @@
 #include <string>
 #include <vector>
 
+#include "tessera/data/records/data_source.h"
 #include "tessera/data/rows/batch.h"
 #include "tessera/data/rows/cache.h"
-#include "tessera/data/records/data_source.h"
 #include "tessera/data/rows/packed_rows.h"
 #include "tessera/text/chat/chat_template.h"
 #include "tessera/text/tokenizer.h"

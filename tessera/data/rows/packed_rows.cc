@@ -15,8 +15,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
-#include "tessera/base/text/json.h"
 #include "tessera/base/files/mapped_file.h"
+#include "tessera/base/text/json.h"
 #include "tessera/data/rows/shuffle.h"
 
 namespace tessera::data {
@@ -81,8 +81,9 @@ void check_missing(const std::filesystem::path& path) {
 std::string DataStats::losses(int64_t sequence_length) const {
   std::vector<std::string> parts;
   if (truncated > 0) parts.push_back(fmt::format("{} cut to data.sequence_length {}", truncated, sequence_length));
-  if (dropped > 0)
+  if (dropped > 0) {
     parts.push_back(fmt::format("{} longer than data.sequence_length {} dropped", dropped, sequence_length));
+  }
   if (unlabelled > 0) {
     parts.push_back(fmt::format("{} left out without anything to learn{}", unlabelled,
                                 cut_away > 0 ? fmt::format(" ({} of them because of the cut)", cut_away) : ""));

@@ -8,12 +8,12 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/text/json.h"
 #include "tessera/base/log.h"
+#include "tessera/base/text/json.h"
 #include "tessera/base/version.h"
-#include "tessera/data/rows/cache.h"
 #include "tessera/data/records/sample_batches.h"
 #include "tessera/data/records/sources.h"
+#include "tessera/data/rows/cache.h"
 
 namespace tessera::data {
 namespace {

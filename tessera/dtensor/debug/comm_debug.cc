@@ -57,24 +57,18 @@ std::string CommTally::table(const std::string& name) const {
 void CommDebugMode::on_collective(CommKind kind, int64_t bytes, const comm::Group&) {
   std::lock_guard lock(mutex_);
   add(all_, kind, bytes);
-  for (const auto& name : std::set<std::string>(modules.begin(), modules.end())) {
-    add(by_module_[name], kind, bytes);
-  }
+  for (const auto& name : std::set<std::string>(modules.begin(), modules.end())) add(by_module_[name], kind, bytes);
 }
 
 std::string CommDebugMode::table() const {
   std::string text = all_.table("Global");
-  for (const auto& [name, tally] : by_module_) {
-    text += tally.table(name);
-  }
+  for (const auto& [name, tally] : by_module_) text += tally.table(name);
   return text;
 }
 
 std::string CommDebugMode::json() const {
   nlohmann::ordered_json all = {{"Global", json_of(all_)}, {"modules", nlohmann::ordered_json::object()}};
-  for (const auto& [name, tally] : by_module_) {
-    all["modules"][name] = json_of(tally);
-  }
+  for (const auto& [name, tally] : by_module_) all["modules"][name] = json_of(tally);
   return all.dump(2, ' ', /*ensure_ascii=*/false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
@@ -82,9 +76,7 @@ void CommDebugMode::enter_module(const std::string& name) { modules.push_back(na
 
 void CommDebugMode::leave_module(const std::string& name) {
   const auto found = std::find(modules.rbegin(), modules.rend(), name);
-  if (found != modules.rend()) {
-    modules.erase(found.base() - 1);
-  }
+  if (found != modules.rend()) modules.erase(found.base() - 1);
 }
 
 }  // namespace tessera

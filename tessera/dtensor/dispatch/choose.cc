@@ -6,7 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch/plan.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -14,22 +14,19 @@ constexpr size_t kMaxCombinations = 4096;
 
 bool is_sharded(const Strategy& strategy) {
   const auto any = [](const auto& list) {
-    return std::any_of(list.begin(), list.end(), [](const Placement& p) { return p.is_any_shard(); });
+    return std::ranges::any_of(list, [](const Placement& p) { return p.is_any_shard(); });
   };
   return any(strategy.inputs) || any(strategy.outputs);
 }
 
 bool is_whole(const Strategy& strategy) {
-  return std::all_of(strategy.inputs.begin(), strategy.inputs.end(),
-                     [](const Placement& p) { return p.is_replicate(); });
+  return std::ranges::all_of(strategy.inputs, [](const Placement& p) { return p.is_replicate(); });
 }
 
 Strategy with_split(Strategy strategy, int32_t split_factor) {
   for (auto* list : {&strategy.inputs, &strategy.outputs}) {
     for (auto& placement : *list) {
-      if (placement.is_shard()) {
-        placement = StridedShard(placement.dim, split_factor);
-      }
+      if (placement.is_shard()) placement = StridedShard(placement.dim, split_factor);
     }
   }
   return strategy;
@@ -39,33 +36,22 @@ class Chooser {
  public:
   Chooser(const OpCall& call, const Proposal& proposal, size_t output_count, const FixedOutputs& fixed)
       : call_(call), proposal_(proposal), output_count_(output_count), fixed_(fixed), ndim_(call.mesh->ndim()) {
-    writes_ =
-        std::any_of(call.inputs.begin(), call.inputs.end(), [](const TensorInput& input) { return input.mutated; });
-    for (int64_t m = 0; m < ndim_; ++m) {
-      per_dim_.push_back(candidates(m));
-    }
+    writes_ = std::ranges::any_of(call.inputs, [](const TensorInput& input) { return input.mutated; });
+    for (int64_t m = 0; m < ndim_; ++m) per_dim_.push_back(candidates(m));
   }
 
   Choice choose() {
     for (int64_t m = 0; m < ndim_; ++m) {
-      if (per_dim_[m].empty()) {
-        fail_in_place(m);
-      }
+      if (per_dim_[m].empty()) fail_in_place(m);
     }
     Picks picks(ndim_);
     if (exact(picks)) {
       Choice choice = combine(picks);
-      if (partials_go_together(choice) && suits(choice)) {
-        return choice;
-      }
+      if (partials_go_together(choice) && suits(choice)) return choice;
     }
     size_t combinations = 1;
-    for (const auto& list : per_dim_) {
-      combinations = std::min(combinations * list.size(), kMaxCombinations + 1);
-    }
-    if (combinations > kMaxCombinations) {
-      narrow_down();
-    }
+    for (const auto& list : per_dim_) combinations = std::min(combinations * list.size(), kMaxCombinations + 1);
+    if (combinations > kMaxCombinations) narrow_down();
     return cheapest();
   }
 
@@ -80,17 +66,14 @@ class Chooser {
     whole.inputs.assign(call_.inputs.size(), Replicate());
     whole.outputs.assign(output_count_, Replicate());
     const auto& listed = proposal_.by_mesh_dim.empty() ? proposal_.strategies : proposal_.by_mesh_dim[m];
-    if (std::none_of(listed.begin(), listed.end(), is_whole)) {
-      all.push_back(std::move(whole));
-    }
+    if (std::ranges::none_of(listed, is_whole)) all.push_back(std::move(whole));
     bool any_plain = false;
     c10::SmallVector<int32_t, 2> splits;
     for (const auto* list : {&call_.inputs, &call_.outs}) {
       for (const auto& input : *list) {
         for (const auto& placement : input.placements) {
           any_plain = any_plain || placement.is_shard();
-          if (placement.is_strided_shard() &&
-              std::find(splits.begin(), splits.end(), placement.split_factor) == splits.end()) {
+          if (placement.is_strided_shard() && std::ranges::find(splits, placement.split_factor) == splits.end()) {
             splits.push_back(placement.split_factor);
           }
         }
@@ -104,19 +87,13 @@ class Chooser {
         all.push_back(strategy);
         continue;
       }
-      if (any_plain || proposal_.scatters) {
-        all.push_back(strategy);
-      }
+      if (any_plain || proposal_.scatters) all.push_back(strategy);
       for (const int32_t split : splits) {
-        if (proposal_.strided) {
-          all.push_back(with_split(strategy, split));
-        }
+        if (proposal_.strided) all.push_back(with_split(strategy, split));
       }
     }
     for (auto& strategy : all) {
-      if (strategy.outputs.size() == 1) {
-        strategy.outputs.resize(output_count_, strategy.outputs[0]);
-      }
+      if (strategy.outputs.size() == 1) strategy.outputs.resize(output_count_, strategy.outputs[0]);
     }
     std::erase_if(all, [&](const Strategy& strategy) { return !allowed(strategy, m); });
     return all;
@@ -125,18 +102,12 @@ class Chooser {
   bool allowed(const Strategy& strategy, int64_t m) const {
     for (size_t i = 0; i < call_.inputs.size(); ++i) {
       const Placement& wanted = strategy.inputs[i];
-      if (wanted == now(i, m)) {
-        continue;
-      }
+      if (wanted == now(i, m)) continue;
       // What is written to cannot move; the parts of a norm are not negative, which values may be.
-      if (call_.inputs[i].mutated || wanted.kind == Placement::Kind::kNormPartial) {
-        return false;
-      }
+      if (call_.inputs[i].mutated || wanted.kind == Placement::Kind::kNormPartial) return false;
     }
-    if (crowds(m, m + 1, [&](size_t i, int64_t) { return strategy.inputs[i]; })) {
-      return false;
-    }
-    return std::all_of(fixed_.begin(), fixed_.end(), [&](const auto& output) {
+    if (crowds(m, m + 1, [&](size_t i, int64_t) { return strategy.inputs[i]; })) return false;
+    return std::ranges::all_of(fixed_, [&](const auto& output) {
       return output.first >= strategy.outputs.size() || strategy.outputs[output.first] == output.second[m];
     });
   }
@@ -160,18 +131,14 @@ class Chooser {
           moved = moved || p != now(i, m);
         }
       }
-      if (crowded) {
-        (moved ? moves_to_crowded : keeps_crowded) = true;
-      }
+      if (crowded) (moved ? moves_to_crowded : keeps_crowded) = true;
     }
     return moves_to_crowded && !keeps_crowded && !writes_;
   }
 
   [[noreturn]] void fail_in_place(int64_t m) const {
     std::string fixed;
-    for (const auto& [index, placements] : fixed_) {
-      fixed += (fixed.empty() ? "" : ", ") + to_string(placements);
-    }
+    for (const auto& [index, placements] : fixed_) fixed += (fixed.empty() ? "" : ", ") + to_string(placements);
     raise(ErrorKind::kShape,
           "Sharding dimension mismatch: [dtensor.dispatch] {}: in-place operations that require placement changes are "
           "not "
@@ -186,17 +153,13 @@ class Chooser {
       bool found = false;
       for (size_t s = per_dim_[m].size(); s-- > 0 && !found;) {
         bool fits = true;
-        for (size_t i = 0; i < call_.inputs.size() && fits; ++i) {
-          fits = per_dim_[m][s].inputs[i] == now(i, m);
-        }
+        for (size_t i = 0; i < call_.inputs.size() && fits; ++i) fits = per_dim_[m][s].inputs[i] == now(i, m);
         if (fits) {
           picks[m] = s;
           found = true;
         }
       }
-      if (!found) {
-        return false;
-      }
+      if (!found) return false;
     }
     return true;
   }
@@ -207,12 +170,8 @@ class Chooser {
     choice.outputs.resize(output_count_);
     for (int64_t m = 0; m < ndim_; ++m) {
       const Strategy& strategy = per_dim_[m][picks[m]];
-      for (size_t i = 0; i < choice.inputs.size(); ++i) {
-        choice.inputs[i].push_back(strategy.inputs[i]);
-      }
-      for (size_t i = 0; i < output_count_; ++i) {
-        choice.outputs[i].push_back(strategy.outputs[i]);
-      }
+      for (size_t i = 0; i < choice.inputs.size(); ++i) choice.inputs[i].push_back(strategy.inputs[i]);
+      for (size_t i = 0; i < output_count_; ++i) choice.outputs[i].push_back(strategy.outputs[i]);
     }
     return choice;
   }
@@ -250,9 +209,7 @@ class Chooser {
         if (p.is_any_shard()) {
           const int64_t k = call_.mesh->shape()[m];
           least[p.dim] = local_extent(least[p.dim], k, k - 1, p);
-          if (least[p.dim] == 0 && call_.inputs[i].sizes[p.dim] > 0) {
-            return true;
-          }
+          if (least[p.dim] == 0 && call_.inputs[i].sizes[p.dim] > 0) return true;
         }
       }
     }
@@ -275,16 +232,12 @@ class Chooser {
     Picks picks(ndim_, 0);
     for (bool more = true; more; more = advance(picks)) {
       Choice choice = combine(picks);
-      if (!consistent(choice)) {
-        continue;
-      }
+      if (!consistent(choice)) continue;
       const double total = cost(choice);
       if (total < least) {
         least = total;
         best = std::move(choice);
-        if (total == 0) {
-          break;
-        }
+        if (total == 0) break;
       }
     }
     TESSERA_CHECK(!best.inputs.empty() || !writes_, ErrorKind::kShape,
@@ -303,9 +256,7 @@ class Chooser {
   // Next combination, the last mesh dim fastest.
   bool advance(Picks& picks) const {
     for (int64_t m = ndim_; m-- > 0;) {
-      if (++picks[m] < per_dim_[m].size()) {
-        return true;
-      }
+      if (++picks[m] < per_dim_[m].size()) return true;
       picks[m] = 0;
     }
     return false;
@@ -329,12 +280,10 @@ class Chooser {
         }
         order.emplace_back(total, s);
       }
-      std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+      std::ranges::stable_sort(order, [](const auto& a, const auto& b) { return a.first < b.first; });
       std::vector<Strategy> kept;
       for (size_t i = 0; i < order.size(); ++i) {
-        if (i < kKept || is_whole(list[order[i].second])) {
-          kept.push_back(list[order[i].second]);
-        }
+        if (i < kKept || is_whole(list[order[i].second])) kept.push_back(list[order[i].second]);
       }
       list = std::move(kept);
     }
@@ -352,10 +301,8 @@ class Chooser {
 }  // namespace
 
 Choice choose(const OpCall& call, const Proposal& proposal, size_t output_count, const FixedOutputs& fixed) {
-  if (proposal.choice) {
-    return *proposal.choice;
-  }
+  if (proposal.choice) return *proposal.choice;
   return Chooser(call, proposal, output_count, fixed).choose();
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -26,7 +26,7 @@
 #include "tessera/dtensor/redistribute/autograd.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -81,9 +81,7 @@ at::Tensor reduced(const at::Tensor& tensor) { return redistribute(tensor, parti
 at::Tensor log_multigamma(const at::Tensor& partial, int64_t p) {
   const at::Tensor self = reduced(partial);
   at::Tensor sum = self.lgamma();
-  for (int64_t j = 1; j < p; ++j) {
-    sum = sum + (self - static_cast<double>(j) / 2).lgamma();
-  }
+  for (int64_t j = 1; j < p; ++j) sum = sum + (self - static_cast<double>(j) / 2).lgamma();
   return sum + static_cast<double>(p * (p - 1)) / 4 * std::log(std::numbers::pi);
 }
 
@@ -95,9 +93,7 @@ std::tuple<at::Tensor, at::Tensor> fused_rms_norm(const at::Tensor& input, c10::
   const auto type = input.scalar_type();
   const at::Tensor x = input.to(at::toOpMathType(type));
   std::vector<int64_t> dims;
-  for (size_t i = 0; i < normalized_shape.size(); ++i) {
-    dims.push_back(input.dim() - 1 - static_cast<int64_t>(i));
-  }
+  for (size_t i = 0; i < normalized_shape.size(); ++i) dims.push_back(input.dim() - 1 - static_cast<int64_t>(i));
   const double smallest = type == at::kDouble ? std::numeric_limits<double>::epsilon()
                                               : static_cast<double>(std::numeric_limits<float>::epsilon());
   const at::Tensor scale = x.pow(2).mean(dims, /*keepdim=*/true).add(eps.value_or(smallest)).rsqrt();
@@ -126,13 +122,9 @@ at::Tensor pad_circular(const at::Tensor& self, c10::SymIntArrayRef symbolic) {
         fmt::join(pad, ", "), fmt::join(self.sizes(), ", "), left, right, self.size(dim));
     const at::Tensor body = size == self.size(dim) ? padded : padded.narrow(dim, std::max<int64_t>(-left, 0), size);
     std::vector<at::Tensor> parts;
-    if (left > 0) {
-      parts.push_back(body.narrow(dim, size - left, left));
-    }
+    if (left > 0) parts.push_back(body.narrow(dim, size - left, left));
     parts.push_back(body);
-    if (right > 0) {
-      parts.push_back(body.narrow(dim, 0, right));
-    }
+    if (right > 0) parts.push_back(body.narrow(dim, 0, right));
     padded = parts.size() == 1 ? body : at::cat(parts, dim);
   }
   return padded.is_same(self) ? self.clone() : padded;
@@ -155,12 +147,8 @@ at::Tensor flatten(const at::Tensor& self, int64_t first, int64_t last) {
       "[dtensor.flatten] found dims {} to {}, wanted a range: flatten() has invalid args: start_dim cannot come "
       "after end_dim.",
       first, last);
-  if (self.dim() == 0) {
-    return self.reshape({1});
-  }
-  if (begin == end) {
-    return self;
-  }
+  if (self.dim() == 0) return self.reshape({1});
+  if (begin == end) return self;
   std::vector<int64_t> sizes(self.sizes().begin(), self.sizes().begin() + begin);
   sizes.push_back(c10::multiply_integers(self.sizes().begin() + begin, self.sizes().begin() + end + 1));
   sizes.insert(sizes.end(), self.sizes().begin() + end + 1, self.sizes().end());
@@ -216,9 +204,7 @@ struct Trace : torch::autograd::Function<Trace> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list gradients) {
-    if (!gradients[0].defined()) {
-      return {at::Tensor()};
-    }
+    if (!gradients[0].defined()) return {at::Tensor()};
     const auto sizes = ctx->saved_data["sizes"].toIntVector();
     const at::Tensor diagonal = gradients[0].expand({std::min(sizes[0], sizes[1])});
     return {at::diagonal_backward(diagonal, sizes, 0, 0, 1)};
@@ -229,16 +215,12 @@ at::Tensor trace(const at::Tensor& self) { return Trace::apply(self); }
 
 // Upstream's derivative for real numbers is a plain tensor of zeros.
 at::Tensor sgn(c10::DispatchKeySet keys, const at::Tensor& self) {
-  if (!self.is_complex()) {
-    return self.sign();
-  }
+  if (!self.is_complex()) return self.sign();
   return at::_ops::sgn::redispatch((keys & c10::after_autograd_keyset).add(c10::DispatchKey::AutogradOther), self);
 }
 
 at::Tensor& sgn_(c10::DispatchKeySet keys, at::Tensor& self) {
-  if (!self.is_complex()) {
-    return self.sign_();
-  }
+  if (!self.is_complex()) return self.sign_();
   return at::_ops::sgn_::redispatch((keys & c10::after_autograd_keyset).add(c10::DispatchKey::AutogradOther), self);
 }
 
@@ -250,9 +232,7 @@ struct CopySign : torch::autograd::Function<CopySign> {
       at::AutoDispatchBelowADInplaceOrView below;
       result = at::copysign(self, other);
     }
-    if (self.requires_grad()) {
-      ctx->save_for_backward({self, result});
-    }
+    if (self.requires_grad()) ctx->save_for_backward({self, result});
     ctx->saved_data["sizes"] = other.sizes().vec();
     ctx->saved_data["dtype"] = static_cast<int64_t>(other.scalar_type());
     ctx->set_materialize_grads(false);
@@ -260,15 +240,11 @@ struct CopySign : torch::autograd::Function<CopySign> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list gradients) {
-    if (!gradients[0].defined()) {
-      return {at::Tensor(), at::Tensor()};
-    }
+    if (!gradients[0].defined()) return {at::Tensor(), at::Tensor()};
     const auto saved = ctx->get_saved_variables();
     const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
     at::Tensor of_self;
-    if (!saved.empty()) {
-      of_self = gradients[0] * (saved[1] / saved[0]).masked_fill(saved[0].eq(0), 0);
-    }
+    if (!saved.empty()) of_self = gradients[0] * (saved[1] / saved[0]).masked_fill(saved[0].eq(0), 0);
     return {of_self, gradients[0].new_zeros(ctx->saved_data["sizes"].toIntVector(), at::TensorOptions().dtype(dtype))};
   }
 };
@@ -276,17 +252,13 @@ struct CopySign : torch::autograd::Function<CopySign> {
 bool wants_gradient(const at::Tensor& tensor) { return at::GradMode::is_enabled() && tensor.requires_grad(); }
 
 at::Tensor with_sign(c10::DispatchKeySet keys, const at::Tensor& self, const at::Tensor& other) {
-  if (wants_gradient(other)) {
-    return CopySign::apply(self, other);
-  }
+  if (wants_gradient(other)) return CopySign::apply(self, other);
   return at::_ops::copysign_Tensor::redispatch((keys & c10::after_autograd_keyset).add(c10::DispatchKey::AutogradOther),
                                                self, other);
 }
 
 at::Tensor& with_sign_(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& other) {
-  if (wants_gradient(other)) {
-    return self.copy_(CopySign::apply(self.clone(), other));
-  }
+  if (wants_gradient(other)) return self.copy_(CopySign::apply(self.clone(), other));
   return at::_ops::copysign__Tensor::redispatch(
       (keys & c10::after_autograd_keyset).add(c10::DispatchKey::AutogradOther), self, other);
 }
@@ -306,9 +278,7 @@ at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::Sy
 }
 
 at::Tensor replicated_like(const at::Tensor& tensor, const at::Tensor& like) {
-  if (is_dtensor(tensor)) {
-    return tensor;
-  }
+  if (is_dtensor(tensor)) return tensor;
   const MeshPtr& mesh = device_mesh(like);
   return from_local(tensor, mesh, Placements(static_cast<size_t>(mesh->ndim()), Replicate()));
 }
@@ -334,7 +304,7 @@ at::Tensor cat(c10::DispatchKeySet keys, const at::ITensorListRef& given, int64_
   const auto is_empty = [](const at::Tensor& tensor) {
     return tensor.dim() == 1 && tensor.size(0) == 0 && tensor.requires_grad() && is_dtensor(tensor);
   };
-  if (!c10::GradMode::is_enabled() || std::none_of(given.begin(), given.end(), is_empty)) {
+  if (!c10::GradMode::is_enabled() || std::ranges::none_of(given, is_empty)) {
     return at::_ops::cat::redispatch(next, given, dim);
   }
   std::vector<at::Tensor> tensors;
@@ -355,12 +325,8 @@ at::Tensor smooth_loss(const at::Tensor& log_probabilities, const at::Tensor& ta
   }
   const at::Tensor ignored = target.eq(ignored_index);
   const at::Tensor rows = (-terms.sum(class_dim)).masked_fill(ignored, 0);
-  if (reduction == at::Reduction::None) {
-    return rows;
-  }
-  if (reduction == at::Reduction::Sum) {
-    return rows.sum();
-  }
+  if (reduction == at::Reduction::None) return rows;
+  if (reduction == at::Reduction::Sum) return rows.sum();
   at::Tensor total = ignored.logical_not().sum().to(rows.scalar_type());
   if (weight.defined()) {
     total = weight.gather(0, target.masked_fill(ignored, 0).flatten()).masked_fill(ignored.flatten(), 0).sum();
@@ -467,4 +433,4 @@ void register_composites() {
   (void)libraries;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -7,7 +7,7 @@
 
 #include "tessera/dtensor/dispatch/plan.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 // What a call without a handler does. Dispatch must be below autograd.
 void dispatch_by_rule(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack);
@@ -34,4 +34,4 @@ at::Tensor own_result(const at::Tensor& result);
 // Of rules/loss_parallel.cc; null for other operations.
 Handler find_loss_parallel_handler(const std::string& name);
 
-}  // namespace tessera::detail
+}  // namespace tessera

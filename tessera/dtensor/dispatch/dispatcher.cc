@@ -14,15 +14,13 @@
 #include "tessera/dtensor/dispatch/plan_cache.h"
 #include "tessera/dtensor/redistribute/autograd.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
 // Finds the rule at the first miss. False when the operation decomposes instead.
 bool has_rule(const OpEntry& op) {
-  if (op.rule.load(std::memory_order_acquire) != nullptr) {
-    return true;
-  }
+  if (op.rule.load(std::memory_order_acquire) != nullptr) return true;
   if (const Rule* rule = find_rule(op)) {
     op.rule.store(rule, std::memory_order_release);
     return true;
@@ -39,16 +37,12 @@ bool has_rule(const OpEntry& op) {
 bool make_written_whole(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
   bool moved = false;
   for (const int arg : op.tensor_args) {
-    if (!op.args[arg].mutated || !args[arg].isTensor() || !is_dtensor(args[arg].toTensor())) {
-      continue;
-    }
+    if (!op.args[arg].mutated || !args[arg].isTensor() || !is_dtensor(args[arg].toTensor())) continue;
     const at::Tensor& written = args[arg].toTensor();
     DTensorImpl& impl = *impl_of(written);
     const Placements whole(impl.placements().size(), Replicate());
     const bool parameter = written.is_leaf() && written.requires_grad();
-    if (parameter || written.is_view() || impl.is_copied_view() || impl.placements() == whole) {
-      continue;
-    }
+    if (parameter || written.is_view() || impl.is_copied_view() || impl.placements() == whole) continue;
     impl.shallow_copy_from(redistribute_values(written, whole, /*may_alias=*/false).getIntrusivePtr());
     moved = true;
   }
@@ -57,15 +51,11 @@ bool make_written_whole(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
 
 // Null where what is written was moved, and the call is another one now.
 std::shared_ptr<const Plan> plan_of(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
-  if (!op.mutates || !in_backward()) {
-    return make_plan(op, args);
-  }
+  if (!op.mutates || !in_backward()) return make_plan(op, args);
   try {
     return make_plan(op, args);
   } catch (const Error&) {
-    if (make_written_whole(op, args)) {
-      return nullptr;
-    }
+    if (make_written_whole(op, args)) return nullptr;
     throw;
   }
 }
@@ -98,9 +88,7 @@ void dispatch_by_rule(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack)
   PlanCache& cache = PlanCache::of_this_thread();
   const auto* known = cache.find_recent(key.words());
   const uint64_t hash = known != nullptr ? 0 : key.hash();
-  if (known == nullptr) {
-    known = cache.find(hash, key.words());
-  }
+  if (known == nullptr) known = cache.find(hash, key.words());
   std::shared_ptr<const Plan> plan;
   if (known != nullptr) {
     plan = *known;
@@ -114,9 +102,7 @@ void dispatch_by_rule(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack)
       dispatch_by_rule(op, keys, stack);
       return;
     }
-    if (plan->cacheable) {
-      cache.insert(hash, own.words(), plan);
-    }
+    if (plan->cacheable) cache.insert(hash, own.words(), plan);
   }
   run_plan(op, plan, stack);
 }
@@ -161,13 +147,9 @@ struct Registry {
     any_autograd.fallback(torch::autograd::basicAutogradNotImplementedFallback());
     auto& dispatcher = c10::Dispatcher::singleton();
     for (const auto& name : dispatcher.getAllOpNames()) {
-      if (name.getNamespace() != "aten") {
-        continue;
-      }
+      if (name.getNamespace() != "aten") continue;
       const auto op = dispatcher.findSchema(name);
-      if (op && !is_composite(*op)) {
-        add(aten, *op);
-      }
+      if (op && !is_composite(*op)) add(aten, *op);
     }
     register_composites();
     register_operand_layouts();
@@ -208,9 +190,7 @@ std::vector<c10::OperatorHandle> operations_named(const std::string& name) {
         (dot != std::string::npos && known.overload_name != name.substr(dot + 1))) {
       continue;
     }
-    if (const auto op = dispatcher.findSchema(known)) {
-      found.push_back(*op);
-    }
+    if (const auto op = dispatcher.findSchema(known)) found.push_back(*op);
   }
   return found;
 }
@@ -228,4 +208,4 @@ void ensure_kernels_of(const std::vector<c10::OperatorHandle>& operations) {
   }
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

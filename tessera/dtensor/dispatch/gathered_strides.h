@@ -3,7 +3,7 @@
 
 #include "tessera/dtensor/tensor/layout.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 // Of a tensor of these sizes and strides: dense, its dims in the same order, so that what can be viewed of it can be of
 // the copy; contiguous where elements share memory.
@@ -14,4 +14,4 @@ inline Sizes strides_of_gathered(c10::IntArrayRef sizes, c10::IntArrayRef stride
   return strides_in_order(sizes, strides);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -11,7 +11,7 @@
 #include "tessera/dtensor/dispatch/dispatch.h"
 #include "tessera/dtensor/dispatch/plain_from_within.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -30,9 +30,7 @@ Bases bases_of(c10::ArrayRef<c10::IValue> args) {
   };
   for (const auto& arg : args) {
     if (arg.isList()) {
-      for (const auto& element : arg.toListRef()) {
-        add(element);
-      }
+      for (const auto& element : arg.toListRef()) add(element);
     } else {
       add(arg);
     }
@@ -47,11 +45,9 @@ bool is_copied(const c10::IValue& value) {
 
 // A view of what was made on the way becomes a tensor of its own; one of an argument keeps refusing writes.
 void own(c10::IValue& result, const Bases& bases) {
-  if (!is_copied(result) || !result.toTensor().is_view()) {
-    return;
-  }
+  if (!is_copied(result) || !result.toTensor().is_view()) return;
   const at::TensorBase& base = result.toTensor()._base();
-  if (std::none_of(bases.begin(), bases.end(), [&](const at::Tensor& of) { return of.is_same(base); })) {
+  if (std::ranges::none_of(bases, [&](const at::Tensor& of) { return of.is_same(base); })) {
     result = own_result(result.toTensor());
   }
 }
@@ -71,9 +67,7 @@ struct GatheringKernel final : c10::OperatorKernel {
     std::optional<PlainFromWithin> plain;
     if (!has_plain(args)) plain.emplace(name_);
     op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
-    for (size_t i = base; i < stack->size(); ++i) {
-      own((*stack)[i], bases);
-    }
+    for (size_t i = base; i < stack->size(); ++i) own((*stack)[i], bases);
   }
   const std::string name_;
 };
@@ -81,18 +75,17 @@ struct GatheringKernel final : c10::OperatorKernel {
 bool gives_new_tensors(const c10::FunctionSchema& schema) {
   const auto aliases = [](const c10::Argument& argument) { return argument.alias_info() != nullptr; };
   const auto& returns = schema.returns();
-  return !returns.empty() && holds_tensors(*returns[0].type()) &&
-         std::none_of(returns.begin(), returns.end(), aliases) &&
-         std::none_of(schema.arguments().begin(), schema.arguments().end(), aliases) &&
-         std::any_of(schema.arguments().begin(), schema.arguments().end(),
-                     [](const c10::Argument& argument) { return holds_tensors(*argument.type()); });
+  return !returns.empty() && holds_tensors(*returns[0].type()) && std::ranges::none_of(returns, aliases) &&
+         std::ranges::none_of(schema.arguments(), aliases) &&
+         std::ranges::any_of(schema.arguments(),
+                             [](const c10::Argument& argument) { return holds_tensors(*argument.type()); });
 }
 
 }  // namespace
 
 bool has_plain(c10::ArrayRef<c10::IValue> args) {
-  return std::any_of(args.begin(), args.end(),
-                     [](const c10::IValue& arg) { return arg.isList() ? has_plain(arg.toListRef()) : is_plain(arg); });
+  return std::ranges::any_of(
+      args, [](const c10::IValue& arg) { return arg.isList() ? has_plain(arg.toListRef()) : is_plain(arg); });
 }
 
 PlainFromWithin::PlainFromWithin(const std::string& operation) : before_(makes_plain_tensors) {
@@ -135,4 +128,4 @@ void register_gathering_composites() {
   (void)libraries;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -4,7 +4,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch/plan.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -16,9 +16,7 @@ uint64_t next_op_id() {
 }  // namespace
 
 bool holds_tensors(const c10::Type& type) {
-  if (type.kind() == c10::TypeKind::TensorType) {
-    return true;
-  }
+  if (type.kind() == c10::TypeKind::TensorType) return true;
   if (type.kind() == c10::TypeKind::ListType || type.kind() == c10::TypeKind::OptionalType) {
     return holds_tensors(*type.containedType(0));
   }
@@ -41,16 +39,12 @@ OpEntry::OpEntry(const c10::OperatorHandle& op) : handle(op), name(toString(op.o
     const auto* viewed = returned.alias_info();
     for (const int arg : tensor_args) {
       const auto* info = schema.arguments()[arg].alias_info();
-      if (viewed != nullptr && !viewed->isWrite() && info != nullptr && !info->isWrite()) {
-        view_of = arg;
-      }
+      if (viewed != nullptr && !viewed->isWrite() && info != nullptr && !info->isWrite()) view_of = arg;
     }
     if (returned.alias_info() != nullptr && returned.alias_info()->isWrite()) {
       for (size_t i = 0; i < args.size(); ++i) {
         const auto* info = schema.arguments()[i].alias_info();
-        if (info != nullptr && info->beforeSets() == returned.alias_info()->beforeSets()) {
-          alias = static_cast<int>(i);
-        }
+        if (info != nullptr && info->beforeSets() == returned.alias_info()->beforeSets()) alias = static_cast<int>(i);
       }
     }
     return_alias.push_back(alias);
@@ -70,36 +64,28 @@ OpEntry::OpEntry(const c10::OperatorHandle& op) : handle(op), name(toString(op.o
     = name.find("::_foreach_") != std::string::npos;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera
 
 namespace tessera {
-
-using namespace detail;
 
 const std::string& OpCall::name() const { return op.name; }
 
 int OpCall::input_at(int arg) const {
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (inputs[i].arg == arg) {
-      return static_cast<int>(i);
-    }
+    if (inputs[i].arg == arg) return static_cast<int>(i);
   }
   return -1;
 }
 
 int OpCall::arg_named(const char* argument) const {
   for (size_t i = 0; i < op.args.size(); ++i) {
-    if (op.args[i].name == argument) {
-      return static_cast<int>(i);
-    }
+    if (op.args[i].name == argument) return static_cast<int>(i);
   }
   return -1;
 }
 
 std::vector<int64_t> OpCall::ints_at(int arg) const {
-  if (!has(arg)) {
-    return {};
-  }
+  if (!has(arg)) return {};
   return args[arg].isInt() ? std::vector<int64_t>{args[arg].toInt()} : args[arg].toIntVector();
 }
 

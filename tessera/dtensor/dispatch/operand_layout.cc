@@ -7,7 +7,7 @@
 #include "tessera/dtensor/dispatch/plan.h"
 #include "tessera/dtensor/redistribute/autograd.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -29,18 +29,14 @@ bool needs_gradient(const c10::IValue& value) { return value.isTensor() && value
 at::Tensor laid_out(const at::Tensor& tensor, int64_t whole_dims, const char* cause) {
   Placements placements = impl_of(tensor)->placements();
   for (auto& placement : placements) {
-    if (!placement.is_any_shard() || placement.dim >= tensor.dim() - whole_dims) {
-      placement = Replicate();
-    }
+    if (!placement.is_any_shard() || placement.dim >= tensor.dim() - whole_dims) placement = Replicate();
   }
   return placements == impl_of(tensor)->placements() ? tensor
                                                      : redistribute_with_gradient(tensor, placements, {}, cause);
 }
 
 void take_gradient_as_it_lies(const at::Tensor& result) {
-  if (!is_dtensor(result) || !result.requires_grad()) {
-    return;
-  }
+  if (!is_dtensor(result) || !result.requires_grad()) return;
   result.register_hook([placements = partial_to_replicated(impl_of(result)->placements())](const at::Tensor& gradient) {
     return is_dtensor(gradient) ? gradient_in("gradient", gradient, placements) : gradient;
   });
@@ -54,14 +50,10 @@ struct LayOutOperands final : c10::OperatorKernel {
                           std::any_of(stack->begin() + static_cast<int64_t>(base), stack->end(), needs_gradient);
     for (size_t i = 0; recorded && i < layout->whole_dims.size(); ++i) {  // the tensors come first
       c10::IValue& value = (*stack)[base + i];
-      if (is_dtensor(value.toTensor())) {
-        value = laid_out(value.toTensor(), layout->whole_dims[i], layout->name);
-      }
+      if (is_dtensor(value.toTensor())) value = laid_out(value.toTensor(), layout->whole_dims[i], layout->name);
     }
     op.callBoxedForDispatchKey(c10::DispatchKey::Autograd, *stack);  // what libtorch has for all back-ends
-    if (recorded) {
-      take_gradient_as_it_lies(stack->back().toTensor());
-    }
+    if (recorded) take_gradient_as_it_lies(stack->back().toTensor());
   }
   const OperandLayout* layout;
 };
@@ -81,4 +73,4 @@ void register_operand_layouts() {
   (void)library;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

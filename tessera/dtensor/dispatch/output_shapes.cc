@@ -6,7 +6,7 @@
 #include "tessera/dtensor/dispatch/gathered_strides.h"
 #include "tessera/dtensor/dispatch/plan.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -21,28 +21,20 @@ at::Tensor to_meta(const at::Tensor& tensor, Lies how) {
       how == Lies::kInOrder
           ? at::empty_strided(tensor.sizes(), strides_of_gathered(tensor.sizes(), tensor.strides()), options)
           : at::empty_strided(tensor.sizes(), tensor.strides(), options);
-  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-    meta.unsafeGetTensorImpl()->set_wrapped_number(true);
-  }
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) meta.unsafeGetTensorImpl()->set_wrapped_number(true);
   return meta;
 }
 
 // An argument on the meta device.
 c10::IValue to_meta(const c10::IValue& value, const HowItLies& how) {
   int position = 0;
-  if (value.isTensor()) {
-    return value.toTensor().defined() ? to_meta(value.toTensor(), how(-1)) : value;
-  }
+  if (value.isTensor()) return value.toTensor().defined() ? to_meta(value.toTensor(), how(-1)) : value;
   if (value.isTensorList()) {
     c10::List<at::Tensor> list;
-    for (const auto& element : value.toListRef()) {
-      list.push_back(to_meta(element.toTensor(), how(position++)));
-    }
+    for (const auto& element : value.toListRef()) list.push_back(to_meta(element.toTensor(), how(position++)));
     return list;
   }
-  if (value.isDevice()) {
-    return c10::Device(at::kMeta);
-  }
+  if (value.isDevice()) return c10::Device(at::kMeta);
   if (value.isList() && value.type()->containedType(0)->kind() == c10::TypeKind::OptionalType) {
     c10::List<std::optional<at::Tensor>> list;
     for (const auto& element : value.toListRef()) {
@@ -85,9 +77,7 @@ std::vector<OutputShape> infer_outputs(const OpCall& call, const std::vector<boo
     if (tensor.defined()) {
       shape.sizes = tensor.sizes().vec();
       shape.dtype = tensor.scalar_type();
-      if (view || !tensor.is_contiguous()) {
-        shape.strides = tensor.strides().vec();
-      }
+      if (view || !tensor.is_contiguous()) shape.strides = tensor.strides().vec();
     }
     shapes.push_back(std::move(shape));
   };
@@ -96,9 +86,7 @@ std::vector<OutputShape> infer_outputs(const OpCall& call, const std::vector<boo
     if (stack[i].isTensor()) {
       add(stack[i].toTensor(), view);
     } else if (stack[i].isTensorList()) {
-      for (const auto& element : stack[i].toListRef()) {
-        add(element.toTensor(), view);
-      }
+      for (const auto& element : stack[i].toListRef()) add(element.toTensor(), view);
     }
   }
   return shapes;
@@ -108,15 +96,12 @@ namespace {
 
 std::vector<bool> moved_inputs(const OpCall& call, const Choice& choice) {
   std::vector<bool> moved;
-  for (size_t i = 0; i < call.inputs.size(); ++i) {
-    moved.push_back(choice.inputs[i] != call.inputs[i].placements);
-  }
+  for (size_t i = 0; i < call.inputs.size(); ++i) moved.push_back(choice.inputs[i] != call.inputs[i].placements);
   return moved;
 }
 
 bool all_contiguous(const OpCall& call) {
-  return std::all_of(call.inputs.begin(), call.inputs.end(),
-                     [](const TensorInput& input) { return input.tensor->is_contiguous(); });
+  return std::ranges::all_of(call.inputs, [](const TensorInput& input) { return input.tensor->is_contiguous(); });
 }
 
 // Of the result of a pointwise operation of the tensors.
@@ -149,22 +134,18 @@ void complete_outputs(const OpCall& call, const Choice& choice, bool inferred, P
   auto& shapes = proposal.outputs;
   const std::vector<bool> moved = moved_inputs(call, choice);
   const bool contiguous = all_contiguous(call);
-  const bool strides_are_open = inferred ? std::find(moved.begin(), moved.end(), true) != moved.end()
-                                         : std::any_of(shapes.begin(), shapes.end(),
-                                                       [](const OutputShape& shape) { return shape.strides.empty(); });
+  const bool strides_are_open =
+      inferred ? std::ranges::find(moved, true) != moved.end()
+               : std::ranges::any_of(shapes, [](const OutputShape& shape) { return shape.strides.empty(); });
   const bool outside = !call.mesh->coordinate();
-  if (!(!contiguous && strides_are_open) && !(outside && !inferred)) {
-    return;
-  }
+  if (!(!contiguous && strides_are_open) && !(outside && !inferred)) return;
   const auto found = infer_outputs_if_told(call, moved, proposal);
   for (size_t i = 0; i < shapes.size() && i < found.size(); ++i) {
     if (shapes[i].sizes == found[i].sizes) {
-      if (!contiguous && (inferred || shapes[i].strides.empty())) {
-        shapes[i].strides = found[i].strides;
-      }
+      if (!contiguous && (inferred || shapes[i].strides.empty())) shapes[i].strides = found[i].strides;
       shapes[i].dtype = shapes[i].dtype ? shapes[i].dtype : found[i].dtype;
     }
   }
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace tessera::detail {
+namespace tessera {
 
 // In force on its thread while an operation that is made of others runs and none of its arguments is a plain tensor of
 // several elements: plain tensors that its parts meet were made on the way, from sizes and numbers (at::arange,
@@ -25,4 +25,4 @@ class PlainFromWithin {
 // Whether an argument is a plain tensor with another number of elements than one, or a list with such a tensor.
 bool has_plain(c10::ArrayRef<c10::IValue> args);
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -10,7 +10,7 @@
 #include "tessera/dtensor/redistribute/alike.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -18,9 +18,7 @@ class CallReader {
  public:
   CallReader(const OpEntry& op, c10::ArrayRef<c10::IValue> args) : op_(op), args_(args) {
     for_each([&](int, int, const at::Tensor& tensor) {
-      if (is_dtensor(tensor)) {
-        take_mesh(tensor);
-      }
+      if (is_dtensor(tensor)) take_mesh(tensor);
     });
     for_each([&](int arg, int element, const at::Tensor& tensor) { add(arg, element, tensor); });
   }
@@ -32,15 +30,11 @@ class CallReader {
   void for_each(Visit visit) {
     for (const int arg : op_.tensor_args) {
       if (args_[arg].isTensor()) {
-        if (args_[arg].toTensor().defined()) {
-          visit(arg, -1, args_[arg].toTensor());
-        }
+        if (args_[arg].toTensor().defined()) visit(arg, -1, args_[arg].toTensor());
       } else if (args_[arg].isList()) {
         int element = 0;
         for (const auto& value : args_[arg].toListRef()) {
-          if (value.isTensor() && value.toTensor().defined()) {
-            visit(arg, element, value.toTensor());
-          }
+          if (value.isTensor() && value.toTensor().defined()) visit(arg, element, value.toTensor());
           ++element;
         }
       }
@@ -92,9 +86,7 @@ class CallReader {
   // The autograd engine writes plain zeros for gradients that nobody gave, and formulas of derivatives make plain ones
   // and ranges. A plain gradient of the user's may differ between ranks: all compare theirs. COLLECTIVE over the mesh.
   bool is_made_in_backward(const at::Tensor& tensor) const {
-    if (!in_backward() || tensor.is_meta()) {
-      return false;
-    }
+    if (!in_backward() || tensor.is_meta()) return false;
     return is_alike(tensor, *mesh_, op_.name);
   }
 
@@ -121,9 +113,7 @@ size_t count_outputs(const OpCall& call, const std::vector<OutputShape>& shapes)
 bool returns_new_tensors(const OpEntry& op) {
   const auto& returns = op.handle.schema().returns();
   for (size_t i = 0; i < returns.size(); ++i) {
-    if (op.return_alias[i] < 0 && holds_tensors(*returns[i].type())) {
-      return true;
-    }
+    if (op.return_alias[i] < 0 && holds_tensors(*returns[i].type())) return true;
   }
   return false;
 }
@@ -133,14 +123,10 @@ FixedOutputs fixed_outputs(const OpCall& call) {
   FixedOutputs fixed;
   for (size_t i = 0; i < call.op.return_alias.size(); ++i) {
     const int arg = call.op.return_alias[i];
-    if (arg < 0) {
-      continue;
-    }
+    if (arg < 0) continue;
     for (const auto* list : {&call.inputs, &call.outs}) {
       for (const auto& input : *list) {
-        if (input.arg == arg) {
-          fixed.emplace_back(i, input.placements);
-        }
+        if (input.arg == arg) fixed.emplace_back(i, input.placements);
       }
     }
   }
@@ -176,20 +162,14 @@ void check_outs(const OpCall& call, const Choice& choice, const std::vector<Outp
 // A local function gives new tensors; those of an out= call belong in the caller's.
 LocalFunction into_outs(const OpCall& call, LocalFunction local) {
   c10::SmallVector<int, 4> positions;
-  for (const auto& out : call.outs) {
-    positions.push_back(out.arg);
-  }
+  for (const auto& out : call.outs) positions.push_back(out.arg);
   return [positions, local = std::move(local)](const LocalCall& of) {
     c10::SmallVector<at::Tensor, 4> outs;
-    for (const int position : positions) {
-      outs.push_back(of.arg(position).toTensor());
-    }
+    for (const int position : positions) outs.push_back(of.arg(position).toTensor());
     local(of);
     const size_t base = of.stack.size() - outs.size();
     for (size_t i = 0; i < outs.size(); ++i) {
-      if (!of.stack[base + i].toTensor().is_same(outs[i])) {
-        outs[i].copy_(of.stack[base + i].toTensor());
-      }
+      if (!of.stack[base + i].toTensor().is_same(outs[i])) outs[i].copy_(of.stack[base + i].toTensor());
     }
   };
 }
@@ -224,9 +204,7 @@ std::vector<OutputPlan> plan_outputs(const OpCall& call, const Choice& choice, c
       output.tensors.push_back(spec());
     } else if (holds_tensors(*returns[i].type())) {
       output.kind = OutputPlan::Kind::kList;
-      while (next < shapes.size()) {
-        output.tensors.push_back(spec());
-      }
+      while (next < shapes.size()) output.tensors.push_back(spec());
     }
   }
   return outputs;
@@ -249,15 +227,11 @@ std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IVal
   Proposal proposal;
   (*rule)(call, proposal);
   const bool inferred = proposal.outputs.empty() && returns_new_tensors(op);
-  if (inferred) {
-    proposal.outputs = infer_outputs(call);
-  }
+  if (inferred) proposal.outputs = infer_outputs(call);
   const Choice choice = choose(call, proposal, count_outputs(call, proposal.outputs), fixed_outputs(call));
   check_strict(call, proposal, choice);
   check_outs(call, choice, proposal.outputs);
-  if (returns_new_tensors(op)) {
-    complete_outputs(call, choice, inferred, proposal);
-  }
+  if (returns_new_tensors(op)) complete_outputs(call, choice, inferred, proposal);
   auto plan = std::make_shared<Plan>();
   for (size_t i = 0; i < call.inputs.size(); ++i) {
     const auto& input = call.inputs[i];
@@ -267,21 +241,17 @@ std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IVal
                                        share(choice.inputs[i])});
     }
   }
-  plan->copies_view = std::any_of(plan->redistributions.begin(), plan->redistributions.end(),
-                                  [&](const Plan::Redistribution& each) { return each.arg == op.view_of; });
-  if (proposal.rewrite) {
-    plan->rewrites = proposal.rewrite(call, choice, proposal.outputs);
-  }
+  plan->copies_view = std::ranges::any_of(plan->redistributions,
+                                          [&](const Plan::Redistribution& each) { return each.arg == op.view_of; });
+  if (proposal.rewrite) plan->rewrites = proposal.rewrite(call, choice, proposal.outputs);
   plan->outputs = plan_outputs(call, choice, proposal.outputs);
   plan->random = proposal.random;
   plan->cacheable = proposal.cacheable;
   if (proposal.local) {
     plan->local = proposal.local(call, choice);
-    if (plan->local && !call.outs.empty()) {
-      plan->local = into_outs(call, std::move(plan->local));
-    }
+    if (plan->local && !call.outs.empty()) plan->local = into_outs(call, std::move(plan->local));
   }
   return plan;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -11,7 +11,7 @@
 #include "tessera/dtensor/redistribute/redistribute.h"
 #include "tessera/dtensor/tensor/dtensor_impl.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 using torch::jit::Stack;
 
@@ -147,4 +147,4 @@ std::vector<c10::OperatorHandle> operations_named(const std::string& name);
 void ensure_kernels_of(const std::vector<c10::OperatorHandle>& operations);
 Handler find_handler(const std::string& name);
 
-}  // namespace tessera::detail
+}  // namespace tessera

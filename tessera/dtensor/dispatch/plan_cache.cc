@@ -8,8 +8,6 @@
 
 namespace tessera {
 
-namespace detail {
-
 namespace {
 
 enum class Tag : uint8_t {
@@ -67,16 +65,12 @@ bool CallKey::add_list(const c10::IValue& value) {
   const auto elements = value.toListRef();
   words_.push_back(word(Tag::kList, elements.size()));
   bool cacheable = true;
-  for (const auto& element : elements) {
-    cacheable = add(element) && cacheable;
-  }
+  for (const auto& element : elements) cacheable = add(element) && cacheable;
   return cacheable;
 }
 
 bool CallKey::add(const c10::IValue& value) {
-  if (value.isTensor()) {
-    return add(value.toTensor());
-  }
+  if (value.isTensor()) return add(value.toTensor());
   if (value.isNone()) {
     words_.push_back(word(Tag::kNone));
   } else if (value.isInt()) {
@@ -116,17 +110,13 @@ bool CallKey::assign(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
   words_.clear();
   words_.push_back(op.id);
   bool cacheable = true;
-  for (const auto& arg : args) {
-    cacheable = add(arg) && cacheable;
-  }
+  for (const auto& arg : args) cacheable = add(arg) && cacheable;
   return cacheable;
 }
 
 uint64_t CallKey::hash() const {
   uint64_t hash = 0x9e3779b97f4a7c15ULL;
-  for (const uint64_t piece : words_) {
-    hash = std::rotl(hash ^ piece, 23) * 0xff51afd7ed558ccdULL;
-  }
+  for (const uint64_t piece : words_) hash = std::rotl(hash ^ piece, 23) * 0xff51afd7ed558ccdULL;
   return hash ^ hash >> 32;
 }
 
@@ -138,9 +128,7 @@ PlanCache& PlanCache::of_this_thread() {
 PlanCache::Map::iterator PlanCache::lookup(Map& map, uint64_t hash, c10::ArrayRef<uint64_t> words) {
   auto [at, end] = map.equal_range(hash);
   for (; at != end; ++at) {
-    if (words.equals(at->second.words)) {
-      return at;
-    }
+    if (words.equals(at->second.words)) return at;
   }
   return map.end();
 }
@@ -158,9 +146,7 @@ const std::shared_ptr<const Plan>* PlanCache::remember(const Entry& entry) {
 
 const std::shared_ptr<const Plan>* PlanCache::find_recent(c10::ArrayRef<uint64_t> words) {
   const Slot& slot = slot_of(words);
-  if (slot.turn != turn_ || !words.equals(slot.entry->words)) {
-    return nullptr;
-  }
+  if (slot.turn != turn_ || !words.equals(slot.entry->words)) return nullptr;
   ++hits;
   return &slot.entry->plan;
 }
@@ -195,13 +181,11 @@ void PlanCache::insert(uint64_t hash, c10::ArrayRef<uint64_t> words, std::shared
 
 void PlanCache::clear() { *this = {}; }
 
-}  // namespace detail
-
 PlanStatistics plan_statistics() {
-  const auto& cache = detail::PlanCache::of_this_thread();
+  const auto& cache = PlanCache::of_this_thread();
   return {.hits = cache.hits, .misses = cache.misses, .plans = cache.size()};
 }
 
-void clear_plans() { detail::PlanCache::of_this_thread().clear(); }
+void clear_plans() { PlanCache::of_this_thread().clear(); }
 
 }  // namespace tessera

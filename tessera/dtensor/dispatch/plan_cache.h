@@ -10,7 +10,7 @@
 
 #include "tessera/dtensor/dispatch/plan.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 // Words that are equal exactly for calls that may share a plan.
 class CallKey {
@@ -66,4 +66,4 @@ class PlanCache {
   std::array<Slot, 256> recent_{};
 };
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -24,11 +24,8 @@
 
 namespace tessera {
 
-namespace detail {
 struct OpEntry;
 struct LocalCall;
-}  // namespace detail
-
 // A tensor among the arguments; elements of lists count one by one, undefined ones not at all, out= arguments neither.
 struct TensorInput {
   int arg;                   // position in the schema
@@ -43,11 +40,11 @@ struct TensorInput {
 // One call of an operation, as rules see it.
 class OpCall {
  public:
-  OpCall(const detail::OpEntry& op, c10::ArrayRef<c10::IValue> args, MeshPtr mesh, std::vector<TensorInput> inputs,
+  OpCall(const OpEntry& op, c10::ArrayRef<c10::IValue> args, MeshPtr mesh, std::vector<TensorInput> inputs,
          std::vector<TensorInput> outs = {})
       : op(op), args(args), mesh(std::move(mesh)), inputs(std::move(inputs)), outs(std::move(outs)) {}
 
-  const detail::OpEntry& op;
+  const OpEntry& op;
   c10::ArrayRef<c10::IValue> args;
   MeshPtr mesh;
   std::vector<TensorInput> inputs;
@@ -90,7 +87,7 @@ struct OutputShape {
 using Rewrites = std::vector<std::pair<int, c10::IValue>>;
 
 // Runs on every rank of the mesh with the parts as arguments; see detail/plan.h for what it can use.
-using LocalFunction = std::function<void(const detail::LocalCall&)>;
+using LocalFunction = std::function<void(const LocalCall&)>;
 
 struct Proposal {
   // Legal combinations, in order of preference among equals. "All replicated" always counts and need not be listed. The

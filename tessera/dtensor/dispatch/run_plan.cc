@@ -8,7 +8,7 @@
 #include "tessera/dtensor/redistribute/redistribution_scope.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -29,9 +29,7 @@ class Localizer {
       return;
     }
     std::swap(slot, local);
-    if (arg == kept_arg_) {
-      kept_ = std::move(local);
-    }
+    if (arg == kept_arg_) kept_ = std::move(local);
   }
 
   // Of the local tensors, below autograd and autocast, which have had their turn.
@@ -91,16 +89,10 @@ struct FirstDTensor {
 
 FirstDTensor first_dtensor(c10::ArrayRef<c10::IValue> args, const OpEntry& op) {
   for (const int arg : op.tensor_args) {
-    if (holds_dtensor(args[arg])) {
-      return {arg, impl_of(args[arg].toTensor())->mesh()};
-    }
-    if (!args[arg].isList()) {
-      continue;
-    }
+    if (holds_dtensor(args[arg])) return {arg, impl_of(args[arg].toTensor())->mesh()};
+    if (!args[arg].isList()) continue;
     for (const auto& element : args[arg].toListRef()) {
-      if (holds_dtensor(element)) {
-        return {arg, impl_of(element.toTensor())->mesh()};
-      }
+      if (holds_dtensor(element)) return {arg, impl_of(element.toTensor())->mesh()};
     }
   }
   raise(ErrorKind::kInternal, "[dtensor.dispatch] {}: a call without a DTensor", op.name);
@@ -135,9 +127,7 @@ void wrap_outputs(const Plan& plan, const MeshPtr& mesh, Stack& stack, c10::Arra
         c10::List<at::Tensor> wrapped;
         const auto locals = slot.toTensorVector();
         wrapped.reserve(locals.size());
-        for (size_t j = 0; j < locals.size(); ++j) {
-          wrapped.push_back(wrap(locals[j], mesh, output.tensors[j]));
-        }
+        for (size_t j = 0; j < locals.size(); ++j) wrapped.push_back(wrap(locals[j], mesh, output.tensors[j]));
         slot = std::move(wrapped);
         break;
       }
@@ -175,11 +165,9 @@ bool is_copied_view(const c10::IValue& value) {
 }
 
 bool holds_copied_view(const c10::IValue& value) {
-  if (!value.isTensorList()) {
-    return is_copied_view(value);
-  }
+  if (!value.isTensorList()) return is_copied_view(value);
   const auto elements = value.toListRef();
-  return std::any_of(elements.begin(), elements.end(), is_copied_view);
+  return std::ranges::any_of(elements, is_copied_view);
 }
 
 // A write that would be lost must not pass for one.
@@ -199,14 +187,10 @@ void refuse_copied_views(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
 // Autograd counts what is written to single tensors, not to those of lists.
 void bump_versions_of_lists(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
   for (const int arg : op.tensor_args) {
-    if (!op.args[arg].mutated || !args[arg].isTensorList()) {
-      continue;
-    }
+    if (!op.args[arg].mutated || !args[arg].isTensorList()) continue;
     for (const auto& element : args[arg].toListRef()) {
       const at::Tensor& tensor = element.toTensor();
-      if (tensor.defined() && !tensor.is_inference()) {
-        tensor.unsafeGetTensorImpl()->bump_version();
-      }
+      if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
     }
   }
 }
@@ -214,20 +198,14 @@ void bump_versions_of_lists(const OpEntry& op, c10::ArrayRef<c10::IValue> args) 
 // Operations on the parts below do not touch the version counters that to_local's readers see.
 void bump_versions(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
   const auto bump = [](const at::Tensor& tensor) {
-    if (tensor.defined() && !tensor.is_inference()) {
-      tensor.unsafeGetTensorImpl()->bump_version();
-    }
+    if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
   };
   for (const int arg : op.tensor_args) {
-    if (!op.args[arg].mutated) {
-      continue;
-    }
+    if (!op.args[arg].mutated) continue;
     if (args[arg].isTensor()) {
       bump(args[arg].toTensor());
     } else if (args[arg].isTensorList()) {
-      for (const auto& element : args[arg].toListRef()) {
-        bump(element.toTensor());
-      }
+      for (const auto& element : args[arg].toListRef()) bump(element.toTensor());
     }
   }
 }
@@ -241,9 +219,7 @@ void for_each_result(const Plan& plan, const Stack& stack, Visit visit) {
       visit(stack[base + i].toTensor(), i, size_t{0});
     } else if (plan.outputs[i].kind == OutputPlan::Kind::kList) {
       const auto elements = stack[base + i].toTensorVector();
-      for (size_t j = 0; j < elements.size(); ++j) {
-        visit(elements[j], i, j);
-      }
+      for (size_t j = 0; j < elements.size(); ++j) visit(elements[j], i, j);
     }
   }
 }
@@ -316,9 +292,7 @@ void run_plan(const OpEntry& op, const std::shared_ptr<const Plan>& shared_plan,
   const size_t base = stack.size() - op.args.size();
   c10::SmallVector<c10::IValue, 2> kept;
   for (const OutputPlan& output : plan.outputs) {
-    if (output.kind == OutputPlan::Kind::kArgument) {
-      kept.push_back(stack[base + output.argument]);
-    }
+    if (output.kind == OutputPlan::Kind::kArgument) kept.push_back(stack[base + output.argument]);
   }
   const c10::ArrayRef<c10::IValue> args(stack.data() + base, op.args.size());
   const auto [mesh_arg, mesh] = first_dtensor(args, op);
@@ -334,24 +308,16 @@ void run_plan(const OpEntry& op, const std::shared_ptr<const Plan>& shared_plan,
     viewed = at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), true));  // holds no history
   }
   Localizer localizer(op, plan, *mesh, mesh_arg);
-  for (const int arg : op.tensor_args) {
-    localizer.replace(stack[base + arg], arg);
-  }
+  for (const int arg : op.tensor_args) localizer.replace(stack[base + arg], arg);
   if (copied && plan.copies_view && mesh->coordinate()) [[unlikely]] {
     lay_as_gathered_of(*impl_of(copied->args[op.view_of].toTensor()), stack[base + op.view_of]);
   }
   if (!mesh->coordinate()) [[unlikely]] {
-    if (plan.random) {
-      skip_random_operation(*mesh);
-    }
+    if (plan.random) skip_random_operation(*mesh);
     push_empty_results(op, plan, *mesh, stack, kept);
   } else {
-    for (const auto& [arg, value] : plan.rewrites) {
-      stack[base + arg] = value;
-    }
-    if (op.mutates) {
-      bump_versions(op, args);
-    }
+    for (const auto& [arg, value] : plan.rewrites) stack[base + arg] = value;
+    if (op.mutates) bump_versions(op, args);
     if (plan.local) {
       plan.local(LocalCall{op, stack, *mesh, localizer.keys()});
     } else {
@@ -364,4 +330,4 @@ void run_plan(const OpEntry& op, const std::shared_ptr<const Plan>& shared_plan,
   }
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

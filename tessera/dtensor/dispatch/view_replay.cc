@@ -32,7 +32,7 @@
 
 #include "tessera/dtensor/dispatch/plan.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -121,7 +121,7 @@ class ViewOfBase final : public torch::autograd::ViewFunc {
   at::Tensor restored(const at::Tensor& base) const {
     const auto& placements = impl_of(base)->placements();
     std::vector<int64_t> order;
-    const auto is_taken = [&](int64_t dim) { return std::find(order.begin(), order.end(), dim) != order.end(); };
+    const auto is_taken = [&](int64_t dim) { return std::ranges::find(order, dim) != order.end(); };
     std::vector<bool> found(sizes_.size(), false);
     for (size_t i = 0; i < sizes_.size(); ++i) {
       const bool one = sizes_[i] == 1;
@@ -138,14 +138,10 @@ class ViewOfBase final : public torch::autograd::ViewFunc {
     }
     const auto kept = static_cast<int64_t>(order.size());
     for (int64_t dim = 0; dim < base.dim(); ++dim) {
-      if (base.size(dim) == 1 && !is_taken(dim)) {
-        order.push_back(dim);
-      }
+      if (base.size(dim) == 1 && !is_taken(dim)) order.push_back(dim);
     }
     at::Tensor moved = base.permute(order);
-    while (moved.dim() > kept) {
-      moved = moved.squeeze(-1);
-    }
+    while (moved.dim() > kept) moved = moved.squeeze(-1);
     for (size_t i = 0; i < sizes_.size(); ++i) {
       moved = sizes_[i] == 1 && !found[i] ? moved.unsqueeze(static_cast<int64_t>(i)) : moved;
     }
@@ -168,9 +164,7 @@ void remember_base(const at::Tensor& view, const at::Tensor& base) {
 }
 
 void remember_base(const std::vector<at::Tensor>& views, const at::Tensor& base) {
-  for (const auto& view : views) {
-    remember_base(view, base);
-  }
+  for (const auto& view : views) remember_base(view, base);
 }
 
 template <class Op, class Schema = typename Op::schema>
@@ -238,4 +232,4 @@ void register_view_replay() {
   (void)library;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -11,7 +11,7 @@
 #include "tessera/base/philox.h"
 #include "tessera/dtensor/random/random_fill.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -67,9 +67,7 @@ std::array<at::Tensor, 4> philox_of(const RandomKey& key, const at::Tensor& bloc
 // lanes[lane] element by element.
 at::Tensor pick(const std::array<at::Tensor, 4>& lanes, const at::Tensor& lane) {
   at::Tensor picked = lanes[0];
-  for (int i = 1; i < 4; ++i) {
-    picked = at::where(lane == i, lanes[i], picked);
-  }
+  for (int i = 1; i < 4; ++i) picked = at::where(lane == i, lanes[i], picked);
   return picked;
 }
 
@@ -84,9 +82,7 @@ struct LawDraw {
   bool doubles;
 
   at::Tensor fractions(int digits) const {
-    if (doubles) {
-      return fraction(pick(lanes, within * 2), pick(lanes, within * 2 + 1));
-    }
+    if (doubles) return fraction(pick(lanes, within * 2), pick(lanes, within * 2 + 1));
     return right(pick(lanes, within), 32 - digits).to(at::kFloat) * std::ldexp(1.0, -digits);
   }
   at::Tensor double_fractions(int digits) const { return fractions(digits).to(at::kDouble); }
@@ -167,4 +163,4 @@ void fill_by_operations(const at::Tensor& part, const Region& region, const Rand
   part.copy_(values.view(part.sizes()));
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -15,7 +15,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/philox.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -25,9 +25,7 @@ class Stretches {
   explicit Stretches(const Region& region) : region_(region), ndim_(region.sizes.size()) {
     // Trailing dims that are whole are one stretch; the first dim before them may have several.
     size_t dim = ndim_;
-    while (dim > 0 && region.sizes[dim - 1] == region.global[dim - 1]) {
-      inner_ *= region.global[--dim];
-    }
+    while (dim > 0 && region.sizes[dim - 1] == region.global[dim - 1]) inner_ *= region.global[--dim];
     outer_dims_ = dim == 0 ? 0 : dim - 1;
     row_runs_ = dim == 0 ? Runs{{0, 1}} : region.runs[dim - 1];
     row_ = length(row_runs_) * inner_;
@@ -51,9 +49,7 @@ class Stretches {
         visit(begin, start + run.start * inner_ + within, count);
         begin += count;
         within = 0;
-        if (begin == end) {
-          return;
-        }
+        if (begin == end) return;
       }
     }
   }
@@ -98,9 +94,7 @@ void fill(T* out, const Region& region, const RandomKey& key, Make make) {
       while (global < last) {
         T values[W];
         make(philox(key.seed, static_cast<uint64_t>(global / W), key.operation), values);
-        for (auto lane = global % W; lane < W && global < last; ++lane, ++global) {
-          *to++ = values[lane];
-        }
+        for (auto lane = global % W; lane < W && global < last; ++lane, ++global) *to++ = values[lane];
       }
     });
   });
@@ -117,9 +111,7 @@ template <class T>
 struct Fractions {
   static constexpr int kCount = 4;
   static void make(const PhiloxBlock& bits, int digits, T* u) {
-    for (int i = 0; i < kCount; ++i) {
-      u[i] = fraction(bits[i], digits);
-    }
+    for (int i = 0; i < kCount; ++i) u[i] = fraction(bits[i], digits);
   }
 };
 template <>
@@ -211,9 +203,7 @@ void fill_random(const at::Tensor& part, const Region& region, const RandomKey& 
                 "[dtensor.random] local part: its shape is not that of its placements. Was it made by from_local with "
                 "parts of other sizes?");
   const auto type = part.scalar_type();
-  if (part.numel() == 0) {
-    return;
-  }
+  if (part.numel() == 0) return;
   if (at::isComplexType(type)) {  // real and imaginary part are independent, and the whole has the deviation asked for
     TESSERA_CHECK(distribution.law == Law::kNormal, ErrorKind::kShape,
                   "[dtensor.random] found dtype {}, wanted a real one for this distribution.", c10::toString(type));
@@ -221,9 +211,7 @@ void fill_random(const at::Tensor& part, const Region& region, const RandomKey& 
     half.b /= std::numbers::sqrt2;
     half.a = 0;
     fill_random(at::view_as_real(part), region.with_last_dim(2), key, half);
-    if (distribution.a != 0) {
-      part.add_(distribution.a);
-    }
+    if (distribution.a != 0) part.add_(distribution.a);
     return;
   }
   const auto compute = distribution.law == Law::kInteger                       ? at::kLong
@@ -242,9 +230,7 @@ void fill_random(const at::Tensor& part, const Region& region, const RandomKey& 
   } else {
     fill_real(values.mutable_data_ptr<float>(), region, key, distribution, digits_of(type));
   }
-  if (!direct) {
-    part.copy_(values);
-  }
+  if (!direct) part.copy_(values);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

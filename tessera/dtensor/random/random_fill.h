@@ -10,7 +10,7 @@
 
 #include "tessera/dtensor/tensor/layout.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 // Names one stream of numbers: element i of an operation's result is a function of (seed, operation, i).
 struct RandomKey {
@@ -64,4 +64,4 @@ RandomKey next_random_key(const DeviceMesh& mesh, const std::optional<at::Genera
 // A rank outside the mesh keeps in step with those inside.
 void skip_random_operation(const DeviceMesh& mesh);
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -1,12 +1,10 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/random/random_fill.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 Region::Region(c10::IntArrayRef global_sizes) : global(global_sizes.begin(), global_sizes.end()), sizes(global) {
-  for (const int64_t size : global) {
-    runs.push_back(size > 0 ? Runs{{0, size}} : Runs{});
-  }
+  for (const int64_t size : global) runs.push_back(size > 0 ? Runs{{0, size}} : Runs{});
 }
 
 Region::Region(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& placements)
@@ -41,4 +39,4 @@ int digits_of(c10::ScalarType type) {
   }
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

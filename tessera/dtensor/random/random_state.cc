@@ -12,8 +12,6 @@
 
 namespace tessera {
 
-namespace detail {
-
 namespace {
 
 struct RankState {
@@ -27,9 +25,7 @@ std::shared_ptr<RankState> state_of(const std::shared_ptr<comm::World>& world) {
   static std::map<std::weak_ptr<comm::World>, std::shared_ptr<RankState>, std::owner_less<>> all;
   std::lock_guard lock(mutex);
   const auto found = all.find(world);
-  if (found != all.end()) {
-    return found->second;
-  }
+  if (found != all.end()) return found->second;
   std::erase_if(all, [](const auto& entry) { return entry.first.expired(); });
   return all[world] = std::make_shared<RankState>();
 }
@@ -45,9 +41,7 @@ uint64_t agree_on_seed(const DeviceMesh& mesh) {
   const uint64_t own = draw_seed(at::detail::getDefaultCPUGenerator());
   std::memcpy(bytes.data(), &own, sizeof own);
   for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
-    if (mesh.shape()[dim] > 1) {
-      bytes = comm::broadcast_bytes(*mesh.group(dim), bytes, 0);
-    }
+    if (mesh.shape()[dim] > 1) bytes = comm::broadcast_bytes(*mesh.group(dim), bytes, 0);
   }
   uint64_t seed = 0;
   std::memcpy(&seed, bytes.data(), sizeof seed);
@@ -55,13 +49,9 @@ uint64_t agree_on_seed(const DeviceMesh& mesh) {
 }
 
 RandomState& current(const DeviceMesh& mesh, RankState& rank) {
-  if (rank.seeded) {
-    return *rank.seeded;
-  }
+  if (rank.seeded) return *rank.seeded;
   const auto known = rank.by_ranks.find(mesh.ranks());
-  if (known != rank.by_ranks.end()) {
-    return known->second;
-  }
+  if (known != rank.by_ranks.end()) return known->second;
   TESSERA_CHECK(mesh.coordinate().has_value(), ErrorKind::kShape,
                 "[dtensor.random_state] {}: rank {} is not part of the mesh. Call manual_seed.", mesh.to_string(),
                 mesh.rank());
@@ -73,9 +63,7 @@ RandomState& current(const DeviceMesh& mesh, RankState& rank) {
 RandomKey next_random_key(const DeviceMesh& mesh, const std::optional<at::Generator>& generator) {
   if (generator && generator->defined()) {
     at::Generator own = *generator;
-    if (own.device().is_cpu()) {
-      return {draw_seed(own), 0};
-    }
+    if (own.device().is_cpu()) return {draw_seed(own), 0};
     std::lock_guard lock(own.mutex());
     const uint64_t offset = own.get_offset();  // a multiple of 4, as the generator wants it
     own.set_offset(offset + 4);
@@ -88,19 +76,13 @@ RandomKey next_random_key(const DeviceMesh& mesh, const std::optional<at::Genera
 
 void skip_random_operation(const DeviceMesh& mesh) {
   const auto rank = state_of(mesh.world());
-  if (rank->seeded) {
-    ++rank->seeded->offset;
-  }
+  if (rank->seeded) ++rank->seeded->offset;
 }
-
-}  // namespace detail
 
 void manual_seed(uint64_t seed, const MeshPtr& mesh) { set_random_state({seed, 0}, mesh); }
 
-RandomState random_state(const MeshPtr& mesh) { return detail::current(*mesh, *detail::state_of(mesh->world())); }
+RandomState random_state(const MeshPtr& mesh) { return current(*mesh, *state_of(mesh->world())); }
 
-void set_random_state(const RandomState& state, const MeshPtr& mesh) {
-  detail::state_of(mesh->world())->seeded = state;
-}
+void set_random_state(const RandomState& state, const MeshPtr& mesh) { state_of(mesh->world())->seeded = state; }
 
 }  // namespace tessera

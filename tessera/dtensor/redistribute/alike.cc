@@ -5,16 +5,14 @@
 
 #include "tessera/comm/collectives/collectives.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
 // Not negative.
 int64_t hash_of(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
-  if (tensor._is_zerotensor() || !at::any(tensor).item<bool>()) {
-    return 0;
-  }
+  if (tensor._is_zerotensor() || !at::any(tensor).item<bool>()) return 0;
   const at::Tensor values = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous();
   return static_cast<int64_t>(XXH3_64bits(values.const_data_ptr(), values.nbytes()) >> 2);
 }
@@ -22,17 +20,13 @@ int64_t hash_of(const at::Tensor& tensor) {
 }  // namespace
 
 bool is_alike(const at::TensorBase& tensor, const DeviceMesh& mesh, const std::string& cause) {
-  if (tensor.is_meta()) {
-    return false;
-  }
+  if (tensor.is_meta()) return false;
   const int64_t hash = hash_of(at::Tensor(tensor));
   const at::Tensor bounds = at::tensor({hash, -hash}, at::kLong).to(mesh.device());
   for (int64_t m = 0; m < mesh.ndim() && mesh.coordinate(); ++m) {
-    if (mesh.shape()[m] > 1) {
-      comm::all_reduce(*mesh.group(m), bounds, comm::ReduceOp::kMin, cause).wait();
-    }
+    if (mesh.shape()[m] > 1) comm::all_reduce(*mesh.group(m), bounds, comm::ReduceOp::kMin, cause).wait();
   }
   return bounds[0].item<int64_t>() == -bounds[1].item<int64_t>();
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

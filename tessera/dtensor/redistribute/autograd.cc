@@ -11,7 +11,7 @@
 #include "tessera/dtensor/redistribute/redistribution_scope.h"
 #include "tessera/dtensor/tensor/dtensor_impl.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
@@ -19,9 +19,7 @@ using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
 Placements partial_to_replicated(Placements placements) {
-  for (auto& placement : placements) {
-    placement = placement.is_partial() ? Replicate() : placement;
-  }
+  for (auto& placement : placements) placement = placement.is_partial() ? Replicate() : placement;
   return placements;
 }
 
@@ -39,9 +37,7 @@ class PendingSteps final : public LocalSource {
       : mesh_(std::move(mesh)), started_(std::move(started)), strides_(std::move(strides)) {}
   const at::Tensor& part() override {
     std::lock_guard lock(mutex_);
-    if (failure_) {
-      std::rethrow_exception(failure_);
-    }
+    if (failure_) std::rethrow_exception(failure_);
     if (!local_.defined()) {
       try {
         local_ = laid_out(started_.end(), strides_);
@@ -110,9 +106,7 @@ const Saved& saved(AutogradContext* ctx) { return static_cast<const Saved&>(*ctx
 
 at::Tensor gradient_in(const char* verb, const at::Tensor& gradient, const Placements& wanted,
                        const RedistributeOptions& options) {
-  if (checked_impl(verb, gradient).placements() == wanted) {
-    return gradient;
-  }
+  if (checked_impl(verb, gradient).placements() == wanted) return gradient;
   if (at::GradMode::is_enabled() && gradient.requires_grad()) {
     return redistribute_with_gradient(gradient, wanted, options);
   }
@@ -138,9 +132,7 @@ struct FromLocal : Function<FromLocal> {
     return make_dtensor(local.detach(), mesh, share(placements), sizes, strides);
   }
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
-    if (!gradients[0].defined()) {
-      return variable_list(6);
-    }
+    if (!gradients[0].defined()) return variable_list(6);
     const at::Tensor given = on_mesh("from_local.backward", gradients[0], saved(ctx).mesh);
     const at::Tensor gradient = gradient_in("from_local.backward", given, saved(ctx).placements);
     const bool recorded = at::GradMode::is_enabled() && gradient.requires_grad();
@@ -160,9 +152,7 @@ struct ToLocal : Function<ToLocal> {
     return impl.local().detach();
   }
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
-    if (!gradients[0].defined()) {
-      return variable_list(2);
-    }
+    if (!gradients[0].defined()) return variable_list(2);
     const Saved& of = saved(ctx);
     if (at::GradMode::is_enabled() && gradients[0].requires_grad()) {
       const Placements back = partial_to_replicated(of.placements);
@@ -192,9 +182,7 @@ struct Redistributed : Function<Redistributed> {
                                {options.async_op, asked_for, asked_for ? "redistribute" : cause});
   }
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
-    if (!gradients[0].defined()) {
-      return variable_list(4);
-    }
+    if (!gradients[0].defined()) return variable_list(4);
     const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
     const auto travel = static_cast<at::ScalarType>(ctx->saved_data["backward_dtype"].toInt());
     RedistributeOptions options;
@@ -211,9 +199,7 @@ struct Redistributed : Function<Redistributed> {
 at::Tensor from_local_with_gradient(const at::Tensor& local, const MeshPtr& mesh, const Placements& placements,
                                     c10::IntArrayRef sizes, c10::IntArrayRef strides,
                                     const Placements& grad_placements) {
-  if (!local.requires_grad()) {
-    return make_dtensor(local, mesh, share(placements), sizes, strides);
-  }
+  if (!local.requires_grad()) return make_dtensor(local, mesh, share(placements), sizes, strides);
   return FromLocal::apply(local, mesh, placements, sizes, strides, grad_placements);
 }
 
@@ -226,4 +212,4 @@ at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const Placements
   return Redistributed::apply(tensor, to, options, cause);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -7,7 +7,7 @@
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/dtensor/tensor/layout.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 // Partial becomes Replicate: how a gradient lies, which need not be kept in parts.
 Placements partial_to_replicated(Placements placements);
@@ -32,4 +32,4 @@ struct RedistributeHow {
 at::Tensor redistribute_values(const at::Tensor& tensor, const Placements& to, bool may_alias,
                                const RedistributeHow& how = {});
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -13,8 +13,6 @@
 
 namespace tessera {
 
-using namespace detail;
-
 namespace {
 
 // local size x mesh size on sharded dims; strides outside the sharded dim grow with it.
@@ -24,9 +22,7 @@ void infer_global(const at::Tensor& local, const DeviceMesh& mesh, const Placeme
   strides =
       local.is_contiguous() ? dense_strides(local.sizes()) : Sizes(local.strides().begin(), local.strides().end());
   for (size_t i = 0; i < placements.size(); ++i) {
-    if (!placements[i].is_any_shard()) {
-      continue;
-    }
+    if (!placements[i].is_any_shard()) continue;
     const size_t dim = placements[i].dim;
     const int64_t stride = strides[dim];
     for (size_t other = 0; other < sizes.size(); ++other) {
@@ -61,9 +57,7 @@ void check_same_everywhere(const at::Tensor& local, const DeviceMesh& mesh, bool
   if (!problem.empty()) {
     text << "rank " << mesh.rank() << ": " << problem;
   } else {
-    if (compare_shape) {
-      text << "shape " << local.sizes() << ", stride " << local.strides() << ", ";
-    }
+    if (compare_shape) text << "shape " << local.sizes() << ", stride " << local.strides() << ", ";
     text << "dtype " << local.dtype() << ", requires_grad " << local.requires_grad();
   }
   const auto all = gather_from_mesh(text.str(), mesh);
@@ -118,28 +112,20 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placem
       if (checked[i].is_replicate()) {
         at::Tensor values = here.detach().contiguous();
         comm::broadcast(*mesh->group(static_cast<int64_t>(i)), values, 0, "from_local").wait();
-        if (!values.is_alias_of(here)) {
-          here.detach().copy_(values);
-        }
+        if (!values.is_alias_of(here)) here.detach().copy_(values);
       }
     }
   }
   Placements back = options.grad_placements.value_or(partial_to_replicated(checked));
-  if (options.grad_placements) {
-    check_placements("from_local", *mesh, back, static_cast<int64_t>(sizes.size()));
-  }
+  if (options.grad_placements) check_placements("from_local", *mesh, back, static_cast<int64_t>(sizes.size()));
   return from_local_with_gradient(here, mesh, checked, sizes, strides, back);
 }
 
 at::Tensor to_local(const at::Tensor& tensor, const std::optional<Placements>& grad_placements) {
   const DTensorImpl& impl = checked_impl("to_local", tensor);
-  if (!at::GradMode::is_enabled() || !tensor.requires_grad()) {
-    return impl.local();
-  }
+  if (!at::GradMode::is_enabled() || !tensor.requires_grad()) return impl.local();
   Placements back = grad_placements.value_or(partial_to_replicated(impl.placements()));
-  if (grad_placements) {
-    check_placements("to_local", *impl.mesh(), back, tensor.dim());
-  }
+  if (grad_placements) check_placements("to_local", *impl.mesh(), back, tensor.dim());
   return to_local_with_gradient(tensor, back);
 }
 
@@ -179,9 +165,7 @@ at::Tensor scatter_shards(const at::Tensor& tensor, comm::Group& group, const Pl
     const Runs all = n > 0 ? Runs{{0, n}} : Runs{};
     for (int64_t i = 0; i < k; ++i) {
       Part held;
-      for (const int64_t size : tensor.sizes()) {
-        held.push_back(size > 0 ? Runs{{0, size}} : Runs{});
-      }
+      for (const int64_t size : tensor.sizes()) held.push_back(size > 0 ? Runs{{0, size}} : Runs{});
       Part wanted = held;
       wanted[placement.dim] = part_of_cut(all, k, i, placement.is_strided_shard() ? placement.split_factor : 1);
       at::Tensor part = take(tensor, held, wanted);
@@ -199,16 +183,12 @@ at::Tensor scatter_shards(const at::Tensor& tensor, comm::Group& group, const Pl
 }
 
 at::Tensor spread(const at::Tensor& tensor, const MeshPtr& mesh, const Placements& placements, std::optional<int> src) {
-  if (!mesh->coordinate()) {
-    return at::empty(Sizes(tensor.dim(), 0), tensor.options());
-  }
+  if (!mesh->coordinate()) return at::empty(Sizes(tensor.dim(), 0), tensor.options());
   at::Tensor local = tensor;
   Placements order = placements;
   if (src && !tensor.is_meta()) {
     for (size_t i = 0; i < placements.size(); ++i) {
-      if (mesh->shape()[i] == 1) {
-        continue;
-      }
+      if (mesh->shape()[i] == 1) continue;
       comm::Group& group = *mesh->group(static_cast<int64_t>(i));
       TESSERA_CHECK(*src >= 0 && *src < group.size(), ErrorKind::kShape,
                     "[dtensor.distribute_tensor] src_data_rank: found {}, wanted 0..{} on mesh dim {}.", *src,
@@ -220,9 +200,7 @@ at::Tensor spread(const at::Tensor& tensor, const MeshPtr& mesh, const Placement
         comm::broadcast(group, local, *src, "distribute_tensor").wait();
       }
     }
-    for (auto& placement : order) {
-      placement = placement.is_partial() ? Replicate() : placement;
-    }
+    for (auto& placement : order) placement = placement.is_partial() ? Replicate() : placement;
   } else {
     order = Placements(placements.size(), Replicate());
   }
@@ -256,9 +234,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, cons
   {
     at::NoGradGuard no_grad;
     at::Tensor here = tensor.detach();
-    if (!here.is_meta() && here.device() != mesh->device()) {
-      here = here.to(mesh->device());
-    }
+    if (!here.is_meta() && here.device() != mesh->device()) here = here.to(mesh->device());
     local = spread(here, mesh, checked, src_data_rank);
   }
   at::Tensor result = make_dtensor(local, mesh, share(checked), tensor.sizes());

@@ -4,16 +4,14 @@
 
 #include <algorithm>
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
 // The ranks of the group over some mesh dims, in its order.
 std::vector<Coordinate> members(const DeviceMesh& mesh, const MeshDims& dims) {
   int64_t count = 1;
-  for (const int64_t dim : dims) {
-    count *= mesh.shape()[dim];
-  }
+  for (const int64_t dim : dims) count *= mesh.shape()[dim];
   std::vector<Coordinate> all(count, Coordinate(mesh.coordinate()->begin(), mesh.coordinate()->end()));
   for (int64_t i = 0; i < count; ++i) {
     int64_t rest = i;
@@ -74,21 +72,15 @@ Movement movement_of(const Division& division, const DeviceMesh& mesh) {
   const Cuts& from = division.from;
   const Coordinate self(mesh.coordinate()->begin(), mesh.coordinate()->end());
   Movement movement{part_of(sizes, mesh, from, self), part_of(sizes, mesh, division.to, self), {}, {}, {}};
-  if (!division.before && !division.after) {
-    return movement;
-  }
+  if (!division.before && !division.after) return movement;
   for (const Coordinate& member : members(mesh, mesh_dims)) {
-    if (division.before) {
-      movement.before.push_back(part_of(sizes, mesh, from, member));
-    }
-    if (division.after) {
-      movement.after.push_back(part_of(sizes, mesh, division.to, member));
-    }
+    if (division.before) movement.before.push_back(part_of(sizes, mesh, from, member));
+    if (division.after) movement.after.push_back(part_of(sizes, mesh, division.to, member));
     // An element that several ranks hold comes from the one that agrees with the receiver on the mesh dims that do not
     // cut what is held; it is the receiver itself where it has it.
     bool linked = true;
     for (const int64_t dim : mesh_dims) {
-      const bool cuts = std::any_of(from.begin(), from.end(), [dim](const Cut& cut) { return cut.mesh_dim == dim; });
+      const bool cuts = std::ranges::any_of(from, [dim](const Cut& cut) { return cut.mesh_dim == dim; });
       linked = linked && (self[dim] == member[dim] || cuts);
     }
     movement.linked.push_back(linked);
@@ -98,9 +90,7 @@ Movement movement_of(const Division& division, const DeviceMesh& mesh) {
 
 Sizes sizes_of(const Part& part) {
   Sizes sizes;
-  for (const Runs& runs : part) {
-    sizes.push_back(length(runs));
-  }
+  for (const Runs& runs : part) sizes.push_back(length(runs));
   return sizes;
 }
 
@@ -116,9 +106,7 @@ Part common(const Part& a, const Part& b) {
       const Run& y = b[dim][j];
       const int64_t start = std::max(x.start, y.start);
       const int64_t end = std::min(x.start + x.size, y.start + y.size);
-      if (start < end) {
-        runs.push_back({start, end - start});
-      }
+      if (start < end) runs.push_back({start, end - start});
       (x.start + x.size < y.start + y.size ? i : j) += 1;
     }
     both.push_back(std::move(runs));
@@ -129,9 +117,7 @@ Part common(const Part& a, const Part& b) {
 at::Tensor take(const at::Tensor& tensor, const Part& held, const Part& wanted) {
   at::Tensor taken = tensor;
   for (size_t dim = 0; dim < held.size(); ++dim) {
-    if (held[dim] == wanted[dim]) {
-      continue;
-    }
+    if (held[dim] == wanted[dim]) continue;
     const Runs places = positions(held[dim], wanted[dim]);
     const auto d = static_cast<int64_t>(dim);
     if (places.empty()) {
@@ -140,9 +126,7 @@ at::Tensor take(const at::Tensor& tensor, const Part& held, const Part& wanted) 
       taken = taken.narrow(d, places[0].start, places[0].size);
     } else {
       std::vector<at::Tensor> pieces;
-      for (const Run& place : places) {
-        pieces.push_back(taken.narrow(d, place.start, place.size));
-      }
+      for (const Run& place : places) pieces.push_back(taken.narrow(d, place.start, place.size));
       taken = at::cat(pieces, d);
     }
   }
@@ -155,7 +139,7 @@ void put(const at::Tensor& tensor, const Part& held, const at::Tensor& values, c
 
 std::optional<int64_t> dim_that_joins(const Part& whole, const std::vector<Part>& parts) {
   const auto is_cut = [&](size_t dim) {
-    return std::any_of(parts.begin(), parts.end(), [&](const Part& part) { return part[dim] != whole[dim]; });
+    return std::ranges::any_of(parts, [&](const Part& part) { return part[dim] != whole[dim]; });
   };
   size_t cut = 0;
   while (cut < whole.size() && !is_cut(cut)) ++cut;
@@ -180,4 +164,4 @@ bool in_order(const Part& whole, const std::vector<Part>& parts) {
   return cut && std::all_of(whole.begin(), whole.begin() + *cut, [](const Runs& runs) { return length(runs) == 1; });
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

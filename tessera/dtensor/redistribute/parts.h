@@ -8,7 +8,7 @@
 
 #include "tessera/dtensor/tensor/layout.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 using MeshDims = c10::SmallVector<int64_t, 2>;
 using Coordinate = c10::SmallVector<int64_t, 4>;
@@ -47,4 +47,4 @@ std::optional<int64_t> dim_that_joins(const Part& whole, const std::vector<Part>
 // Whether the parts one after the other are the contiguous memory of the whole.
 bool in_order(const Part& whole, const std::vector<Part>& parts);
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -16,7 +16,7 @@
 #include "tessera/dtensor/redistribute/parts.h"
 #include "tessera/dtensor/tensor/layout.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 struct Step {
   enum class Kind : uint8_t {
@@ -76,4 +76,4 @@ InFlight start_steps(const at::Tensor& local, const DeviceMesh& mesh, const Step
 // All-reduce and reduce-scatter of booleans travel as bytes: any() is a sum, all() a product.
 ReduceOp byte_op(ReduceOp op);
 
-}  // namespace tessera::detail
+}  // namespace tessera

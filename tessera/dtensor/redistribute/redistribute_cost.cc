@@ -4,7 +4,7 @@
 
 #include "tessera/dtensor/redistribute/redistribute.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -16,9 +16,7 @@ struct LinkCost {
 // Numbers of the upstream model: an NVLink-like link inside a host, a fifth of it across hosts.
 LinkCost link_cost(const DeviceMesh& mesh, int64_t mesh_dim) {
   int64_t devices = 1;
-  for (int64_t i = mesh.ndim() - 1; i >= mesh_dim; --i) {
-    devices *= mesh.shape()[i];
-  }
+  for (int64_t i = mesh.ndim() - 1; i >= mesh_dim; --i) devices *= mesh.shape()[i];
   // Alike on all ranks: they must choose alike.
   const bool inside_host = devices <= mesh.world()->info().hosts.least_ranks;
   return inside_host ? LinkCost{0.6, 87.7} : LinkCost{2.7, 87.7 * 0.22};
@@ -26,21 +24,15 @@ LinkCost link_cost(const DeviceMesh& mesh, int64_t mesh_dim) {
 
 double parts_of(const Cuts& cuts, const DeviceMesh& mesh) {
   double parts = 1;
-  for (const Cut& cut : cuts) {
-    parts *= static_cast<double>(mesh.shape()[cut.mesh_dim]);
-  }
+  for (const Cut& cut : cuts) parts *= static_cast<double>(mesh.shape()[cut.mesh_dim]);
   return parts;
 }
 
 // `whole`: GB of the global tensor.
 double price(const Step& step, double whole, const DeviceMesh& mesh) {
-  if (!communicates(step)) {
-    return 0;
-  }
+  if (!communicates(step)) return 0;
   double k = 1;
-  for (const int64_t dim : step.mesh_dims) {
-    k *= static_cast<double>(mesh.shape()[dim]);
-  }
+  for (const int64_t dim : step.mesh_dims) k *= static_cast<double>(mesh.shape()[dim]);
   const auto [latency, bandwidth] = link_cost(mesh, step.mesh_dims.front());
   double received = 0;
   double hops = k - 1;
@@ -59,7 +51,7 @@ double price(const Step& step, double whole, const DeviceMesh& mesh) {
     default: {  // of what this rank shall hold, a share as large as its share of the tensor is here already
       double cut = 1;
       for (const Cut& c : step.from) {
-        const bool moves = std::find(step.mesh_dims.begin(), step.mesh_dims.end(), c.mesh_dim) != step.mesh_dims.end();
+        const bool moves = std::ranges::find(step.mesh_dims, c.mesh_dim) != step.mesh_dims.end();
         cut *= moves ? static_cast<double>(mesh.shape()[c.mesh_dim]) : 1;
       }
       received = whole / parts_of(step.to, mesh) * (1 - 1 / cut);
@@ -75,9 +67,7 @@ double cost_of(const Steps& steps, int64_t item_bytes, const DeviceMesh& mesh) {
   double total = 0;
   for (const Step& step : steps) {
     double gigabytes = static_cast<double>(item_bytes) / (1 << 30);
-    for (const int64_t size : step.global_sizes) {
-      gigabytes *= static_cast<double>(size);
-    }
+    for (const int64_t size : step.global_sizes) gigabytes *= static_cast<double>(size);
     total += price(step, gigabytes, mesh);
   }
   return total;
@@ -85,9 +75,7 @@ double cost_of(const Steps& steps, int64_t item_bytes, const DeviceMesh& mesh) {
 
 double redistribute_cost(c10::IntArrayRef global_sizes, int64_t item_bytes, const DeviceMesh& mesh,
                          const Placements& from, const Placements& to) {
-  if (from == to || std::all_of(from.begin(), from.end(), [](const auto& p) { return p.is_replicate(); })) {
-    return 0;
-  }
+  if (from == to || std::ranges::all_of(from, [](const auto& p) { return p.is_replicate(); })) return 0;
   for (size_t i = 0; i < from.size(); ++i) {
     if ((from[i].is_any_shard() || from[i].is_partial()) && to[i].is_partial() && from[i] != to[i]) {
       return std::numeric_limits<double>::infinity();
@@ -96,4 +84,4 @@ double redistribute_cost(c10::IntArrayRef global_sizes, int64_t item_bytes, cons
   return cost_of(plan_one_by_one(global_sizes, mesh, from, to), item_bytes, mesh);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

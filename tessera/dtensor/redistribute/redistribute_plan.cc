@@ -5,7 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/redistribute/redistribute.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -23,13 +23,9 @@ MeshDims holders(const Cuts& cuts, int64_t dim, int64_t m) {
   MeshDims outside;
   MeshDims earlier;
   for (const Cut& cut : of_dim(cuts, dim)) {
-    if (cut.mesh_dim == m) {
-      return outside;
-    }
+    if (cut.mesh_dim == m) return outside;
     outside.push_back(cut.mesh_dim);
-    if (cut.mesh_dim < m) {
-      earlier.push_back(cut.mesh_dim);
-    }
+    if (cut.mesh_dim < m) earlier.push_back(cut.mesh_dim);
   }
   return earlier;
 }
@@ -54,13 +50,9 @@ class Planner {
 
   // One mesh dim after another, as upstream.
   Steps one_by_one() {
-    for (int64_t m = mesh_.ndim(); m-- > 0;) {
-      undo_if_misplaced(m);
-    }
+    for (int64_t m = mesh_.ndim(); m-- > 0;) undo_if_misplaced(m);
     for (int64_t m = 0; m < mesh_.ndim(); ++m) {
-      if (!done(m) && now_[m].is_partial() && to_[m].is_partial(ReduceOp::kProduct)) {
-        change(m, Replicate());
-      }
+      if (!done(m) && now_[m].is_partial() && to_[m].is_partial(ReduceOp::kProduct)) change(m, Replicate());
     }
     // First to last, but a shard comes after the shards that hold it. One that others wait for while it waits itself is
     // taken back.
@@ -84,9 +76,7 @@ class Planner {
 
   bool possible_at_once() const {
     for (int64_t m = 0; m < mesh_.ndim(); ++m) {
-      if (!done(m) && (to_[m].is_partial() || now_[m].kind == Placement::Kind::kNormPartial)) {
-        return false;
-      }
+      if (!done(m) && (to_[m].is_partial() || now_[m].kind == Placement::Kind::kNormPartial)) return false;
     }
     return true;
   }
@@ -97,9 +87,7 @@ class Planner {
     if (cut_first) {
       Cuts cut = cuts_;
       for (const Cut& c : goal_) {
-        if (now_[c.mesh_dim].is_replicate()) {
-          cut.push_back(c);
-        }
+        if (now_[c.mesh_dim].is_replicate()) cut.push_back(c);
       }
       add(Kind::kCut, {}, cut);
     }
@@ -113,7 +101,7 @@ class Planner {
   bool done(int64_t m) const { return now_[m] == to_[m]; }
 
   bool all_done(const MeshDims& dims) const {
-    return std::all_of(dims.begin(), dims.end(), [&](int64_t i) { return done(i); });
+    return std::ranges::all_of(dims, [&](int64_t i) { return done(i); });
   }
 
   // Whether a shard's holders are there and nothing else cuts its dim, which would hold it, too; whether nothing is
@@ -121,18 +109,14 @@ class Planner {
   bool ready(int64_t m) const {
     if (to_[m].is_partial(ReduceOp::kProduct)) {
       for (int64_t other = 0; other < mesh_.ndim(); ++other) {
-        if (other != m && !done(other) && now_[other].is_partial()) {
-          return false;
-        }
+        if (other != m && !done(other) && now_[other].is_partial()) return false;
       }
     }
-    if (!to_[m].is_any_shard()) {
-      return true;
-    }
+    if (!to_[m].is_any_shard()) return true;
     const MeshDims outside = holders(goal_, to_[m].dim, m);
     const Cuts present = of_dim(cuts_, to_[m].dim);
-    return all_done(outside) && std::all_of(present.begin(), present.end(), [&](const Cut& cut) {
-             return cut.mesh_dim == m || std::find(outside.begin(), outside.end(), cut.mesh_dim) != outside.end();
+    return all_done(outside) && std::ranges::all_of(present, [&](const Cut& cut) {
+             return cut.mesh_dim == m || std::ranges::find(outside, cut.mesh_dim) != outside.end();
            });
   }
 
@@ -150,24 +134,18 @@ class Planner {
     const Cuts from = real(cuts_);
     cuts_ = to;
     const bool moves = kind == Kind::kCut ? real(to) != from : !dims.empty();
-    if (moves) {
-      steps_.push_back({kind, std::move(dims), from, real(to), sizes_, partial});
-    }
+    if (moves) steps_.push_back({kind, std::move(dims), from, real(to), sizes_, partial});
   }
 
   // ---- one by one ----
 
   // Gathers a shard that would not stay inside the same others, and before it those inside it.
   void undo_if_misplaced(int64_t m) {
-    if (!now_[m].is_any_shard()) {
-      return;
-    }
+    if (!now_[m].is_any_shard()) return;
     const int64_t dim = now_[m].dim;
     const bool strided = now_[m].is_strided_shard() && !done(m);
     const MeshDims outside = holders(cuts_, dim, m);
-    if (!strided && outside == holders(goal_, dim, m) && all_done(outside)) {
-      return;
-    }
+    if (!strided && outside == holders(goal_, dim, m) && all_done(outside)) return;
     undo(m);
   }
 
@@ -176,16 +154,12 @@ class Planner {
     const int64_t dim = now_[m].dim;
     const size_t outside = holders(cuts_, dim, m).size();
     const Cuts nested = of_dim(cuts_, dim);
-    for (size_t i = nested.size(); i-- > outside;) {
-      change(nested[i].mesh_dim, Replicate());
-    }
+    for (size_t i = nested.size(); i-- > outside;) change(nested[i].mesh_dim, Replicate());
   }
 
   void change(int64_t m, const Placement& target) {
     const Placement source = now_[m];
-    if (source == target) {
-      return;
-    }
+    if (source == target) return;
     // A shard becomes partial, and a strided shard anything, by way of the whole.
     const bool strided = source.is_strided_shard() || target.is_strided_shard();
     if (!source.is_replicate() && !target.is_replicate() && (strided || target.is_partial())) {
@@ -195,9 +169,7 @@ class Planner {
     }
     Cuts cuts = cuts_;
     cuts.erase(std::remove_if(cuts.begin(), cuts.end(), [m](const Cut& cut) { return cut.mesh_dim == m; }), cuts.end());
-    if (target.is_any_shard()) {
-      cuts.push_back({m, target.dim, target.is_strided_shard() ? target.split_factor : 1});
-    }
+    if (target.is_any_shard()) cuts.push_back({m, target.dim, target.is_strided_shard() ? target.split_factor : 1});
     now_[m] = target;
     if (source.is_partial()) {
       add(target.is_any_shard() ? Kind::kReduceScatter : Kind::kReduce, {m}, cuts, source);
@@ -216,18 +188,12 @@ class Planner {
       MeshDims dims;
       Cuts cuts = cuts_;
       for (int64_t m = 0; m < mesh_.ndim(); ++m) {
-        if (now_[m].is_partial(op) && !done(m) && to_[m].is_any_shard() == scatter) {
-          dims.push_back(m);
-        }
+        if (now_[m].is_partial(op) && !done(m) && to_[m].is_any_shard() == scatter) dims.push_back(m);
       }
       for (const Cut& c : goal_) {
-        if (scatter && std::find(dims.begin(), dims.end(), c.mesh_dim) != dims.end()) {
-          cuts.push_back(c);
-        }
+        if (scatter && std::ranges::find(dims, c.mesh_dim) != dims.end()) cuts.push_back(c);
       }
-      if (!dims.empty()) {
-        add(scatter ? Kind::kReduceScatter : Kind::kReduce, dims, cuts, Partial(op));
-      }
+      if (!dims.empty()) add(scatter ? Kind::kReduceScatter : Kind::kReduce, dims, cuts, Partial(op));
     }
   }
 
@@ -247,16 +213,12 @@ class Planner {
       undone = undone || same < now.size();
       made = made || same < goal.size();
       for (const auto* list : {&now, &goal}) {
-        for (size_t i = same; i < list->size(); ++i) {
-          dims.push_back((*list)[i].mesh_dim);
-        }
+        for (size_t i = same; i < list->size(); ++i) dims.push_back((*list)[i].mesh_dim);
       }
     }
-    std::sort(dims.begin(), dims.end());
+    std::ranges::sort(dims);
     dims.erase(std::unique(dims.begin(), dims.end()), dims.end());
-    if (undone || made) {
-      add(!undone ? Kind::kCut : made ? Kind::kExchange : Kind::kGather, dims, goal_);
-    }
+    if (undone || made) add(!undone ? Kind::kCut : made ? Kind::kExchange : Kind::kGather, dims, goal_);
   }
 
   Sizes sizes_;
@@ -289,9 +251,7 @@ Steps plan_one_by_one(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, con
 std::optional<Steps> plan_at_once(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& from,
                                   const Placements& to) {
   const Planner planner(global_sizes, mesh, from, to);
-  if (!planner.possible_at_once()) {
-    return std::nullopt;
-  }
+  if (!planner.possible_at_once()) return std::nullopt;
   Steps cut_late = Planner(planner).at_once(false);
   Steps cut_early = Planner(planner).at_once(true);
   return cost_of(cut_early, 4, mesh) < cost_of(cut_late, 4, mesh) ? cut_early : cut_late;
@@ -299,21 +259,15 @@ std::optional<Steps> plan_at_once(c10::IntArrayRef global_sizes, const DeviceMes
 
 Steps plan_redistribute(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& from,
                         const Placements& to) {
-  if (!mesh.coordinate()) {
-    return {};
-  }
+  if (!mesh.coordinate()) return {};
   Steps steps = plan_one_by_one(global_sizes, mesh, from, to);
-  if (steps.size() > 1 && std::any_of(steps.begin(), steps.end(), communicates)) {
+  if (steps.size() > 1 && std::ranges::any_of(steps, communicates)) {
     constexpr int64_t kItemBytes = 4;  // plans must not depend on more than shapes and placements
     auto at_once = plan_at_once(global_sizes, mesh, from, to);
-    if (at_once && cost_of(*at_once, kItemBytes, mesh) < cost_of(steps, kItemBytes, mesh)) {
-      steps = *std::move(at_once);
-    }
+    if (at_once && cost_of(*at_once, kItemBytes, mesh) < cost_of(steps, kItemBytes, mesh)) steps = *std::move(at_once);
   }
-  for (Step& step : steps) {
-    step.movement = work_out(step, mesh);
-  }
+  for (Step& step : steps) step.movement = work_out(step, mesh);
   return steps;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

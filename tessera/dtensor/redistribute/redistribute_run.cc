@@ -9,7 +9,7 @@
 #include "tessera/dtensor/redistribute/redistribute.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -35,9 +35,7 @@ struct Travel {
   }
   at::Tensor packed(const at::Tensor& values) const { return order != 0 ? values.pow(order) : values; }
   InFlight unpacked(InFlight started) const {
-    if (order == 0) {
-      return started;
-    }
+    if (order == 0) return started;
     return with(std::move(started), [p = order](const at::Tensor& sum) { return sum.pow(1.0 / p); });
   }
   ReduceOp op;
@@ -53,26 +51,20 @@ InFlight reduce(const at::Tensor& local, comm::Group& group, const Step& step) {
                                            : values.contiguous();
   comm::Pending work = comm::all_reduce(group, sum, boolean ? byte_op(travel.op) : travel.op, "redistribute");
   InFlight started{std::move(sum), std::move(work), {}, true};
-  if (boolean) {
-    return with(std::move(started), [](const at::Tensor& bytes) { return bytes.to(at::kBool); });
-  }
+  if (boolean) return with(std::move(started), [](const at::Tensor& bytes) { return bytes.to(at::kBool); });
   return travel.unpacked(std::move(started));
 }
 
 int64_t most_of(const std::vector<Part>& parts) {
   int64_t most = 0;
-  for (const Part& part : parts) {
-    most = std::max(most, numel_of(part));
-  }
+  for (const Part& part : parts) most = std::max(most, numel_of(part));
   return most;
 }
 
 // Whether parts of which each takes as much room as the largest lie one after the other: only the last may be smaller.
 bool fills(const std::vector<Part>& parts, int64_t most, int64_t whole) {
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (numel_of(parts[i]) != std::clamp<int64_t>(whole - static_cast<int64_t>(i) * most, 0, most)) {
-      return false;
-    }
+    if (numel_of(parts[i]) != std::clamp<int64_t>(whole - static_cast<int64_t>(i) * most, 0, most)) return false;
   }
   return true;
 }
@@ -101,9 +93,7 @@ InFlight gather(const at::Tensor& local, comm::Group& group, std::shared_ptr<con
           gathered.select(0, static_cast<int64_t>(i)).narrow(0, 0, numel_of(parts[i])).view(sizes_of(parts[i])));
     }
     if (const auto dim = dim_that_joins(whole, parts)) return at::cat_out(result, values, *dim);
-    for (size_t i = 0; i < parts.size(); ++i) {
-      put(result, whole, values[i], parts[i]);
-    }
+    for (size_t i = 0; i < parts.size(); ++i) put(result, whole, values[i], parts[i]);
     return result;
   });
 }
@@ -113,11 +103,9 @@ at::Tensor stacked(const at::Tensor& local, const Movement& movement, int64_t mo
   const std::vector<Part>& parts = movement.after;
   const auto count = static_cast<int64_t>(parts.size());
   const bool ordered = fills(parts, most, local.numel()) && in_order(movement.held, parts);
-  if (ordered && local.numel() == count * most) {
-    return local.contiguous().view({count, most});
-  }
+  if (ordered && local.numel() == count * most) return local.contiguous().view({count, most});
   const Sizes sizes = sizes_of(parts[0]);
-  if (std::all_of(parts.begin(), parts.end(), [&](const Part& part) { return sizes_of(part) == sizes; })) {
+  if (std::ranges::all_of(parts, [&](const Part& part) { return sizes_of(part) == sizes; })) {
     std::vector<at::Tensor> pieces;
     for (const Part& part : parts) pieces.push_back(take(local, movement.held, part));
     return at::stack(pieces).reshape({count, most});
@@ -161,9 +149,7 @@ InFlight exchange(const at::Tensor& local, comm::Group& group, std::shared_ptr<c
   int64_t total = 0;
   for (size_t i = 0; i < movement->before.size(); ++i) {
     const bool linked = movement->linked[i];
-    if (linked) {
-      sent.push_back(take(local, movement->held, common(movement->held, movement->after[i])).reshape({-1}));
-    }
+    if (linked) sent.push_back(take(local, movement->held, common(movement->held, movement->after[i])).reshape({-1}));
     sent_counts.push_back(linked ? sent.back().numel() : 0);
     received.push_back(linked ? common(movement->before[i], movement->wanted) : Part{});
     received_counts.push_back(linked ? numel_of(received.back()) : 0);
@@ -189,9 +175,7 @@ InFlight exchange(const at::Tensor& local, comm::Group& group, std::shared_ptr<c
 
 at::Tensor replicate_to_partial(const at::Tensor& local, const Placement& to, int64_t k, int64_t coordinate) {
   if (to.kind == Placement::Kind::kNormPartial) {
-    if (to.norm_order() == 0) {
-      return local / static_cast<double>(k);
-    }
+    if (to.norm_order() == 0) return local / static_cast<double>(k);
     return local / std::pow(static_cast<double>(k), 1.0 / to.norm_order());
   }
   switch (to.reduce_op) {
@@ -239,9 +223,7 @@ ReduceOp byte_op(ReduceOp op) {
 at::Tensor InFlight::end() {
   work.wait();
   pending = false;
-  if (finish) {
-    value = std::exchange(finish, {})();
-  }
+  if (finish) value = std::exchange(finish, {})();
   return value;
 }
 
@@ -251,9 +233,7 @@ InFlight start_steps(const at::Tensor& local, const DeviceMesh& mesh, const Step
     InFlight started = start_step(now, mesh, steps[i], may_alias || i > 0);
     const bool rest_is_local = std::none_of(steps.begin() + static_cast<int64_t>(i) + 1, steps.end(), communicates);
     if (started.pending && rest_is_local) {
-      if (i + 1 == steps.size()) {
-        return started;
-      }
+      if (i + 1 == steps.size()) return started;
       const Steps rest(steps.begin() + static_cast<int64_t>(i) + 1, steps.end());
       const auto owner = mesh.shared_from_this();
       return with(std::move(started),
@@ -268,4 +248,4 @@ at::Tensor run_steps(const at::Tensor& local, const DeviceMesh& mesh, const Step
   return start_steps(local, mesh, steps, may_alias).end();
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -29,24 +29,18 @@ void RedistributionLog::add(const Redistribution& record) {
 
 std::string RedistributionLog::to_string() const {
   std::string text;
-  for (const auto& record : records_) {
-    text += record.to_string() + '\n';
-  }
+  for (const auto& record : records_) text += record.to_string() + '\n';
   return text;
 }
 
 std::map<std::string, CommTally> RedistributionLog::by_cause() const {
   std::map<std::string, CommTally> sums;
-  for (const auto& record : records_) {
-    sums[record.cause] += record.moved;
-  }
+  for (const auto& record : records_) sums[record.cause] += record.moved;
   return sums;
 }
 
 ExplicitRedistribution::ExplicitRedistribution(const Options& options)
     : options_(options), in_force_(kExplicit, this) {}
-
-namespace detail {
 
 bool RedistributionScope::is_watched() {
   return Propagated::innermost(kLog) != nullptr || Propagated::innermost(kExplicit) != nullptr ||
@@ -54,9 +48,7 @@ bool RedistributionScope::is_watched() {
 }
 
 RedistributionScope::RedistributionScope(const What& what) {
-  if (!is_watched()) {
-    return;
-  }
+  if (!is_watched()) return;
   const DTensorImpl* impl = is_dtensor_impl(*what.tensor.unsafeGetTensorImpl()) ? impl_of(what.tensor) : nullptr;
   Redistribution record{what.cause,
                         what.element < 0 ? what.argument : fmt::format("{}[{}]", what.argument, what.element),
@@ -68,7 +60,7 @@ RedistributionScope::RedistributionScope(const What& what) {
   const auto* rule = static_cast<const ExplicitRedistribution*>(Propagated::innermost(kExplicit));
   if (rule != nullptr && rule->options().enable && !what.asked_for && impl != nullptr) {
     const auto& options = rule->options();
-    const bool moves = std::any_of(what.steps.begin(), what.steps.end(), communicates);
+    const bool moves = std::ranges::any_of(what.steps, communicates);
     if (moves || options.strict) {
       const std::string message = fmt::format(
           "[dtensor.dispatch] Implicit redistribution occurred for {} while ExplicitRedistributionContext was active: "
@@ -84,15 +76,11 @@ RedistributionScope::RedistributionScope(const What& what) {
 }
 
 RedistributionScope::~RedistributionScope() {
-  if (!watch_) {
-    return;
-  }
+  if (!watch_) return;
   Redistribution& record = watch_->record;
   record.moved = watch_->comm.tally();
   Propagated::for_each(kLog, [&](void* log) { static_cast<RedistributionLog*>(log)->add(record); });
   log_debug("[dtensor.redistribute] {}", record.to_string());
 }
-
-}  // namespace detail
 
 }  // namespace tessera

@@ -9,7 +9,7 @@
 #include "tessera/dtensor/redistribute/redistribute.h"
 #include "tessera/dtensor/redistribute/redistribution_log.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 class RedistributionScope {
  public:
@@ -38,4 +38,4 @@ class RedistributionScope {
   std::unique_ptr<Watch> watch_;
 };
 
-}  // namespace tessera::detail
+}  // namespace tessera

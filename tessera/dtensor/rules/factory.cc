@@ -5,7 +5,7 @@
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -15,9 +15,7 @@ LocalFunction ones_on_diagonal(int64_t row, int64_t column) {
     const at::Tensor out = local.arg(local.op.args.size() - 1).toTensor();
     out.zero_();
     const int64_t offset = row - column;  // element (i, j) is (i + row, j + column) of the whole
-    if (offset < out.size(1) && -offset < out.size(0)) {
-      out.diagonal(offset).fill_(1);
-    }
+    if (offset < out.size(1) && -offset < out.size(0)) out.diagonal(offset).fill_(1);
     local.finish({out});
   };
 }
@@ -38,9 +36,7 @@ void propose_eye(const OpCall& call, Proposal& proposal) {
   proposal.output({n, m});
   proposal.choice = Choice{{}, {out.placements}};
   proposal.local = [](const OpCall& of, const Choice& choice) -> LocalFunction {
-    if (!of.mesh->coordinate()) {
-      return nullptr;
-    }
+    if (!of.mesh->coordinate()) return nullptr;
     const LocalBox box = local_box(of.outs[0].sizes.vec(), *of.mesh, choice.outputs[0]);
     return ones_on_diagonal(box.offset[0], box.offset[1]);
   };
@@ -50,4 +46,4 @@ void propose_eye(const OpCall& call, Proposal& proposal) {
 
 void add_factory_rules(RuleTable& table) { table.add({"aten::eye.out", "aten::eye.m_out"}, propose_eye); }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -1,19 +1,15 @@
 // Operations that make tensors like others.
 #include "tessera/dtensor/rules/table.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
 // They read no values: what is partial becomes whole for free.
 void propose_like(const OpCall& call, Proposal& proposal) {
   const auto& self = call.inputs[0];
-  for (int64_t dim = 0; dim < self.dim(); ++dim) {
-    proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
-  }
-  for (const Placement& p : partials_among(call)) {
-    proposal.strategies.push_back({{Replicate()}, {p}});
-  }
+  for (int64_t dim = 0; dim < self.dim(); ++dim) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
+  for (const Placement& p : partials_among(call)) proposal.strategies.push_back({{Replicate()}, {p}});
   proposal.output(self.sizes);
 }
 
@@ -23,9 +19,7 @@ void propose_new(const OpCall& call, Proposal& proposal, bool keep_partial) {
   const std::vector<int64_t> sizes = call.ints_at(call.arg_named("size"));
   Choice choice{{self.placements}, {self.placements}};
   for (auto& placement : choice.outputs[0]) {
-    if (self.sizes != c10::IntArrayRef(sizes) || (placement.is_partial() && !keep_partial)) {
-      placement = Replicate();
-    }
+    if (self.sizes != c10::IntArrayRef(sizes) || (placement.is_partial() && !keep_partial)) placement = Replicate();
   }
   const int stride = call.arg_named("stride");
   proposal.outputs.push_back({sizes, call.ints_at(stride)});
@@ -51,4 +45,4 @@ void add_like_rules(RuleTable& table) {
             [](const OpCall& call, Proposal& proposal) { propose_new(call, proposal, true); });
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -7,7 +7,7 @@ namespace tessera {
 
 void register_sharding(const std::string& name,
                        std::function<std::vector<AcceptableSharding>(const OpCall&)> acceptable) {
-  detail::replace_rule(name, [acceptable = std::move(acceptable)](const OpCall& call, Proposal& proposal) {
+  replace_rule(name, [acceptable = std::move(acceptable)](const OpCall& call, Proposal& proposal) {
     for (const auto& sharding : acceptable(call)) {
       TESSERA_CHECK(
           sharding.inputs.size() == call.op.args.size(), ErrorKind::kShape,

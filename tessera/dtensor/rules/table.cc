@@ -10,17 +10,13 @@
 
 namespace tessera {
 
-namespace detail {
-
 void RuleTable::add(const std::string& name, Rule rule) {
   const bool fresh = rules_.emplace(name, std::move(rule)).second;
   TESSERA_CHECK(fresh, ErrorKind::kInternal, "[dtensor.register_rule] {}: there is a rule of that name already.", name);
 }
 
 void RuleTable::add(std::initializer_list<const char*> names, const Rule& rule) {
-  for (const char* name : names) {
-    add(name, rule);
-  }
+  for (const char* name : names) add(name, rule);
 }
 
 const Rule* RuleTable::find(const std::string& name) const {
@@ -72,18 +68,12 @@ struct Rules {
   }
 
   static const Rule* find_in(RuleTable& table, const std::string& full_name) {
-    if (const Rule* rule = table.find(full_name)) {
-      return rule;
-    }
+    if (const Rule* rule = table.find(full_name)) return rule;
     std::string name = full_name.substr(0, full_name.find('.'));
-    if (const Rule* rule = table.find(name)) {
-      return rule;
-    }
+    if (const Rule* rule = table.find(name)) return rule;
     if (name.ends_with('_') && !name.ends_with("__")) {
       name.pop_back();
-      if (const Rule* rule = table.find(name)) {
-        return rule;
-      }
+      if (const Rule* rule = table.find(name)) return rule;
     }
     constexpr std::string_view kForeach = "::_foreach_";
     if (const auto at = name.find(kForeach); at != std::string::npos) {
@@ -121,9 +111,7 @@ namespace {
 std::optional<Choice> zip_positions(const Rule& rule, const OpCall& call, bool whole_singles,
                                     std::vector<OutputShape>& shapes) {
   size_t length = 0;
-  for (const auto& input : call.inputs) {
-    length = std::max(length, static_cast<size_t>(input.element + 1));
-  }
+  for (const auto& input : call.inputs) length = std::max(length, static_cast<size_t>(input.element + 1));
   const Placements replicated(call.mesh->ndim(), Replicate());
   Choice whole;
   whole.inputs.resize(call.inputs.size());
@@ -137,12 +125,8 @@ std::optional<Choice> zip_positions(const Rule& rule, const OpCall& call, bool w
         whole.inputs[i] = replicated;
         continue;
       }
-      if (input.element >= 0 && input.element != static_cast<int>(position)) {
-        continue;
-      }
-      if (input.mutated && fixed.empty()) {
-        fixed.emplace_back(0, input.placements);
-      }
+      if (input.element >= 0 && input.element != static_cast<int>(position)) continue;
+      if (input.mutated && fixed.empty()) fixed.emplace_back(0, input.placements);
       inputs.push_back(input);
       indices.push_back(i);
       if (input.element < 0 && whole_singles) {
@@ -156,15 +140,11 @@ std::optional<Choice> zip_positions(const Rule& rule, const OpCall& call, bool w
     const Choice choice = choose(one, of_one, 1, fixed);
     for (size_t i = 0; i < indices.size(); ++i) {
       auto& placements = whole.inputs[indices[i]];
-      if (!placements.empty() && placements != choice.inputs[i]) {
-        return std::nullopt;
-      }
+      if (!placements.empty() && placements != choice.inputs[i]) return std::nullopt;
       placements = choice.inputs[i];
     }
     whole.outputs.push_back(choice.outputs[0]);
-    if (!of_one.outputs.empty()) {
-      shapes.push_back(of_one.outputs[0]);
-    }
+    if (!of_one.outputs.empty()) shapes.push_back(of_one.outputs[0]);
   }
   return whole;
 }
@@ -197,9 +177,7 @@ void refuse_in_place(const OpCall& call, const TensorInput& input, const Placeme
 Sizes broadcast_sizes(const OpCall& call) {
   Sizes sizes;
   for (const auto& input : call.inputs) {
-    if (input.dim() > static_cast<int64_t>(sizes.size())) {
-      sizes.insert(sizes.begin(), input.dim() - sizes.size(), 1);
-    }
+    if (input.dim() > static_cast<int64_t>(sizes.size())) sizes.insert(sizes.begin(), input.dim() - sizes.size(), 1);
     const size_t shift = sizes.size() - input.sizes.size();
     for (size_t i = 0; i < input.sizes.size(); ++i) {
       int64_t& size = sizes[i + shift];
@@ -225,13 +203,11 @@ c10::SmallVector<Placement, 2> partials_among(const OpCall& call) {
   for (const auto& input : call.inputs) {
     for (const auto& placement : input.placements) {
       auto& list = is_lost_widened(input.tensor->scalar_type(), placement) ? lost : found;
-      if (placement.is_partial() && std::find(list.begin(), list.end(), placement) == list.end()) {
-        list.push_back(placement);
-      }
+      if (placement.is_partial() && std::ranges::find(list, placement) == list.end()) list.push_back(placement);
     }
   }
   found.erase(std::remove_if(found.begin(), found.end(),
-                             [&](const Placement& p) { return std::find(lost.begin(), lost.end(), p) != lost.end(); }),
+                             [&](const Placement& p) { return std::ranges::find(lost, p) != lost.end(); }),
               found.end());
   return found;
 }
@@ -252,9 +228,7 @@ int64_t own_dim(const TensorInput& input, c10::IntArrayRef broadcast, int64_t di
 }
 
 void check_places(const std::string& op, const at::Tensor& index, int64_t n) {
-  if (!index.is_cpu() || index.numel() == 0) {
-    return;
-  }
+  if (!index.is_cpu() || index.numel() == 0) return;
   const auto [least, most] = at::aminmax(index);
   const int64_t lowest = least.item<int64_t>();
   const int64_t highest = most.item<int64_t>();
@@ -270,8 +244,7 @@ int64_t checked_dim(const OpCall& call, int64_t dim, int64_t ndim) {
 }
 
 bool is_sharded_on(const TensorInput& input, int64_t dim) {
-  return std::any_of(input.placements.begin(), input.placements.end(),
-                     [&](const Placement& p) { return p.is_any_shard() && p.dim == dim; });
+  return std::ranges::any_of(input.placements, [&](const Placement& p) { return p.is_any_shard() && p.dim == dim; });
 }
 
 c10::IValue local_sizes_value(const OpCall& call, c10::IntArrayRef sizes, const Placements& placements) {
@@ -297,10 +270,10 @@ void check_asked_for(const std::string& name, const std::vector<c10::OperatorHan
   }
   const auto is_out_form = [](const c10::OperatorHandle& op) {
     const auto& arguments = op.schema().arguments();
-    return std::any_of(arguments.begin(), arguments.end(), [](const c10::Argument& each) { return each.is_out(); });
+    return std::ranges::any_of(arguments, [](const c10::Argument& each) { return each.is_out(); });
   };
-  const bool comes_apart = std::any_of(operations.begin(), operations.end(), is_composite) &&
-                           std::all_of(operations.begin(), operations.end(), [&](const c10::OperatorHandle& op) {
+  const bool comes_apart = std::ranges::any_of(operations, is_composite) &&
+                           std::ranges::all_of(operations, [&](const c10::OperatorHandle& op) {
                              return is_composite(op) || is_out_form(op);
                            });
   TESSERA_CHECK(!comes_apart, ErrorKind::kShape,
@@ -327,10 +300,6 @@ void add_registered(const std::string& name, Rule rule, bool may_replace) {
 
 void replace_rule(const std::string& name, Rule rule) { add_registered(name, std::move(rule), /*may_replace=*/true); }
 
-}  // namespace detail
-
-void register_rule(const std::string& name, Rule rule) {
-  detail::add_registered(name, std::move(rule), /*may_replace=*/false);
-}
+void register_rule(const std::string& name, Rule rule) { add_registered(name, std::move(rule), /*may_replace=*/false); }
 
 }  // namespace tessera

@@ -7,7 +7,7 @@
 #include "tessera/dtensor/dispatch/plan.h"
 #include "tessera/dtensor/dispatch/rule.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 class RuleTable {
  public:
@@ -101,4 +101,4 @@ inline int64_t wrap_dim(int64_t dim, int64_t ndim) { return dim < 0 ? dim + std:
 // Local sizes of an output under what was chosen for it, as an argument.
 c10::IValue local_sizes_value(const OpCall& call, c10::IntArrayRef sizes, const Placements& placements);
 
-}  // namespace tessera::detail
+}  // namespace tessera

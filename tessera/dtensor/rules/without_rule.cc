@@ -9,14 +9,12 @@
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
 at::Tensor whole(const at::Tensor& tensor) {
-  if (!is_dtensor(tensor)) {
-    return tensor;
-  }
+  if (!is_dtensor(tensor)) return tensor;
   const DTensorImpl& impl = *impl_of(tensor);
   return impl_of(redistribute_values(tensor, Placements(impl.placements().size(), Replicate()), true))->local();
 }
@@ -35,7 +33,7 @@ at::Tensor moved(const at::Tensor& tensor, const Placements& to) {
 Placements reduced(const at::Tensor& tensor) { return partial_to_replicated(impl_of(tensor)->placements()); }
 
 int64_t cuts_of(const Placements& placements) {
-  return std::count_if(placements.begin(), placements.end(), [](const Placement& p) { return p.is_any_shard(); });
+  return std::ranges::count_if(placements, [](const Placement& p) { return p.is_any_shard(); });
 }
 
 // Each rank compares its parts, both as the tensor lies that is cut more; then all agree.
@@ -45,9 +43,7 @@ bool equal_by_parts(const at::Tensor& a, const at::Tensor& b) {
   const Placements& common = cuts_of(of_b) > cuts_of(of_a) ? of_b : of_a;
   const bool equal = at::equal(impl_of(moved(a, common))->local(), impl_of(moved(b, common))->local());
   const MeshPtr& mesh = device_mesh(a);
-  if (!mesh->coordinate() || cuts_of(common) == 0) {
-    return equal;
-  }
+  if (!mesh->coordinate() || cuts_of(common) == 0) return equal;
   const at::Tensor all = at::full({1}, equal, a.options().dtype(at::kByte).device(impl_of(a)->local().device()));
   for (size_t m = 0; m < common.size(); ++m) {
     if (common[m].is_any_shard()) {
@@ -75,9 +71,7 @@ void handle_locally(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
   const size_t base = stack->size() - op.args.size();
   for (const int arg : op.tensor_args) {
     c10::IValue& slot = (*stack)[base + arg];
-    if (slot.isTensor() && is_dtensor(slot.toTensor())) {
-      slot = impl_of(slot.toTensor())->local();
-    }
+    if (slot.isTensor() && is_dtensor(slot.toTensor())) slot = impl_of(slot.toTensor())->local();
   }
   op.handle.callBoxed(*stack);
 }
@@ -151,7 +145,7 @@ void handle_bincount(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) 
 // index(self, indices): what masks select has a shape that depends on their values.
 void handle_index(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto indices = (*stack)[stack->size() - op.args.size() + 1].toListRef();
-  const bool masks = std::any_of(indices.begin(), indices.end(), [](const c10::IValue& index) {
+  const bool masks = std::ranges::any_of(indices, [](const c10::IValue& index) {
     return index.isTensor() && index.toTensor().defined() &&
            (index.toTensor().scalar_type() == at::kBool || index.toTensor().scalar_type() == at::kByte);
   });
@@ -195,9 +189,7 @@ void handle_as_strided(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
   const bool same = self.sizes() == c10::IntArrayRef((*stack)[base + 1].toIntVector()) &&
                     self.strides() == c10::IntArrayRef((*stack)[base + 2].toIntVector()) &&
                     ((*stack)[base + 3].isNone() || (*stack)[base + 3].toInt() == 0);
-  if (!same) {
-    refuse_as_strided(op, self);
-  }
+  if (!same) refuse_as_strided(op, self);
   torch::jit::drop(*stack, op.args.size());
   stack->emplace_back(op.name.find("strided_") == std::string::npos ? at::alias(self) : self);
 }
@@ -223,15 +215,11 @@ void handle_unscale(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
       comm::Group* group = impl.mesh()->coordinate() && impl.placements()[m].is_any_shard()
                                ? impl.mesh()->group(static_cast<int64_t>(m)).get()
                                : nullptr;
-      if (group != nullptr && std::find(groups.begin(), groups.end(), group) == groups.end()) {
-        groups.push_back(group);
-      }
+      if (group != nullptr && std::ranges::find(groups, group) == groups.end()) groups.push_back(group);
     }
   }
   at::_amp_foreach_non_finite_check_and_unscale_(locals, local_found, inv_scale);
-  for (comm::Group* group : groups) {
-    comm::all_reduce(*group, local_found, ReduceOp::kMax, "found_inf").wait();
-  }
+  for (comm::Group* group : groups) comm::all_reduce(*group, local_found, ReduceOp::kMax, "found_inf").wait();
 }
 
 // _fused_adam(self[], grads[], exp_avgs[], ...): works on copies, so states may come as their parameters lie.
@@ -257,9 +245,7 @@ void handle_batch_norm_functional(const OpEntry& op, c10::DispatchKeySet keys, S
   if (is_dtensor(mean.toTensor()) && is_dtensor(variance.toTensor())) {
     Placements common = reduced(mean.toTensor());
     const Placements other = reduced(variance.toTensor());
-    for (size_t m = 0; m < common.size(); ++m) {
-      common[m] = common[m] == other[m] ? common[m] : Replicate();
-    }
+    for (size_t m = 0; m < common.size(); ++m) common[m] = common[m] == other[m] ? common[m] : Replicate();
     mean = moved(mean.toTensor(), common);
     variance = moved(variance.toTensor(), common);
   }
@@ -313,4 +299,4 @@ Handler find_builtin_handler(const std::string& name) {
 
 bool asks_for_rule(Handler handler) { return handler == handle_index || handler == handle_new_empty_strided; }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -8,8 +8,6 @@
 
 namespace tessera {
 
-using namespace detail;
-
 bool is_dtensor(const at::TensorBase& tensor) noexcept {
   return tensor.defined() && is_dtensor_impl(*tensor.unsafeGetTensorImpl());
 }

@@ -2,7 +2,7 @@
 
 #include "tessera/base/error.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 uint64_t to_word(const Placement& p) {
   return static_cast<uint64_t>(p.kind) | static_cast<uint64_t>(p.reduce_op) << 8 |
@@ -11,9 +11,7 @@ uint64_t to_word(const Placement& p) {
 }
 
 SharedPlacements::SharedPlacements(Placements p) : values(std::move(p)) {
-  for (const auto& placement : values) {
-    words.push_back(to_word(placement));
-  }
+  for (const auto& placement : values) words.push_back(to_word(placement));
 }
 
 PlacementsPtr share(const Placements& placements) { return c10::make_intrusive<SharedPlacements>(placements); }
@@ -54,9 +52,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool al
 void DTensorImpl::settle() const {
   const auto source = source_;  // stays, should it throw
   local_ = source->part();
-  if (!source->is_copied_view()) {
-    source_.reset();
-  }
+  if (!source->is_copied_view()) source_.reset();
 }
 
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(const c10::VariableVersion& version_counter,
@@ -96,19 +92,15 @@ DTensorImpl& checked_impl(const char* verb, const at::TensorBase& tensor) {
 }
 
 at::Tensor lying_as(at::Tensor tensor, c10::IntArrayRef strides) {
-  if (lies_as(tensor.sizes(), tensor.strides(), strides)) {
-    return tensor;
-  }
+  if (lies_as(tensor.sizes(), tensor.strides(), strides)) return tensor;
   return at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
 }
 
 at::Tensor make_dtensor(at::Tensor local, MeshPtr mesh, PlacementsPtr placements, c10::IntArrayRef sizes,
                         c10::IntArrayRef strides) {
   ensure_registered();
-  if (strides.empty() && !local.is_contiguous()) {
-    local = local.contiguous();
-  }
+  if (strides.empty() && !local.is_contiguous()) local = local.contiguous();
   return at::detail::make_tensor<DTensorImpl>(std::move(local), std::move(mesh), std::move(placements), sizes, strides);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

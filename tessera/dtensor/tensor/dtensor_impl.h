@@ -11,7 +11,7 @@
 #include "tessera/dtensor/tensor/placement.h"
 #include "tessera/mesh/device_mesh.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 inline constexpr c10::DispatchKey kDTensorKey = c10::DispatchKey::PrivateUse3;
 
@@ -100,4 +100,4 @@ at::Tensor make_dtensor(at::Tensor local, MeshPtr mesh, PlacementsPtr placements
 // Registers the PrivateUse3 kernels of all operations once in the process. Thread-safe.
 void ensure_registered();
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -15,31 +15,21 @@ LocalRange local_range(int64_t n, int64_t k, int64_t coordinate) {
   return {std::min(n, chunk * (coordinate + 1)) - offset, offset};
 }
 
-namespace detail {
-
 int64_t local_extent(int64_t n, int64_t k, int64_t coordinate, const Placement& placement) {
-  if (placement.is_shard()) {
-    return local_range(n, k, coordinate).size;
-  }
+  if (placement.is_shard()) return local_range(n, k, coordinate).size;
   // A strided shard: f pieces by torch.chunk's rule, of each its coordinate-th chunk.
   const int64_t piece = (n + placement.split_factor - 1) / placement.split_factor;
-  if (piece == 0) {
-    return 0;
-  }
+  if (piece == 0) return 0;
   return n / piece * local_range(piece, k, coordinate).size + local_range(n % piece, k, coordinate).size;
 }
 
 bool is_nested_last(const DeviceMesh& mesh, const Placements& placements, size_t i) {
-  if (!placements[i].is_strided_shard()) {
-    return false;
-  }
+  if (!placements[i].is_strided_shard()) return false;
   int64_t later = 1;
   bool any = false;
   for (size_t j = i + 1; j < placements.size(); ++j) {
     if (placements[j].is_any_shard() && placements[j].dim == placements[i].dim) {
-      if (placements[j].is_strided_shard() && !is_nested_last(mesh, placements, j)) {
-        return false;
-      }
+      if (placements[j].is_strided_shard() && !is_nested_last(mesh, placements, j)) return false;
       later *= mesh.shape()[j];
       any = true;
     }
@@ -51,9 +41,7 @@ Cuts cuts_of(const DeviceMesh& mesh, const Placements& placements) {
   Cuts cuts;
   Cuts last;
   for (size_t i = 0; i < placements.size(); ++i) {
-    if (!placements[i].is_any_shard()) {
-      continue;
-    }
+    if (!placements[i].is_any_shard()) continue;
     if (is_nested_last(mesh, placements, i)) {
       last.insert(last.begin(), {static_cast<int64_t>(i), placements[i].dim, 1});
     } else {
@@ -66,9 +54,7 @@ Cuts cuts_of(const DeviceMesh& mesh, const Placements& placements) {
 
 int64_t length(const Runs& runs) {
   int64_t total = 0;
-  for (const Run& run : runs) {
-    total += run.size;
-  }
+  for (const Run& run : runs) total += run.size;
   return total;
 }
 
@@ -107,22 +93,16 @@ Runs part_of_cut(const Runs& whole, int64_t k, int64_t i, int32_t pieces) {
 
 Runs runs_of(int64_t n, int64_t dim, const DeviceMesh& mesh, const Cuts& cuts, c10::IntArrayRef coordinate) {
   Runs runs;
-  if (n > 0) {
-    runs.push_back({0, n});
-  }
+  if (n > 0) runs.push_back({0, n});
   for (const Cut& cut : cuts) {
-    if (cut.dim == dim) {
-      runs = part_of_cut(runs, mesh.shape()[cut.mesh_dim], coordinate[cut.mesh_dim], cut.pieces);
-    }
+    if (cut.dim == dim) runs = part_of_cut(runs, mesh.shape()[cut.mesh_dim], coordinate[cut.mesh_dim], cut.pieces);
   }
   return runs;
 }
 
 Sizes local_sizes(c10::IntArrayRef global, const DeviceMesh& mesh, const Placements& placements) {
   Sizes sizes(global.begin(), global.end());
-  if (!mesh.coordinate()) {
-    return Sizes(global.size(), 0);
-  }
+  if (!mesh.coordinate()) return Sizes(global.size(), 0);
   for (const Cut& cut : cuts_of(mesh, placements)) {
     int64_t& extent = sizes[cut.dim];
     const Placement placement = cut.pieces > 1 ? StridedShard(cut.dim, cut.pieces) : Shard(cut.dim);
@@ -144,7 +124,7 @@ Sizes dense_strides(c10::IntArrayRef sizes) {
 Sizes strides_in_order(c10::IntArrayRef sizes, c10::IntArrayRef like) {
   c10::SmallVector<size_t, 6> order(sizes.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return like[a] > like[b]; });
+  std::ranges::stable_sort(order, [&](size_t a, size_t b) { return like[a] > like[b]; });
   Sizes strides(sizes.size());
   int64_t step = 1;
   for (size_t i = sizes.size(); i-- > 0;) {
@@ -157,9 +137,7 @@ Sizes strides_in_order(c10::IntArrayRef sizes, c10::IntArrayRef like) {
 bool lies_as(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::IntArrayRef wanted) {
   bool same = true;
   for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] == 0) {
-      return true;
-    }
+    if (sizes[i] == 0) return true;
     same = same && (sizes[i] == 1 || strides[i] == wanted[i]);
   }
   return same;
@@ -175,9 +153,7 @@ void check_placements(const char* verb, const DeviceMesh& mesh, Placements& plac
       TESSERA_CHECK(placement.dim >= -ndim && placement.dim < ndim, ErrorKind::kShape,
                     "[dtensor.{}] placements {}: found sharded dim {}, wanted less than the tensor's {} dims.", verb,
                     to_string(placements), placement.dim, ndim);
-      if (placement.dim < 0) {
-        placement.dim += static_cast<int32_t>(ndim);
-      }
+      if (placement.dim < 0) placement.dim += static_cast<int32_t>(ndim);
       TESSERA_CHECK(placement.split_factor >= 1, ErrorKind::kShape,
                     "[dtensor.{}] placements {}: found split factor {}, wanted 1 or more.", verb, to_string(placements),
                     placement.split_factor);
@@ -196,21 +172,17 @@ bool can_mix(const Placement& a, const Placement& b) {
   return a == b || (additive(a) && additive(b));
 }
 
-}  // namespace detail
-
 LocalBox local_box(const std::vector<int64_t>& global_shape, const DeviceMesh& mesh, const Placements& placements) {
   Placements checked = placements;
-  detail::check_placements("local_box", mesh, checked, static_cast<int64_t>(global_shape.size()));
+  check_placements("local_box", mesh, checked, static_cast<int64_t>(global_shape.size()));
   LocalBox box{global_shape, std::vector<int64_t>(global_shape.size(), 0)};
   TESSERA_CHECK(mesh.coordinate().has_value(), ErrorKind::kShape,
                 "[dtensor.local_box] {}: rank {} is not part of the mesh.", mesh.to_string(), mesh.rank());
-  const detail::Cuts cuts = detail::cuts_of(mesh, checked);
+  const Cuts cuts = cuts_of(mesh, checked);
   for (size_t dim = 0; dim < box.shape.size(); ++dim) {
-    const detail::Runs runs =
-        detail::runs_of(global_shape[dim], static_cast<int64_t>(dim), mesh, cuts, *mesh.coordinate());
-    const bool cut =
-        std::any_of(cuts.begin(), cuts.end(), [&](const auto& c) { return c.dim == static_cast<int64_t>(dim); });
-    box.shape[dim] = detail::length(runs);
+    const Runs runs = runs_of(global_shape[dim], static_cast<int64_t>(dim), mesh, cuts, *mesh.coordinate());
+    const bool cut = std::ranges::any_of(cuts, [&](const auto& c) { return c.dim == static_cast<int64_t>(dim); });
+    box.shape[dim] = length(runs);
     box.offset[dim] = !runs.empty() ? runs[0].start : cut ? global_shape[dim] : 0;
   }
   return box;

@@ -7,7 +7,7 @@
 #include "tessera/dtensor/tensor/placement.h"
 #include "tessera/mesh/device_mesh.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 using Sizes = c10::SmallVector<int64_t, 6>;
 
@@ -54,4 +54,4 @@ void check_placements(const char* verb, const DeviceMesh& mesh, Placements& plac
 // Whether two Partials may stand in one list of placements.
 bool can_mix(const Placement& a, const Placement& b);
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -22,9 +22,7 @@ std::string to_string(const Placement& placement) {
 
 std::string to_string(const Placements& placements) {
   std::string text = "(";
-  for (size_t i = 0; i < placements.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + to_string(placements[i]);
-  }
+  for (size_t i = 0; i < placements.size(); ++i) text += (i == 0 ? "" : ", ") + to_string(placements[i]);
   return text + ")";
 }
 

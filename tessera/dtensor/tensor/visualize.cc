@@ -10,8 +10,6 @@
 
 namespace tessera {
 
-using namespace detail;
-
 namespace {
 
 // The runs of all ranks cut into ranges that each rank holds whole or not at all.
@@ -24,17 +22,13 @@ std::vector<Run> ranges_of(int64_t n, const std::vector<Runs>& by_rank) {
     }
   }
   std::vector<Run> ranges;
-  for (auto at = edges.begin(); std::next(at) != edges.end(); ++at) {
-    ranges.push_back({*at, *std::next(at) - *at});
-  }
+  for (auto at = edges.begin(); std::next(at) != edges.end(); ++at) ranges.push_back({*at, *std::next(at) - *at});
   return ranges;
 }
 
 bool holds(const Runs& runs, const Run& range) {
   for (const Run& run : runs) {
-    if (run.start <= range.start && range.start + range.size <= run.start + run.size) {
-      return true;
-    }
+    if (run.start <= range.start && range.start + range.size <= run.start + run.size) return true;
   }
   return false;
 }
@@ -47,18 +41,12 @@ std::string text_of(const Run& range) {
 std::string render(const std::vector<std::vector<std::string>>& cells) {
   std::vector<size_t> widths(cells[0].size());
   for (const auto& row : cells) {
-    for (size_t i = 0; i < row.size(); ++i) {
-      widths[i] = std::max(widths[i], row[i].size());
-    }
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
   }
   std::string text;
   for (const auto& row : cells) {
-    for (size_t i = 0; i < row.size(); ++i) {
-      text += fmt::format("{}{:<{}}", i == 0 ? "" : " | ", row[i], widths[i]);
-    }
-    while (text.back() == ' ') {
-      text.pop_back();
-    }
+    for (size_t i = 0; i < row.size(); ++i) text += fmt::format("{}{:<{}}", i == 0 ? "" : " | ", row[i], widths[i]);
+    while (text.back() == ' ') text.pop_back();
     text += '\n';
   }
   return text;
@@ -74,9 +62,7 @@ std::string visualize_sharding(const at::Tensor& tensor) {
   const DeviceMesh& mesh = *impl.mesh();
   std::string text = fmt::format("shape [{}], {} on {}\n", fmt::join(tensor.sizes(), ", "),
                                  to_string(impl.placements()), mesh.to_string());
-  if (tensor.numel() == 0) {
-    return text;
-  }
+  if (tensor.numel() == 0) return text;
   const Cuts cuts = cuts_of(mesh, impl.placements());
   std::vector<Runs> rows;
   std::vector<Runs> columns;
@@ -94,9 +80,7 @@ std::string visualize_sharding(const at::Tensor& tensor) {
   const auto column_ranges = ranges_of(tensor.dim() == 2 ? tensor.size(1) : 1, columns);
   std::vector<std::vector<std::string>> cells(1 + row_ranges.size());
   cells[0].push_back("");
-  for (const Run& range : column_ranges) {
-    cells[0].push_back(tensor.dim() == 2 ? "col " + text_of(range) : "");
-  }
+  for (const Run& range : column_ranges) cells[0].push_back(tensor.dim() == 2 ? "col " + text_of(range) : "");
   for (size_t i = 0; i < row_ranges.size(); ++i) {
     cells[i + 1].push_back("row " + text_of(row_ranges[i]));
     for (const Run& column : column_ranges) {

@@ -16,8 +16,6 @@
 namespace tessera {
 namespace {
 
-using detail::GgufCursor;
-
 constexpr uint32_t kMagic = 0x46554747;  // "GGUF"
 constexpr uint32_t kMaxDimensions = 4;
 constexpr uint64_t kMaxNameBytes = 65535;
@@ -74,7 +72,7 @@ void place_tensors(std::map<std::string, GgufTensorInfo, std::less<>>& tensors, 
                    uint64_t file_bytes, const std::string& file) {
   std::vector<std::pair<const std::string, GgufTensorInfo>*> order;
   for (auto& tensor : tensors) order.push_back(&tensor);
-  std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) { return a->second.begin < b->second.begin; });
+  std::ranges::sort(order, [](const auto* a, const auto* b) { return a->second.begin < b->second.begin; });
   const uint64_t data_bytes = file_bytes > data_begin ? file_bytes - data_begin : 0;
   uint64_t covered = 0;
   for (auto* item : order) {

@@ -3,7 +3,7 @@
 #include "tessera/base/files/copy_bytes.h"
 #include "tessera/base/text/quote.h"
 
-namespace tessera::detail {
+namespace tessera {
 namespace {
 
 constexpr int kMaxArrayDepth = 4;
@@ -149,4 +149,4 @@ GgufValue GgufCursor::value(uint32_t type, const std::string& key) {
   }
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

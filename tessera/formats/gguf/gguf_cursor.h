@@ -8,7 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/formats/gguf/gguf.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 class GgufCursor {
  public:
@@ -48,4 +48,4 @@ class GgufCursor {
   std::string file_name_;
 };
 
-}  // namespace tessera::detail
+}  // namespace tessera

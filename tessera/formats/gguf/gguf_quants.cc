@@ -8,8 +8,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "tessera/base/files/copy_bytes.h"
 #include "tessera/base/error.h"
+#include "tessera/base/files/copy_bytes.h"
 
 // Results are defined bit by bit: a fused multiply-add would change the last one.
 #if defined(__clang__)
@@ -133,9 +133,8 @@ void each_block(const Byte* blocks, std::span<float> values, const GgmlTypeInfo&
 }  // namespace
 
 const GgmlTypeInfo* ggml_type_info(uint32_t type) noexcept {
-  const auto found = std::find_if(kTypes.begin(), kTypes.end(), [type](const GgmlTypeInfo& info) {
-    return static_cast<uint32_t>(info.type) == type;
-  });
+  const auto found = std::ranges::find_if(
+      kTypes, [type](const GgmlTypeInfo& info) { return static_cast<uint32_t>(info.type) == type; });
   return found == kTypes.end() ? nullptr : &*found;
 }
 

@@ -84,8 +84,7 @@ at::Tensor encoded(const at::Tensor& tensor, GgmlType type) {
 }  // namespace
 
 void GgufWriter::set(const std::string& key, GgufValue value) {
-  const bool known =
-      std::any_of(metadata_.begin(), metadata_.end(), [&](const auto& item) { return item.first == key; });
+  const bool known = std::ranges::any_of(metadata_, [&](const auto& item) { return item.first == key; });
   TESSERA_CHECK(!known && !header_written_, ErrorKind::kInternal, "[gguf] {}: key {} is set twice or too late",
                 file_.path().string(), quote(key));
   metadata_.emplace_back(key, std::move(value));

@@ -174,7 +174,7 @@ Value Graph::node(Node node, ValueType output) {
 }
 
 void Graph::output(Value value, const std::string& name) {
-  const bool is_output = std::find(outputs_.begin(), outputs_.end(), value) != outputs_.end();
+  const bool is_output = std::ranges::find(outputs_, value) != outputs_.end();
   if (!at(value).node || is_output) {
     const ValueType copied = type(value);
     const std::string hint = this->name(value);

@@ -9,8 +9,8 @@
 #include <system_error>
 
 #include "tessera/base/error.h"
-#include "tessera/base/text/quote.h"
 #include "tessera/base/files/staged.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/base/text/utf8.h"
 #include "tessera/base/version.h"
 #include "tessera/formats/onnx/wire.h"
@@ -160,7 +160,7 @@ WireMessage graph_proto(const Graph& graph, ExternalFile* external, int64_t exte
   for (const auto& node : graph.nodes()) {
     for (const auto& value : node.outputs) {
       const auto& ends = graph.outputs();
-      if (std::find(ends.begin(), ends.end(), value) == ends.end()) describe(13, value);
+      if (std::ranges::find(ends, value) == ends.end()) describe(13, value);
     }
   }
   return out;

@@ -337,7 +337,7 @@ Value pad(Graph& graph, Value input, const std::vector<int64_t>& pads, std::stri
   ValueType type = padded_type(call, sides);
   if (call.mode == PadMode::kCircular) return circular(call, sides);
   if (call.rank() == 0) return graph.node({.op_type = "Identity", .inputs = {input}}, std::move(type));
-  const bool crops = std::any_of(pads.begin(), pads.end(), [](int64_t pad) { return pad < 0; });
+  const bool crops = std::ranges::any_of(pads, [](int64_t pad) { return pad < 0; });
   if (crops && call.mode != PadMode::kConstant) return pad_and_crop(call, sides, std::move(type));
   return pad_node(call, graph.constant(onnx_pads(call.rank(), pads), "pads"), fill, std::move(type));
 }

@@ -45,7 +45,7 @@ void place_entries(std::map<std::string, SafetensorsEntry, std::less<>>& entries
                    uint64_t data_bytes, const std::string& file_name) {
   std::vector<std::pair<const std::string, SafetensorsEntry>*> order;
   for (auto& entry : entries) order.push_back(&entry);
-  std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
+  std::ranges::sort(order, [](const auto* a, const auto* b) {
     return std::pair(a->second.begin, a->second.end) < std::pair(b->second.begin, b->second.end);
   });
   uint64_t covered = 0;
@@ -105,7 +105,7 @@ std::shared_ptr<const SafetensorsFile> SafetensorsFile::open(const std::filesyst
       "[safetensors] {}: announces a header of {} bytes in a file of {} (at most {} are allowed). The file is "
       "cut off or no safetensors file.",
       file_name, header_bytes, bytes.size(), kMaxHeaderBytes);
-  auto header = detail::parse_safetensors_header(
+  auto header = parse_safetensors_header(
       {reinterpret_cast<const char*>(bytes.data()) + 8, static_cast<size_t>(header_bytes)}, file_name);
   place_entries(header.entries, 8 + header_bytes, bytes.size() - 8 - header_bytes, file_name);
   result->entries_ = std::move(header.entries);

@@ -47,7 +47,7 @@ bool names_only(const fs::path& index_path, const std::string& name) {
   try {
     const Json index = read_index(index_path);
     const auto map = weight_map(index, index_path);
-    return std::all_of(map.begin(), map.end(), [&](const auto& entry) { return entry.second.as_string() == name; });
+    return std::ranges::all_of(map, [&](const auto& entry) { return entry.second.as_string() == name; });
   } catch (const Error&) {
     return false;
   }

@@ -10,7 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 
-namespace tessera::detail {
+namespace tessera {
 namespace {
 
 constexpr size_t kMaxRank = 64;
@@ -153,4 +153,4 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, const std::str
   return header;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -7,7 +7,7 @@
 
 #include "tessera/formats/safetensors/safetensors.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 struct SafetensorsHeader {
   std::map<std::string, SafetensorsEntry, std::less<>> entries;  // begin and end relative to the data
@@ -17,4 +17,4 @@ struct SafetensorsHeader {
 // Checks everything but the size of the data. file_name is for messages.
 SafetensorsHeader parse_safetensors_header(std::string_view json, const std::string& file_name);
 
-}  // namespace tessera::detail
+}  // namespace tessera

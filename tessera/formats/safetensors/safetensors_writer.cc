@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-uint64_t size_bytes(const TensorSpec& spec) {
+uint64_t size_bytes(const SafetensorsSpec& spec) {
   uint64_t bytes = c10::elementSize(spec.dtype);
   for (const int64_t size : spec.shape) bytes *= static_cast<uint64_t>(size);
   return bytes;
@@ -22,10 +22,10 @@ uint64_t size_bytes(const TensorSpec& spec) {
 
 }  // namespace
 
-SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorSpec> specs,
+SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vector<SafetensorsSpec> specs,
                                      const SafetensorsMetadata& metadata)
     : file_(path) {
-  std::sort(specs.begin(), specs.end(), [](const TensorSpec& a, const TensorSpec& b) {
+  std::ranges::sort(specs, [](const SafetensorsSpec& a, const SafetensorsSpec& b) {
     const auto a_size = c10::elementSize(a.dtype), b_size = c10::elementSize(b.dtype);
     return a_size != b_size ? a_size > b_size : a.name < b.name;
   });
@@ -76,7 +76,7 @@ void SafetensorsWriter::finish() {
   file_.publish();
 }
 
-SafetensorsFolderWriter::SafetensorsFolderWriter(std::filesystem::path dir, std::vector<TensorSpec> specs,
+SafetensorsFolderWriter::SafetensorsFolderWriter(std::filesystem::path dir, std::vector<SafetensorsSpec> specs,
                                                  SafetensorsFolderOptions options)
     : dir_(std::move(dir)), options_(std::move(options)) {
   uint64_t shard_bytes = 0;

@@ -27,7 +27,7 @@ class Tensor;
 
 namespace tessera {
 
-struct TensorSpec {
+struct SafetensorsSpec {
   std::string name;
   c10::ScalarType dtype;
   std::vector<int64_t> shape;
@@ -38,7 +38,7 @@ using SafetensorsMetadata = std::map<std::string, std::string>;
 // One file. The tensors lie in it by falling alignment, then by name, as the reference writer puts them.
 class SafetensorsWriter {
  public:
-  SafetensorsWriter(const std::filesystem::path& path, std::vector<TensorSpec> specs,
+  SafetensorsWriter(const std::filesystem::path& path, std::vector<SafetensorsSpec> specs,
                     const SafetensorsMetadata& metadata = {{"format", "pt"}});
   // Copies to the CPU when needed; dtype and shape must be those announced.
   void write(std::string_view name, const at::Tensor& tensor);
@@ -62,7 +62,7 @@ struct SafetensorsFolderOptions {
 // model.safetensors, or shards of at most max_shard_bytes (a larger tensor has a shard of its own) and their index.
 class SafetensorsFolderWriter {
  public:
-  SafetensorsFolderWriter(std::filesystem::path dir, std::vector<TensorSpec> specs,
+  SafetensorsFolderWriter(std::filesystem::path dir, std::vector<SafetensorsSpec> specs,
                           SafetensorsFolderOptions options = {});
   void write(std::string_view name, const at::Tensor& tensor);
   // Publishes the shards, then the index.
@@ -71,7 +71,7 @@ class SafetensorsFolderWriter {
  private:
   struct Shard {
     std::string file_name;
-    std::vector<TensorSpec> specs;
+    std::vector<SafetensorsSpec> specs;
     std::unique_ptr<SafetensorsWriter> writer;
     size_t missing = 0;
   };

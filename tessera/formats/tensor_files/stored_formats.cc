@@ -17,7 +17,7 @@
 #include "tessera/formats/torch/detail/box_cover.h"
 #include "tessera/formats/torch/torch_save.h"
 
-namespace tessera::detail {
+namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
@@ -126,13 +126,15 @@ class ShardedSafetensors : public TensorFiles {
     }
     stored.file = count_of_files(files);
     const auto where = fmt::format("[safetensors] {}: {}", path().string(), quote(name));
-    const auto defect = find_cover_defect(stored.shape, boxes, where);
+    const auto defect = detail::find_cover_defect(stored.shape, boxes, where);
     TESSERA_CHECK(!defect, ErrorKind::kFormat, "{}: the shards {}. A shard is missing or from another save.", where,
                   defect && defect->covered_by == 0 ? "leave a gap" : "overlap");
   }
 
   void read_box(const std::string& name, c10::IntArrayRef offset, const at::Tensor& into) const override {
-    for (const auto& part : parts_.at(name)) copy_common_part(part.file->tensor(name), part.box.offsets, into, offset);
+    for (const auto& part : parts_.at(name)) {
+      detail::copy_common_part(part.file->tensor(name), part.box.offsets, into, offset);
+    }
   }
 
   std::map<std::string, std::vector<Part>> parts_;
@@ -255,7 +257,7 @@ class TorchSaveTensors : public TensorFiles {
     // What is read anyhow; a part of a storage is not worth reading all of it.
     const bool all_of_storage = place.info.nbytes() == place.info.storage_end - place.info.storage_begin;
     if (all_of_storage && into.sizes() == at::IntArrayRef(place.info.sizes)) place.file->check_crc(place.info);
-    copy_common_part(place.file->tensor(place.info), std::vector<int64_t>(offset.size(), 0), into, offset);
+    detail::copy_common_part(place.file->tensor(place.info), std::vector<int64_t>(offset.size(), 0), into, offset);
   }
 
   TensorFilesOptions options_;
@@ -281,4 +283,4 @@ std::shared_ptr<const TensorFiles> open_torch_save(const fs::path& path, const T
   return std::make_shared<TorchSaveTensors>(path, options);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

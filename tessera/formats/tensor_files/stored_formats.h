@@ -7,7 +7,7 @@
 
 #include "tessera/formats/tensor_files/tensor_files.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 std::shared_ptr<const TensorFiles> open_safetensors(const std::filesystem::path& path);
 // shard-00001-model-00001-of-00002.safetensors
@@ -17,4 +17,4 @@ std::shared_ptr<const TensorFiles> open_dcp(const std::filesystem::path& folder,
 std::shared_ptr<const TensorFiles> open_torch_save(const std::filesystem::path& path,
                                                    const TensorFilesOptions& options);
 
-}  // namespace tessera::detail
+}  // namespace tessera

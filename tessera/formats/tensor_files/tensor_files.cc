@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 bool holds_sharded_safetensors(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
-    if (detail::is_shard_name(entry.path().filename().string())) return true;
+    if (is_shard_name(entry.path().filename().string())) return true;
   }
   return false;
 }
@@ -54,13 +54,11 @@ bool TensorFiles::is_there(const fs::path& path) {
 
 std::shared_ptr<const TensorFiles> TensorFiles::open(const fs::path& path, const TensorFilesOptions& options) {
   TESSERA_CHECK(fs::exists(path), ErrorKind::kIo, "[formats] {}: does not exist", path.string());
-  if (!fs::is_directory(path)) {
-    return begins_like_zip(path) ? detail::open_torch_save(path, options) : detail::open_safetensors(path);
-  }
-  if (has_safetensors(path)) return detail::open_safetensors(path);
-  if (DcpFolder::is_one(path)) return detail::open_dcp(path, options);
-  if (has_torch_save(path)) return detail::open_torch_save(path, options);
-  if (holds_sharded_safetensors(path)) return detail::open_safetensors_shards(path);
+  if (!fs::is_directory(path)) return begins_like_zip(path) ? open_torch_save(path, options) : open_safetensors(path);
+  if (has_safetensors(path)) return open_safetensors(path);
+  if (DcpFolder::is_one(path)) return open_dcp(path, options);
+  if (has_torch_save(path)) return open_torch_save(path, options);
+  if (holds_sharded_safetensors(path)) return open_safetensors_shards(path);
   TESSERA_CHECK(
       !fs::exists(path / "manifest.json"), ErrorKind::kFormat,
       "[formats] {}: holds manifest.json and no .metadata: a checkpoint of an earlier version of this program, "

@@ -71,9 +71,7 @@ PickleValue DcpDumper::entry(const DcpEntry& from) const {
 
 PickleValue DcpDumper::path(const DcpPath& from) const {
   std::vector<PickleValue> parts;
-  for (const auto& part : from) {
-    parts.push_back(std::visit([](const auto& value) { return PickleValue(value); }, part));
-  }
+  for (const auto& part : from) parts.push_back(std::visit([](const auto& value) { return PickleValue(value); }, part));
   return PickleValue::tuple(std::move(parts));
 }
 

@@ -54,8 +54,8 @@ PickleName canonical_pickle_name(std::string_view module, std::string_view name)
 
 bool is_known_pickle_name(const PickleName& name) {
   if (name.module == "torch" && (find_torch_dtype(name.name) || find_torch_storage(name.name))) return true;
-  return std::any_of(kKnownNames.begin(), kKnownNames.end(),
-                     [&](const KnownName& known) { return known.name == name.name && known.module == name.module; });
+  return std::ranges::any_of(
+      kKnownNames, [&](const KnownName& known) { return known.name == name.name && known.module == name.module; });
 }
 
 }  // namespace tessera

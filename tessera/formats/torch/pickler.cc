@@ -135,10 +135,11 @@ void Pickler::write_text(const std::string& text) {
 void Pickler::write_bytes(const std::string& bytes) {
   if (protocol_ >= 4) {
     op(bytes.size() < 256 ? PickleOp::kShortBinBytes : PickleOp::kBinBytes8);
-    if (bytes.size() < 256)
+    if (bytes.size() < 256) {
       number(static_cast<uint8_t>(bytes.size()));
-    else
+    } else {
       number(uint64_t{bytes.size()});
+    }
     out_ += bytes;
     return;
   }

@@ -116,7 +116,7 @@ void TorchRecordReader::check_extent(const TorchTensorInfo& info) const {
   int64_t last = info.storage_offset;  // of its elements, the one with the highest position
   int64_t numel = 1;
   bool fits = info.storage_offset <= available;
-  const bool is_empty = std::find(info.sizes.begin(), info.sizes.end(), 0) != info.sizes.end();
+  const bool is_empty = std::ranges::find(info.sizes, 0) != info.sizes.end();
   for (size_t dim = 0; fits && !is_empty && dim < info.sizes.size(); ++dim) {
     int64_t reach = 0;
     fits = !__builtin_mul_overflow(info.sizes[dim] - 1, info.strides[dim], &reach) &&

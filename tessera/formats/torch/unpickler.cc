@@ -71,8 +71,9 @@ std::vector<PickleValue> Unpickler::pop_to_mark() {
 // One value may be called upon again and again to make others, each of its size, which no tree holds together.
 void Unpickler::count_made(uint64_t bytes) {
   made_ += bytes;
-  if (made_ > max_cost_)
+  if (made_ > max_cost_) {
     fail("it makes values of more than {} bytes, from {} bytes of input", max_cost_, bytes_.size());
+  }
 }
 
 void Unpickler::push_node(std::shared_ptr<PickleNode> node, uint64_t own_cost) {
@@ -135,11 +136,11 @@ void Unpickler::check_keys(const PicklePartsNode& node, size_t stride) const {
     if (key.kind() == PickleKind::kText) texts.push_back(key.as_text());
     if (key.kind() == PickleKind::kInt) integers.push_back(key.as_int());
   }
-  std::sort(texts.begin(), texts.end());
-  std::sort(integers.begin(), integers.end());
-  const auto text = std::adjacent_find(texts.begin(), texts.end());
+  std::ranges::sort(texts);
+  std::ranges::sort(integers);
+  const auto text = std::ranges::adjacent_find(texts);
   if (text != texts.end()) fail("the key {} is twice in one dict", quote(*text));
-  const auto integer = std::adjacent_find(integers.begin(), integers.end());
+  const auto integer = std::ranges::adjacent_find(integers);
   if (integer != integers.end()) fail("the key {} is twice in one dict", *integer);
 }
 

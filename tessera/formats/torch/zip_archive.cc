@@ -187,7 +187,7 @@ void place_zip_entry(const ZipBytes& bytes, ZipEntry& entry, uint64_t directory_
 void check_zip_overlap(const ZipBytes& bytes, const std::vector<ZipEntry>& entries) {
   std::vector<const ZipEntry*> order;
   for (const auto& entry : entries) order.push_back(&entry);
-  std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) { return a->header < b->header; });
+  std::ranges::sort(order, [](const auto* a, const auto* b) { return a->header < b->header; });
   for (size_t i = 1; i < order.size(); ++i) {
     if (order[i]->header < order[i - 1]->end) {
       bytes.fail("entry {} begins at byte {}, inside entry {}", quote(order[i]->name), order[i]->header,

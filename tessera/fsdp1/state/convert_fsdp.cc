@@ -108,7 +108,7 @@ std::vector<StateTarget> state_targets(const Fsdp1Units& model, const AgreedStat
     for (size_t i = 0; i < parameter->fqns.size(); ++i) {
       const auto& unit = model.units()[*parameter->unit];
       const auto aliases = names_of_member(unit, parameter->first_member + i);
-      const auto name = std::find_if(aliases.begin(), aliases.end(), [&](const auto& n) { return known.contains(n); });
+      const auto name = std::ranges::find_if(aliases, [&](const auto& n) { return known.contains(n); });
       TESSERA_CHECK(name != aliases.end(), ErrorKind::kShape,
                     "[fsdp1.convert] {}: the FSDP2 optimizer has no such parameter. Train the same ones.", aliases[0]);
       auto& target = targets.emplace_back(StateTarget{parameter, i, to.state(*name)});

@@ -92,7 +92,7 @@ std::vector<FlatRange> first_holders(std::vector<FlatRange> ranges) {
 
 bool covers_once(std::vector<FlatRange> ranges, int64_t numel) {
   std::erase_if(ranges, [](const FlatRange& range) { return range.empty(); });
-  std::sort(ranges.begin(), ranges.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  std::ranges::sort(ranges, [](const auto& a, const auto& b) { return a.begin < b.begin; });
   int64_t reached = 0;
   for (const auto& range : ranges) {
     if (range.begin != reached) return false;

@@ -11,8 +11,8 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/state/broadcast_state.h"
 #include "tessera/fsdp1/state/placed_values.h"
+#include "tessera/state/broadcast_state.h"
 
 namespace tessera {
 namespace {
@@ -255,8 +255,9 @@ FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const Stat
     }
     flat.entries.push_back(std::move(entry));
   }
-  for (const auto& key : plan->user_keys)
+  for (const auto& key : plan->user_keys) {
     flat.user_state.set(key, clone_state(resolve(states.at(key), to_string(key))));
+  }
   if (const auto* groups = tree.find("param_groups")) {
     flat.param_groups = clone_state(resolve(*groups, "param_groups")).list();
   }

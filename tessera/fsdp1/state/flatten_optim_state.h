@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "tessera/optim/optimizer.h"
 #include "tessera/fsdp1/state/units.h"
+#include "tessera/optim/optimizer.h"
 #include "tessera/state/state_value.h"
 
 namespace tessera {

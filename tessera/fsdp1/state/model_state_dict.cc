@@ -12,9 +12,9 @@
 #include "tessera/base/log.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/state/detail/model_names.h"
-#include "tessera/state/broadcast_state.h"
 #include "tessera/fsdp1/state/placed_values.h"
+#include "tessera/state/broadcast_state.h"
+#include "tessera/state/detail/model_names.h"
 #include "tessera/state/sharded_tensor.h"
 
 namespace tessera {
@@ -46,7 +46,7 @@ ModelForm model_form(const StateDictSettings& settings, const Fsdp1Units& model)
       settings.state_dict_config);
   form.values.device_mesh = settings.device_mesh;
   const auto& units = model.units();
-  const auto sharded = std::count_if(units.begin(), units.end(), [](const auto& unit) { return unit.sharded(); });
+  const auto sharded = std::ranges::count_if(units, [](const auto& unit) { return unit.sharded(); });
   if (settings.type == StateDictType::kFull || sharded == 0) {
     if (settings.type != StateDictType::kFull) {
       log_warning("[fsdp1.state_dict] {} without sharding (NO_SHARD, or a group of one rank): whole tensors",
@@ -87,7 +87,7 @@ std::vector<ModelTensor> model_tensors(nn::Module& root, const Fsdp1Units& model
     if (local) {
       auto place = unit.flat_place();
       const auto name = place.name;
-      const bool frozen = std::find(trained.begin(), trained.end(), true) == trained.end();
+      const bool frozen = std::ranges::find(trained, true) == trained.end();
       tensors.push_back({place, {name}, shard.narrow(0, 0, place.own().numel()), true, frozen});
       continue;
     }

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "tessera/nn/module.h"
 #include "tessera/fsdp1/state/state_dict_type.h"
+#include "tessera/nn/module.h"
 #include "tessera/state/incompatible_keys.h"
 #include "tessera/state/state_value.h"
 

@@ -9,10 +9,10 @@
 #include "tessera/base/log.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/state/broadcast_state.h"
 #include "tessera/fsdp1/state/flatten_optim_state.h"
 #include "tessera/fsdp1/state/placed_values.h"
 #include "tessera/fsdp1/state/saved_states.h"
+#include "tessera/state/broadcast_state.h"
 #include "tessera/state/optimizer_dict.h"
 
 namespace tessera {
@@ -42,7 +42,7 @@ OptimForm optim_form(const StateDictSettings& settings, const Fsdp1Units& model)
   form.values.form = ValueForm::kSharded;
   form.values.device_mesh = full.device_mesh;
   const auto& units = model.units();
-  if (std::none_of(units.begin(), units.end(), [](const auto& unit) { return unit.sharded(); })) {
+  if (std::ranges::none_of(units, [](const auto& unit) { return unit.sharded(); })) {
     log_warning("[fsdp1.save] {} without sharding (NO_SHARD, or a group of one rank): whole tensors",
                 to_string(full.type));
     form.values.form = ValueForm::kWhole;
@@ -147,9 +147,7 @@ StateDict optim_state_dict(const Fsdp1Units& model, const StateDictSettings& set
       for (size_t i = 0; to_save && i < unflat.size(); ++i) states.set(parameter->fqns[i], std::move(unflat[i]));
     } else if (to_save && state) {
       StateDict copy;
-      for (const auto& [key, value] : *state) {
-        copy.set(key, offloaded(clone_state(value), form.values.offload_to_cpu));
-      }
+      for (const auto& [key, value] : *state) copy.set(key, offloaded(clone_state(value), form.values.offload_to_cpu));
       states.set(parameter->fqns[0], std::move(copy));
     }
   }

@@ -18,10 +18,10 @@
 #include <string>
 #include <vector>
 
-#include "tessera/nn/module.h"
-#include "tessera/optim/optimizer.h"
 #include "tessera/fsdp1/state/state_dict_type.h"
 #include "tessera/fsdp1/state/units.h"
+#include "tessera/nn/module.h"
+#include "tessera/optim/optimizer.h"
 #include "tessera/state/state_value.h"
 
 namespace tessera {

@@ -24,9 +24,7 @@ at::Tensor whole_of_ranges(const FlatPlace& place, const at::Tensor& piece) {
 
 // The elements want[rank] in logical order, where each rank holds its range in storage order.
 at::Tensor logical_part(const FlatPlace& place, const at::Tensor& piece, const std::vector<FlatRange>& want) {
-  if (place.contiguous && place.sharded) {
-    return exchange_ranges(*place.group, piece, place.ranges, want, place.name);
-  }
+  if (place.contiguous && place.sharded) return exchange_ranges(*place.group, piece, place.ranges, want, place.name);
   const auto& own = want[static_cast<size_t>(place.group->rank())];
   const at::Tensor whole = logical_order(place, whole_of_ranges(place, piece)).reshape({-1});
   return whole.narrow(0, own.begin, own.numel()).clone();
@@ -76,7 +74,7 @@ std::optional<size_t> holder_of(const comm::Group& group, const std::string& pla
   int rank = -1;
   std::from_chars(placement.data() + kRank.size(), placement.data() + placement.size(), rank);
   const auto& ranks = group.ranks();
-  const auto found = std::find(ranks.begin(), ranks.end(), rank);
+  const auto found = std::ranges::find(ranks, rank);
   return found == ranks.end() ? std::nullopt : std::optional(static_cast<size_t>(found - ranks.begin()));
 }
 

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "tessera/dtensor/tensor/placement.h"
-#include "tessera/mesh/device_mesh.h"
 #include "tessera/fsdp1/state/units.h"
+#include "tessera/mesh/device_mesh.h"
 #include "tessera/state/state_value.h"
 
 namespace tessera {

@@ -5,9 +5,9 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/state/detail/hyperparameter_values.h"
 #include "tessera/fsdp1/state/flatten_optim_state.h"
 #include "tessera/fsdp1/state/placed_values.h"
+#include "tessera/state/detail/hyperparameter_values.h"
 
 namespace tessera {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/state/broadcast_state.h"
 #include "tessera/fsdp1/state/optim_state_dict.h"
+#include "tessera/state/broadcast_state.h"
 #include "tessera/state/optimizer_dict.h"
 
 namespace tessera {
@@ -55,9 +55,7 @@ StateDict rekey_optim_state_dict(const StateDict& optim_state_dict, OptimStateKe
   if (names == (to_names ? states.size() : 0)) return optim_state_dict;
   check_one_name_each(model);
   std::map<std::string, int64_t> ids;
-  for (size_t id = 0; id < optimizer_parameters.size(); ++id) {
-    ids[optimizer_parameters[id]] = static_cast<int64_t>(id);
-  }
+  for (size_t id = 0; id < optimizer_parameters.size(); ++id) ids[optimizer_parameters[id]] = static_cast<int64_t>(id);
   const auto rekeyed = [&](const StateKey& key) -> StateKey {
     if (const auto* id = std::get_if<int64_t>(&key); id && to_names) {
       TESSERA_CHECK(*id >= 0 && *id < static_cast<int64_t>(optimizer_parameters.size()), ErrorKind::kShape,
@@ -83,7 +81,7 @@ StateDict rekey_optim_state_dict(const StateDict& optim_state_dict, OptimStateKe
     for (const auto& key : copy.at("params").list()) {
       keys.push_back(rekeyed(key.is_int() ? StateKey(key.integer()) : StateKey(key.string())));
     }
-    std::sort(keys.begin(), keys.end());
+    std::ranges::sort(keys);
     StateList params;
     for (const auto& key : keys) {
       const auto* id = std::get_if<int64_t>(&key);

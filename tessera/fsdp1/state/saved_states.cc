@@ -11,8 +11,8 @@
 #include "tessera/base/text/quote.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/state/broadcast_state.h"
 #include "tessera/fsdp1/state/placed_values.h"
+#include "tessera/state/broadcast_state.h"
 #include "tessera/state/state_message.h"
 
 namespace tessera {
@@ -159,8 +159,10 @@ AgreedState agree_on_state(const Fsdp1Units& model, const SavedParameter& parame
       if (has_dims != wants_dims || (has_dims && shape->dtype != expected->dtype)) {
         differ(name, describe_value(*own), describe_value(value));
       }
-      if (!has_dims && encode_state(*own, TensorsInMessage::kShapes) != encode_state(value, TensorsInMessage::kShapes))
+      if (!has_dims &&
+          encode_state(*own, TensorsInMessage::kShapes) != encode_state(value, TensorsInMessage::kShapes)) {
         differ(name, describe_value(*own), describe_value(value));
+      }
       if (has_dims) {
         agreed.tensors[name] = shape->dtype;
       } else {
@@ -180,7 +182,7 @@ AgreedState agree_on_state(const Fsdp1Units& model, const SavedParameter& parame
 void check_unit_complete(const Fsdp1Units& model, const std::set<std::string>& have) {
   for (const auto& unit : model.units()) {
     const auto has = [&](const std::string& fqn) { return have.contains(fqn); };
-    if (std::none_of(unit.fqns.begin(), unit.fqns.end(), has)) continue;
+    if (std::ranges::none_of(unit.fqns, has)) continue;
     const auto trained = unit.trained();
     for (size_t member = 0; member < unit.fqns.size(); ++member) {
       if (has(unit.fqns[member]) || !trained[member] || unit.place(member).numel() == 0) continue;
@@ -205,8 +207,8 @@ LocalStates find_local_states(const Fsdp1Units& model, const std::vector<std::st
                 "what optimizer_state_dict returned.");
   const auto& dict = states->dict();
   // A dict of a named optimizer has no ids; beside ids, text is state of the user.
-  const bool named = std::none_of(dict.begin(), dict.end(),
-                                  [](const auto& item) { return std::holds_alternative<int64_t>(item.first); });
+  const bool named =
+      std::ranges::none_of(dict, [](const auto& item) { return std::holds_alternative<int64_t>(item.first); });
   std::map<int64_t, std::pair<const SavedParameter*, const StateDict*>> by_id;
   for (const auto& [key, value] : dict) {
     const SavedParameter* parameter = nullptr;

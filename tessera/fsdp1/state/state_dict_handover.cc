@@ -1,6 +1,4 @@
 // The state dicts of a model under FSDP1, as the functions of state_dict.h give them.
-#include "tessera/fsdp1/fsdp1_state.h"
-
 #include <algorithm>
 #include <functional>
 #include <optional>
@@ -10,16 +8,17 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/comm/collectives/agreement.h"
+#include "tessera/fsdp1/fsdp1_state.h"
 #include "tessera/fsdp1/fully_sharded_data_parallel.h"
-#include "tessera/state/detail/model_names.h"
 #include "tessera/fsdp1/state/flatten_optim_state.h"
 #include "tessera/fsdp1/state/model_state_dict.h"
 #include "tessera/fsdp1/state/optim_state_dict.h"
 #include "tessera/fsdp1/state/state_dict_type.h"
 #include "tessera/fsdp1/state/units.h"
+#include "tessera/state/detail/model_names.h"
 #include "tessera/state/optimizer_forms.h"
 
-namespace tessera::detail {
+namespace tessera {
 namespace {
 
 enum class Direction { kGet, kSet };
@@ -156,14 +155,14 @@ StateDict Fsdp1State::get_model_state_dict(nn::Module& model, const StateDictOpt
 }
 
 IncompatibleKeys Fsdp1State::set_model_state_dict(nn::Module& model, const StateDict& values,
- const StateDictOptions& options) const {
+                                                  const StateDictOptions& options) const {
   const Fsdp1Handover handover(model, options, Direction::kSet);
   return load_fsdp1_state_dict(model, values,
                                {.strict = options.strict, .ignore_frozen_params = options.ignore_frozen_params});
 }
 
 StateDict Fsdp1State::get_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
- const StateDictOptions& options) const {
+                                               const StateDictOptions& options) const {
   const Fsdp1Handover handover(model, options, Direction::kGet, [&](const auto&) { only_optimizer(optimizers); });
   auto out = optim_state_dict(model, only_optimizer(optimizers));
   if (!options.flatten_optimizer_state_dict || out.empty()) return out;
@@ -171,7 +170,7 @@ StateDict Fsdp1State::get_optimizer_state_dict(nn::Module& model, const std::vec
 }
 
 void Fsdp1State::set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
- const StateDict& values, const StateDictOptions& options) const {
+                                          const StateDict& values, const StateDictOptions& options) const {
   StateDict nested;
   const Fsdp1Handover handover(model, options, Direction::kSet, [&](const Fsdp1Units& units) {
     const auto& optimizer = only_optimizer(optimizers);
@@ -188,4 +187,4 @@ void Fsdp1State::set_optimizer_state_dict(nn::Module& model, const std::vector<o
                            {.load_directly = true, .partial_units = !options.strict});
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -17,9 +17,9 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/nn/module.h"
 #include "tessera/fsdp1/fully_sharded_data_parallel.h"
 #include "tessera/fsdp1/state/flat_range.h"
+#include "tessera/nn/module.h"
 #include "tessera/state/state_value.h"
 
 namespace tessera {

@@ -16,7 +16,7 @@
 #include "tessera/kernels/simd/lanes_avx2.h"
 #include "tessera/kernels/simd/lanes_avx512.h"
 
-namespace tessera::detail {
+namespace tessera::kernels {
 
 bool has_attention_loops() { return has_lanes(); }
 
@@ -212,4 +212,4 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward_loops(const Ca
 }
 #endif
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels

@@ -10,7 +10,7 @@
 
 #include <tuple>
 
-namespace tessera::detail {
+namespace tessera::kernels {
 
 // Whether this processor has what the loops are written for (AVX-512 or AVX2).
 bool has_attention_loops();
@@ -29,4 +29,4 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward_loops(const Ca
                                                                         const at::Tensor& grad,
                                                                         const at::Tensor& log_sums);
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels

@@ -41,9 +41,7 @@ void soften(float* scores, const Seen& visible, float scale, float& most, float&
   if (now > most) {
     const float shrink = most == -std::numeric_limits<float>::infinity() ? 0.0F : std::exp(most - now);
     sum *= shrink;
-    for (int64_t i = 0; i < width; i += kLanes) {
-      store_lanes(result + i, mul(load_lanes(result + i), fill(shrink)));
-    }
+    for (int64_t i = 0; i < width; i += kLanes) store_lanes(result + i, mul(load_lanes(result + i), fill(shrink)));
     most = now;
   }
   sum += sum_of(total);
@@ -96,9 +94,7 @@ void forward_unit(const Plan& plan, const Span& span, int64_t group, const Heads
       }
       for (int64_t r = 0; r < count; ++r) {
         const Lanes share = fill(total[r] == 0 ? 0.0F : 1 / total[r]);
-        for (int64_t i = 0; i < d; i += kLanes) {
-          store_lanes(sums + r * d + i, mul(load_lanes(sums + r * d + i), share));
-        }
+        for (int64_t i = 0; i < d; i += kLanes) store_lanes(sums + r * d + i, mul(load_lanes(sums + r * d + i), share));
         log_sums[(span.row * plan.heads + head) * plan.tokens + span.begin + begin + r] =
             total[r] == 0 ? 0.0F : most[r] + std::log(total[r]);
       }

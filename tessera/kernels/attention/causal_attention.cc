@@ -11,11 +11,11 @@
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/kernels/attention/attention_loops.h"
-#include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/attention/head_groups.h"
 #include "tessera/kernels/autograd/kept_results.h"
+#include "tessera/kernels/dispatch/operations.h"
 
-namespace tessera {
+namespace tessera::kernels {
 namespace {
 
 using FirstKey = std::optional<at::Tensor>;
@@ -26,7 +26,7 @@ bool runs_attention_loops(const at::Tensor& q, const at::Tensor& k, const at::Te
   const auto type = q.scalar_type();
   return q.is_cpu() && (type == at::kFloat || type == at::kBFloat16) && k.scalar_type() == type &&
          v.scalar_type() == type && q.size(3) % 16 == 0 && q.size(3) <= 256 && q.numel() > 0 &&
-         k.sizes() == v.sizes() && k.size(2) == q.size(2) && detail::has_attention_loops();
+         k.sizes() == v.sizes() && k.size(2) == q.size(2) && has_attention_loops();
 }
 
 at::Tensor dense_first_key(const FirstKey& first_key) {
@@ -50,7 +50,7 @@ at::Tensor with_tokens_outside(const at::Tensor& heads, at::ScalarType type) {
 
 Attended attention_by_formula(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                               const at::Tensor& first_key, double scale) {
-  const auto wide = detail::wide_type(q.scalar_type());
+  const auto wide = wide_type(q.scalar_type());
   const auto keys = kernels::repeat_heads(k, /*dim=*/1, q.size(1)).to(wide),
              values = kernels::repeat_heads(v, /*dim=*/1, q.size(1)).to(wide);
   const auto seen = seen_keys(q, first_key);
@@ -75,7 +75,7 @@ at::Tensor sum_of_groups(const at::Tensor& heads, int64_t groups, at::ScalarType
 AttentionGradients gradients_by_formula(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
                                         const at::Tensor& v, const at::Tensor& log_sums, const at::Tensor& first_key,
                                         double scale) {
-  const auto wide = detail::wide_type(q.scalar_type());
+  const auto wide = wide_type(q.scalar_type());
   const auto keys = kernels::repeat_heads(k, /*dim=*/1, q.size(1)).to(wide),
              values = kernels::repeat_heads(v, /*dim=*/1, q.size(1)).to(wide);
   const auto queries = q.to(wide), g = grad.to(wide);
@@ -94,7 +94,7 @@ AttentionGradients gradients_by_formula(const at::Tensor& grad, const at::Tensor
 Attended causal_attention_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const FirstKey& first_key,
                              double scale) {
   const auto first = dense_first_key(first_key);
-  if (runs_attention_loops(q, k, v)) return detail::attention_forward_loops({q, k, v, first, scale});
+  if (runs_attention_loops(q, k, v)) return attention_forward_loops({q, k, v, first, scale});
   return attention_by_formula(q, k, v, first, scale);
 }
 
@@ -103,7 +103,7 @@ AttentionGradients causal_attention_backward_of(const at::Tensor& grad, const at
                                                 const FirstKey& first_key, double scale) {
   const auto first = dense_first_key(first_key);
   if (runs_attention_loops(q, k, v) && grad.scalar_type() == q.scalar_type()) {
-    return detail::attention_backward_loops({q, k, v, first, scale}, grad, log_sums.contiguous());
+    return attention_backward_loops({q, k, v, first, scale}, grad, log_sums.contiguous());
   }
   return gradients_by_formula(grad, q, k, v, log_sums, first, scale);
 }
@@ -111,7 +111,7 @@ AttentionGradients causal_attention_backward_of(const at::Tensor& grad, const at
 Attended call_causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const FirstKey& first_key,
                                double scale) {
   static const auto op =
-      detail::operation<Attended(const at::Tensor&, const at::Tensor&, const at::Tensor&, const FirstKey&, double)>(
+      operation<Attended(const at::Tensor&, const at::Tensor&, const at::Tensor&, const FirstKey&, double)>(
           "tessera::causal_attention");
   return op.call(q, k, v, first_key, scale);
 }
@@ -120,9 +120,8 @@ AttentionGradients call_causal_attention_backward(const at::Tensor& grad, const 
                                                   const at::Tensor& v, const at::Tensor& log_sums,
                                                   const FirstKey& first_key, double scale) {
   static const auto op =
-      detail::operation<AttentionGradients(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                           const at::Tensor&, const FirstKey&, double)>(
-          "tessera::causal_attention_backward");
+      operation<AttentionGradients(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                   const at::Tensor&, const FirstKey&, double)>("tessera::causal_attention_backward");
   return op.call(grad, q, k, v, log_sums, first_key, scale);
 }
 
@@ -183,7 +182,7 @@ void propose_attention_cuts(const OpCall& call, Proposal& proposal, size_t outpu
   const auto& query = call.inputs[static_cast<size_t>(call.input_at(call.arg_named("query")))];
   const auto& key = call.inputs[static_cast<size_t>(call.input_at(call.arg_named("key")))];
   proposal.strided = query.sizes[1] == key.sizes[1];
-  detail::propose_cuts(call, proposal, dims, add);
+  propose_cuts(call, proposal, dims, add);
 }
 
 void propose_causal_attention(const OpCall& call, Proposal& proposal) {
@@ -199,8 +198,6 @@ void propose_causal_attention_backward(const OpCall& call, Proposal& proposal) {
 }
 
 }  // namespace
-
-namespace detail {
 
 void define_causal_attention(torch::Library& library) {
   library.def(
@@ -221,10 +218,6 @@ void register_causal_attention_rules() {
   register_rule("tessera::causal_attention", propose_causal_attention);
   register_rule("tessera::causal_attention_backward", propose_causal_attention_backward);
 }
-
-}  // namespace detail
-
-namespace kernels {
 
 bool runs_causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   return is_dtensor(q) == is_dtensor(k) && is_dtensor(q) == is_dtensor(v) &&
@@ -261,5 +254,4 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
   return result;
 }
 
-}  // namespace kernels
-}  // namespace tessera
+}  // namespace tessera::kernels

@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 
-namespace tessera {
+namespace tessera::kernels {
 namespace {
 
 constexpr std::string_view kUnshardName = "context";
@@ -112,7 +112,7 @@ at::Tensor ContextLayout::gathered(comm::Group& group, const at::Tensor& own, in
       parts.emplace_back(chunk.begin, by_rank[rank].narrow(dim, chunk.local, chunk.tokens));
     }
   }
-  std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::ranges::sort(parts, [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<at::Tensor> in_order;
   for (auto& part : parts) in_order.push_back(std::move(part.second));
   return at::cat(in_order, dim);
@@ -156,4 +156,4 @@ at::Tensor ContextLayout::unshard(const std::shared_ptr<comm::Group>& group, con
   return Unshard::apply(wire_form(own), c10::make_intrusive<HeldLayout>(*this, group), at).to(own.scalar_type());
 }
 
-}  // namespace tessera
+}  // namespace tessera::kernels

@@ -20,7 +20,7 @@
 
 #include "tessera/comm/group/group.h"
 
-namespace tessera {
+namespace tessera::kernels {
 
 // Tokens [begin, begin + tokens) of the sequence, which are tokens [local, local + tokens) of the rank that holds them.
 struct ContextChunk {
@@ -66,4 +66,4 @@ class ContextLayout {
   Order order_;
 };
 
-}  // namespace tessera
+}  // namespace tessera::kernels

@@ -6,9 +6,9 @@
 #include <limits>
 
 #include "tessera/base/error.h"
-#include "tessera/kernels/dispatch/device_kernels.h"
 #include "tessera/kernels/attention/head_groups.h"
 #include "tessera/kernels/autograd/kept_results.h"
+#include "tessera/kernels/dispatch/device_kernels.h"
 
 namespace tessera::kernels {
 namespace {
@@ -148,7 +148,7 @@ struct KnownFlash : torch::autograd::Function<KnownFlash> {
 
 bool has_flash_attention(c10::Device device, at::ScalarType dtype) {
   if (dtype == at::kFloat) {
-    static detail::DeviceKernels efficient{"aten::_efficient_attention_forward", "aten::_efficient_attention_backward"};
+    static DeviceKernels efficient{"aten::_efficient_attention_forward", "aten::_efficient_attention_backward"};
     return efficient.run_on(device, dtype, [&] {
       const auto two = at::zeros({1, 2, 1, kHeadVector}, at::TensorOptions(dtype).device(device));
       const FlashOptions windowed{.window = 1};
@@ -156,7 +156,7 @@ bool has_flash_attention(c10::Device device, at::ScalarType dtype) {
     });
   }
   if (!in_16_bits(dtype)) return false;
-  static detail::DeviceKernels fused{"aten::_flash_attention_forward", "aten::_flash_attention_backward"};
+  static DeviceKernels fused{"aten::_flash_attention_forward", "aten::_flash_attention_backward"};
   return fused.run_on(device, dtype, [&] {
     const auto one = at::zeros({1, 1, 1, kHeadVector}, at::TensorOptions(dtype).device(device));
     flash_forward(one, one, one, {});

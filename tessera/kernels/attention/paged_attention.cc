@@ -8,7 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/kernels/simd/row_kernels.h"
 
-namespace tessera {
+namespace tessera::kernels {
 namespace {
 
 constexpr int64_t kMostRows = 24;        // queries that go over the pages together
@@ -56,37 +56,37 @@ at::Tensor paged_attention(const PagedAttention& wanted) {
   const int64_t page_stride = wanted.keys.stride(0), head_stride = wanted.keys.stride(1);
   const double scale = wanted.scale > 0 ? wanted.scale : 1 / std::sqrt(static_cast<double>(d));
   const auto count = static_cast<int64_t>(shares.size());
-  at::parallel_for(
-      0, count, std::max<int64_t>(1, count * kLeastWork / std::max<int64_t>(1, work)), [&](int64_t begin, int64_t end) {
-        std::vector<const float*> key_pages, value_pages;
-        std::vector<float> scratch(static_cast<size_t>(detail::scratch_floats(block * group, d, kPageTokens)));
-        for (int64_t i = begin; i < end; ++i) {
-          const auto& share = shares[static_cast<size_t>(i)];
-          const auto& sequence = *share.sequence;
-          key_pages.clear();
-          value_pages.clear();
-          for (const int32_t page : sequence.pages) {
-            key_pages.push_back(keys + page * page_stride + share.kv_head * head_stride);
-            value_pages.push_back(values + page * page_stride + share.kv_head * head_stride);
-          }
-          const int64_t at = ((sequence.first_row + share.first) * heads + share.kv_head * group) * d;
-          detail::row_kernels().attend({.queries = queries + at,
-                                        .out = results + at,
-                                        .token_stride = heads * d,
-                                        .tokens = share.tokens,
-                                        .group = group,
-                                        .head_dim = d,
-                                        .first_position = sequence.first_position + share.first,
-                                        .window = wanted.window,
-                                        .scale = static_cast<float>(scale),
-                                        .softcap = static_cast<float>(wanted.softcap),
-                                        .keys = key_pages.data(),
-                                        .values = value_pages.data(),
-                                        .page_tokens = kPageTokens,
-                                        .scratch = scratch.data()});
-        }
-      });
+  at::parallel_for(0, count, std::max<int64_t>(1, count * kLeastWork / std::max<int64_t>(1, work)),
+                   [&](int64_t begin, int64_t end) {
+                     std::vector<const float*> key_pages, value_pages;
+                     std::vector<float> scratch(static_cast<size_t>(scratch_floats(block * group, d, kPageTokens)));
+                     for (int64_t i = begin; i < end; ++i) {
+                       const auto& share = shares[static_cast<size_t>(i)];
+                       const auto& sequence = *share.sequence;
+                       key_pages.clear();
+                       value_pages.clear();
+                       for (const int32_t page : sequence.pages) {
+                         key_pages.push_back(keys + page * page_stride + share.kv_head * head_stride);
+                         value_pages.push_back(values + page * page_stride + share.kv_head * head_stride);
+                       }
+                       const int64_t at = ((sequence.first_row + share.first) * heads + share.kv_head * group) * d;
+                       row_kernels().attend({.queries = queries + at,
+                                             .out = results + at,
+                                             .token_stride = heads * d,
+                                             .tokens = share.tokens,
+                                             .group = group,
+                                             .head_dim = d,
+                                             .first_position = sequence.first_position + share.first,
+                                             .window = wanted.window,
+                                             .scale = static_cast<float>(scale),
+                                             .softcap = static_cast<float>(wanted.softcap),
+                                             .keys = key_pages.data(),
+                                             .values = value_pages.data(),
+                                             .page_tokens = kPageTokens,
+                                             .scratch = scratch.data()});
+                     }
+                   });
   return out;
 }
 
-}  // namespace tessera
+}  // namespace tessera::kernels

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <span>
 
-namespace tessera {
+namespace tessera::kernels {
 
 inline constexpr int64_t kPageTokens = 16;
 
@@ -35,4 +35,4 @@ struct PagedAttention {
 // [N, heads, head_dim]. The pages hold the keys of these tokens already.
 at::Tensor paged_attention(const PagedAttention& wanted);
 
-}  // namespace tessera
+}  // namespace tessera::kernels

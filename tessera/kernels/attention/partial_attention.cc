@@ -154,7 +154,7 @@ void AttentionSums::begin() {
 void AttentionSums::add(const AttentionPart& part, int64_t row, int64_t query) {
   const auto wide = sums_dtype(queries_);
   const Place place{row, part.out.size(0), query, part.out.size(2)};
-  const bool first = std::none_of(added_.begin(), added_.end(), [&](const auto& each) { return each.overlaps(place); });
+  const bool first = std::ranges::none_of(added_, [&](const auto& each) { return each.overlaps(place); });
   added_.push_back(place);
   if (!out_.defined()) {
     if (part.out.sizes() == queries_.sizes() && turned(part.out).is_contiguous()) {

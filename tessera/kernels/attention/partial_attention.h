@@ -9,9 +9,9 @@
 // The results are joined in float32 (float64 of float64) by
 //   out += sigmoid(log_sums of the part - log_sums) (out of the part - out),
 // the stable form of the weighted mean. The backward of each part reads the joined result and log sums alone. Fused on
-// the CPU, and without a mask where kernels/attention/flash_attention.h runs; elsewhere, and for capped scores, from products,
-// with the scores of 1024 queries in memory at a time.
-// Without autograd: the caller's function is what has a derivative. Thread-safe; no communication.
+// the CPU, and without a mask where kernels/attention/flash_attention.h runs; elsewhere, and for capped scores, from
+// products, with the scores of 1024 queries in memory at a time. Without autograd: the caller's function is what has a
+// derivative. Thread-safe; no communication.
 #pragma once
 
 #include <ATen/core/Tensor.h>

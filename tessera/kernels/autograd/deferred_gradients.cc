@@ -52,8 +52,8 @@ DeferredGradients* DeferredGradients::taking_weights() {
 void DeferredGradients::add(const at::Tensor& weight, std::function<at::Tensor()> gradient) {
   auto edge = torch::autograd::impl::gradient_edge(weight);
   auto& nodes = waiting_->nodes;
-  auto found = std::find_if(nodes.begin(), nodes.end(),
-                            [&](const auto& each) { return each.edges.front().function == edge.function; });
+  auto found =
+      std::ranges::find_if(nodes, [&](const auto& each) { return each.edges.front().function == edge.function; });
   if (found == nodes.end()) found = nodes.insert(nodes.end(), Waiting::OfNode{});
   found->edges.push_back(std::move(edge));
   found->gradients.push_back(std::move(gradient));

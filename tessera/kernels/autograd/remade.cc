@@ -4,7 +4,7 @@
 
 #include "tessera/dtensor/tensor/local_part.h"
 
-namespace tessera::detail {
+namespace tessera::kernels {
 
 Remade::Source Remade::source(torch::autograd::AutogradContext& context, std::function<at::Tensor()> make) {
   auto& kept = context.saved_data["remade"];
@@ -45,4 +45,4 @@ c10::intrusive_ptr<Remade> remade(const at::Tensor& result, const at::Tensor& we
   return {};
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels

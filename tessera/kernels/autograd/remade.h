@@ -2,7 +2,7 @@
 // what they are made of for their own derivative anyway. A product whose factor is such a result keeps where it came
 // from. On a CPU, where memory counts more than a launch; what is made again has the same bits.
 //
-//   const auto again = detail::remade(x, weight);             // in forward; null: keep x itself
+//   const auto again = remade(x, weight);             // in forward; null: keep x itself
 //   ...
 //   again->get()                                              // in backward, which is before that of x's own kernel
 //
@@ -17,7 +17,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace tessera::detail {
+namespace tessera::kernels {
 
 class Remade : public torch::CustomClassHolder {
  public:
@@ -53,4 +53,4 @@ c10::intrusive_ptr<Remade> remade(const at::Tensor& result, const at::Tensor& we
 Remade::Source source_of_gated(torch::autograd::Node* node);
 Remade::Source source_of_rms_norm(torch::autograd::Node* node);
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels

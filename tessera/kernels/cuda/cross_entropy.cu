@@ -3,7 +3,7 @@
 #include "tessera/kernels/cuda/elements.cuh"
 #include "tessera/kernels/cuda/launchers.h"
 
-namespace tessera::cuda {
+namespace tessera::kernels::cuda {
 namespace {
 
 constexpr int kMostThreads = 1024;
@@ -90,4 +90,4 @@ cudaError_t launch_cross_entropy(float* logits, const int64_t* labels, int64_t i
   return cudaGetLastError();
 }
 
-}  // namespace tessera::cuda
+}  // namespace tessera::kernels::cuda

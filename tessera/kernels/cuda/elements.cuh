@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
-namespace tessera::cuda {
+namespace tessera::kernels::cuda {
 
 constexpr unsigned kAllLanes = 0xffffffffU;
 constexpr int kWarp = 32;
@@ -108,4 +108,4 @@ inline unsigned blocks_for(int64_t wanted) {
   return static_cast<unsigned>(wanted < kMost ? wanted : kMost);
 }
 
-}  // namespace tessera::cuda
+}  // namespace tessera::kernels::cuda

@@ -1,7 +1,7 @@
 #include "tessera/kernels/cuda/elements.cuh"
 #include "tessera/kernels/cuda/launchers.h"
 
-namespace tessera::cuda {
+namespace tessera::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -133,4 +133,4 @@ cudaError_t launch_gate_backward(Element element, bool gelu, const void* grad, c
   return cudaGetLastError();
 }
 
-}  // namespace tessera::cuda
+}  // namespace tessera::kernels::cuda

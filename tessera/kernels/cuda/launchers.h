@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-namespace tessera::cuda {
+namespace tessera::kernels::cuda {
 
 enum class Element { kFloat, kBFloat16 };
 
@@ -37,4 +37,4 @@ cudaError_t launch_rotary(Element element, const void* x, const float* cos, cons
 cudaError_t launch_cross_entropy(float* logits, const int64_t* labels, int64_t ignored_label, bool wants_gradient,
                                  float* losses, int64_t rows, int64_t classes, cudaStream_t stream);
 
-}  // namespace tessera::cuda
+}  // namespace tessera::kernels::cuda

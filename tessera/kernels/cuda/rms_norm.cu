@@ -1,7 +1,7 @@
 #include "tessera/kernels/cuda/elements.cuh"
 #include "tessera/kernels/cuda/launchers.h"
 
-namespace tessera::cuda {
+namespace tessera::kernels::cuda {
 namespace {
 
 constexpr int kMostThreads = 512;
@@ -123,4 +123,4 @@ cudaError_t launch_rms_norm_backward(Element element, const void* grad, const vo
   return cudaGetLastError();
 }
 
-}  // namespace tessera::cuda
+}  // namespace tessera::kernels::cuda

@@ -1,7 +1,7 @@
 #include "tessera/kernels/cuda/elements.cuh"
 #include "tessera/kernels/cuda/launchers.h"
 
-namespace tessera::cuda {
+namespace tessera::kernels::cuda {
 namespace {
 
 constexpr int kMostThreads = 256;
@@ -43,4 +43,4 @@ cudaError_t launch_rotary(Element element, const void* x, const float* cos, cons
   return cudaGetLastError();
 }
 
-}  // namespace tessera::cuda
+}  // namespace tessera::kernels::cuda

@@ -6,7 +6,7 @@
 
 #include "tessera/base/log.h"
 
-namespace tessera::detail {
+namespace tessera::kernels {
 
 DeviceKernels::DeviceKernels(std::initializer_list<const char*> operations) : first_(*operations.begin()) {
   for (const char* name : operations) {
@@ -19,8 +19,7 @@ DeviceKernels::DeviceKernels(std::initializer_list<const char*> operations) : fi
 bool DeviceKernels::on(c10::Device device) const {
   if (!known_ || device.is_cpu() || device.is_meta()) return false;
   const auto key = c10::computeDispatchKey(std::nullopt, std::nullopt, device);
-  return std::all_of(operations_.begin(), operations_.end(),
-                     [key](const auto& each) { return each.hasKernelForDispatchKey(key); });
+  return std::ranges::all_of(operations_, [key](const auto& each) { return each.hasKernelForDispatchKey(key); });
 }
 
 bool DeviceKernels::run_on(c10::Device device, at::ScalarType dtype, const std::function<void()>& attempt) {
@@ -39,4 +38,4 @@ bool DeviceKernels::run_on(c10::Device device, at::ScalarType dtype, const std::
   return found->second;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels

@@ -17,7 +17,7 @@
 #include <tuple>
 #include <vector>
 
-namespace tessera::detail {
+namespace tessera::kernels {
 
 class DeviceKernels {
  public:
@@ -36,4 +36,4 @@ class DeviceKernels {
   std::map<std::tuple<c10::DeviceType, c10::DeviceIndex, at::ScalarType>, bool> tried_;
 };
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels

@@ -6,7 +6,7 @@
 
 #include "tessera/dtensor/rules/table.h"
 
-namespace tessera::detail {
+namespace tessera::kernels {
 
 void ensure_operations() {
   // Never destroyed: the dispatcher keeps calling the kernels. Volatile, or the pointer would be optimised away and the
@@ -45,4 +45,4 @@ void add_partial_of(const OpCall& call, Proposal& proposal, std::initializer_lis
   }
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels

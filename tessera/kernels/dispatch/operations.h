@@ -1,7 +1,7 @@
 // The kernels as operations of the dispatcher, namespace tessera: one implementation for plain tensors, a derivative,
 // and for DTensors a sharding rule each.
 //
-//   static const auto op = detail::operation<at::Tensor(const at::Tensor&, const at::Tensor&)>("tessera::swiglu");
+//   static const auto op = operation<at::Tensor(const at::Tensor&, const at::Tensor&)>("tessera::swiglu");
 //   at::Tensor y = op.call(gate, up);
 //
 // They are defined at first use. Thread-safe.
@@ -12,7 +12,7 @@
 
 #include "tessera/dtensor/dispatch/rule.h"
 
-namespace tessera::detail {
+namespace tessera::kernels {
 
 // Defines all operations and registers their rules, once.
 void ensure_operations();
@@ -46,4 +46,4 @@ inline at::ScalarType wide_type(at::ScalarType type) { return type == at::kDoubl
 // The operation is linear in these inputs together, the others being whole: what is left to add up passes.
 void add_partial_of(const OpCall& call, Proposal& proposal, std::initializer_list<int> inputs);
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels

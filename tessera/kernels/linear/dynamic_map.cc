@@ -25,7 +25,7 @@ at::Tensor dynamic_map(bool is_signed) {
       if (is_signed) values.push_back(-value);
     }
   }
-  std::sort(values.begin(), values.end());
+  std::ranges::sort(values);
   TESSERA_CHECK(values.size() == 256, ErrorKind::kInternal, "[kernels.dynamic_map] found {} values, wanted 256",
                 values.size());
   return at::tensor(values, at::kFloat);

@@ -8,10 +8,10 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/autograd/deferred_gradients.h"
-#include "tessera/kernels/linear/linear_choice.h"
 #include "tessera/kernels/linear/linear.h"
+#include "tessera/kernels/linear/linear_choice.h"
 
-namespace tessera {
+namespace tessera::kernels {
 namespace {
 
 struct RowGroup {
@@ -34,7 +34,7 @@ constexpr int64_t kLargeGroup = 2048;
 
 // a times b transposed; rows: of the group.
 void put_product(at::Tensor into, const at::Tensor& a, const at::Tensor& b, int64_t rows) {
-  if (rows < kLargeGroup && detail::runs_in_fp32(a)) {
+  if (rows < kLargeGroup && runs_in_fp32(a)) {
     into.copy_(a.to(at::kFloat).mm(b.t().to(at::kFloat)));
   } else if (rows < kLargeGroup) {
     at::mm_out(into, a, b.t());
@@ -130,4 +130,4 @@ at::Tensor grouped_linear(const at::Tensor& x, const at::Tensor& weight, const a
   return GroupedLinear::apply(x, weight, rows);
 }
 
-}  // namespace tessera
+}  // namespace tessera::kernels

@@ -10,8 +10,8 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace tessera {
+namespace tessera::kernels {
 
 at::Tensor grouped_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& counts);
 
-}  // namespace tessera
+}  // namespace tessera::kernels

@@ -12,15 +12,15 @@
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/autograd/deferred_gradients.h"
-#include "tessera/kernels/linear/linear_choice.h"
-#include "tessera/kernels/dispatch/operations.h"
-#include "tessera/kernels/autograd/remade.h"
-#include "tessera/kernels/simd/row_kernels.h"
-#include "tessera/kernels/rows/row_loops.h"
-#include "tessera/kernels/simd/vector_level.h"
 #include "tessera/kernels/autograd/kept_results.h"
+#include "tessera/kernels/autograd/remade.h"
+#include "tessera/kernels/dispatch/operations.h"
+#include "tessera/kernels/linear/linear_choice.h"
+#include "tessera/kernels/rows/row_loops.h"
+#include "tessera/kernels/simd/row_kernels.h"
+#include "tessera/kernels/simd/vector_level.h"
 
-namespace tessera {
+namespace tessera::kernels {
 namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
@@ -36,13 +36,13 @@ bool runs_on_onednn(const at::Tensor& x, const at::Tensor& weight, const Optiona
   return is_plain_cpu_float(x) && is_plain_cpu_float(weight) && x.dim() >= 1 && weight.dim() == 2 &&
          x.size(-1) == weight.size(1) && (!bias || is_plain_cpu_float(*bias)) &&
          x.numel() >= kMinRows * weight.size(1) && weight.size(0) >= kMinRows && weight.size(1) >= kMinRows &&
-         detail::onednn_is_faster();
+         onednn_is_faster();
 }
 
 // Products of 16 bits that are computed in fp32 and rounded once.
-bool runs_in_fp32(const at::Tensor& a, const at::Tensor& b, int64_t rows) {
+bool product_in_fp32(const at::Tensor& a, const at::Tensor& b, int64_t rows) {
   return rows >= kMinRows && b.size(0) >= kMinRows && b.size(1) >= kMinRows && b.scalar_type() == a.scalar_type() &&
-         !is_dtensor(a) && !is_dtensor(b) && detail::runs_in_fp32(a) && detail::runs_in_fp32(b);
+         !is_dtensor(a) && !is_dtensor(b) && runs_in_fp32(a) && runs_in_fp32(b);
 }
 
 // [..., n] as [rows, n], also without elements.
@@ -66,14 +66,14 @@ at::Tensor linear_of(const at::Tensor& x, const at::Tensor& weight, const Option
                 c10::toString(weight.scalar_type()));
   // at::linear takes such a bias or refuses it by how x lies in memory.
   if (bias && bias->scalar_type() != x.scalar_type()) return at::matmul(x, weight.t()).add_(*bias);
-  if (runs_in_fp32(x, weight, x.numel() / std::max<int64_t>(x.size(-1), 1))) {
+  if (product_in_fp32(x, weight, x.numel() / std::max<int64_t>(x.size(-1), 1))) {
     const auto wide = [](const at::Tensor& tensor) { return tensor.to(at::kFloat); };
     return linear_of(wide(x), wide(weight), bias ? OptionalTensor(wide(*bias)) : bias).to(x.scalar_type());
   }
   if (!runs_on_onednn(x, weight, bias)) return at::linear(x, weight, bias);
   auto sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
-  return detail::onednn_product(as_rows(x), weight, bias.value_or(at::Tensor())).view(sizes);
+  return onednn_product(as_rows(x), weight, bias.value_or(at::Tensor())).view(sizes);
 }
 
 at::Tensor weight_gradient_of(const at::Tensor& grad, const at::Tensor& x) {
@@ -81,14 +81,13 @@ at::Tensor weight_gradient_of(const at::Tensor& grad, const at::Tensor& x) {
 }
 
 at::Tensor weight_gradient(const at::Tensor& grad, const at::Tensor& x) {
-  static const auto op =
-      detail::operation<at::Tensor(const at::Tensor&, const at::Tensor&)>("tessera::linear_weight_gradient");
+  static const auto op = operation<at::Tensor(const at::Tensor&, const at::Tensor&)>("tessera::linear_weight_gradient");
   return op.call(grad, x);
 }
 
 at::Tensor call_linear(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
   static const auto op =
-      detail::operation<at::Tensor(const at::Tensor&, const at::Tensor&, const OptionalTensor&)>("tessera::linear");
+      operation<at::Tensor(const at::Tensor&, const at::Tensor&, const OptionalTensor&)>("tessera::linear");
   return op.call(x, weight, bias);
 }
 
@@ -101,7 +100,7 @@ struct Linear : torch::autograd::Function<Linear> {
     at::AutoDispatchBelowADInplaceOrView guard;
     ctx->set_materialize_grads(false);
     const bool keeps_weight = x.requires_grad() || kernels::DeferredGradients::taking_weights() != nullptr;
-    const auto again = weight.requires_grad() ? detail::remade(x, weight) : nullptr;
+    const auto again = weight.requires_grad() ? remade(x, weight) : nullptr;
     const bool keeps_x = weight.requires_grad() && !again;
     ctx->save_for_backward({keeps_x ? x : at::Tensor(), keeps_weight ? weight : at::Tensor()});
     if (again) ctx->saved_data["x"] = at::IValue::make_capsule(again);
@@ -120,7 +119,7 @@ struct Linear : torch::autograd::Function<Linear> {
       const auto again = ctx->saved_data.find("x");
       const at::Tensor x = again == ctx->saved_data.end()
                                ? saved[0]
-                               : c10::static_intrusive_pointer_cast<detail::Remade>(again->second.toCapsule())->get();
+                               : c10::static_intrusive_pointer_cast<Remade>(again->second.toCapsule())->get();
       auto* const later = kernels::DeferredGradients::taking_weights();
       if (later != nullptr && weight.defined() && !c10::GradMode::is_enabled()) {
         later->add(weight, [grad, x] { return weight_gradient(grad, x.conj()); });
@@ -186,8 +185,8 @@ void propose_linear(const OpCall& call, Proposal& proposal) {
   for (int64_t dim = 0; dim < last; ++dim) add(Shard(dim), Shard(dim), Replicate(), Replicate());
   add(Shard(last), Replicate(), Shard(0), Shard(0));
   add(Partial(), Shard(last), Shard(1), Partial());
-  detail::add_partial_of(call, proposal, {0, 2});
-  detail::add_partial_of(call, proposal, {1, 2});
+  add_partial_of(call, proposal, {0, 2});
+  add_partial_of(call, proposal, {1, 2});
   proposal.output(with_last(x.sizes, weight.sizes[0]));
 }
 
@@ -198,14 +197,12 @@ void propose_weight_gradient(const OpCall& call, Proposal& proposal) {
   for (int64_t dim = 0; dim < last; ++dim) proposal.strategies.push_back({{Partial()}, {Shard(dim), Shard(dim)}});
   proposal.strategies.push_back({{Shard(0)}, {Shard(last), Replicate()}});
   proposal.strategies.push_back({{Shard(1)}, {Replicate(), Shard(last)}});
-  detail::add_partial_of(call, proposal, {0});
-  detail::add_partial_of(call, proposal, {1});
+  add_partial_of(call, proposal, {0});
+  add_partial_of(call, proposal, {1});
   proposal.output({grad.sizes.back(), x.sizes.back()});
 }
 
 }  // namespace
-
-namespace detail {
 
 void define_linear(torch::Library& library) {
   library.def("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
@@ -223,34 +220,29 @@ void register_linear_rules() {
   register_rule("tessera::linear_weight_gradient", propose_weight_gradient);
 }
 
-}  // namespace detail
+std::string_view linear_kernel_name() { return onednn_is_faster() ? "onednn" : "aten"; }
 
-std::string_view linear_kernel_name() { return detail::onednn_is_faster() ? "onednn" : "aten"; }
-
-std::string_view linear_kernel_name(at::ScalarType type) {
-  return detail::fp32_is_faster_for(type) ? "fp32" : "native";
-}
+std::string_view linear_kernel_name(at::ScalarType type) { return fp32_is_faster_for(type) ? "fp32" : "native"; }
 
 std::string describe_cpu_kernels() {
   return fmt::format("fp32 products {}, bf16 products {}, fp16 products {}, loops {}", linear_kernel_name(),
-                     linear_kernel_name(at::kBFloat16), linear_kernel_name(at::kHalf), detail::row_kernels().name);
+                     linear_kernel_name(at::kBFloat16), linear_kernel_name(at::kHalf), row_kernels().name);
 }
 
 void agree_on_kernels(comm::Group& group) {
   if (group.size() == 1) return;
-  const auto level = static_cast<char>('0' + static_cast<int>(detail::vector_level()));
+  const auto level = static_cast<char>('0' + static_cast<int>(vector_level()));
   const auto sign = [](bool choice) { return choice ? '1' : '0'; };
-  const std::string own = {sign(detail::has_onednn()), sign(detail::onednn_is_faster()), level,
-                           sign(detail::fp32_is_faster_for(at::kBFloat16)),
-                           sign(detail::fp32_is_faster_for(at::kHalf))};
+  const std::string own = {sign(has_onednn()), sign(onednn_is_faster()), level, sign(fp32_is_faster_for(at::kBFloat16)),
+                           sign(fp32_is_faster_for(at::kHalf))};
   const auto all = comm::all_gather_bytes(group, own);
   const bool possible = std::ranges::all_of(all, [](const std::string& each) { return each.at(0) == '1'; });
-  detail::set_linear_choice(possible && all.front().at(1) == '1');
-  detail::set_fp32_choice(at::kBFloat16, all.front().at(3) == '1');
-  detail::set_fp32_choice(at::kHalf, all.front().at(4) == '1');
+  set_linear_choice(possible && all.front().at(1) == '1');
+  set_fp32_choice(at::kBFloat16, all.front().at(3) == '1');
+  set_fp32_choice(at::kHalf, all.front().at(4) == '1');
   char least = level;
   for (const auto& each : all) least = std::min(least, each.at(2));
-  detail::set_vector_level(static_cast<detail::VectorLevel>(least - '0'));
+  set_vector_level(static_cast<VectorLevel>(least - '0'));
 }
 
 namespace {
@@ -258,19 +250,19 @@ namespace {
 // oneDNN's entry copies a first operand that is transposed, slowly.
 at::Tensor dense_left(const at::Tensor& a) {
   const bool is_transposed = a.stride(0) == 1 && a.stride(1) >= a.size(0);
-  if (!is_transposed || a.size(0) % 16 != 0 || a.size(1) % 16 != 0 || !detail::runs_row_loops(a)) return a;
-  return detail::transposed_loop(a.t());
+  if (!is_transposed || a.size(0) % 16 != 0 || a.size(1) % 16 != 0 || !runs_row_loops(a)) return a;
+  return transposed_loop(a.t());
 }
 
 }  // namespace
 
 at::Tensor product_nt(const at::Tensor& a, const at::Tensor& b) {
   const bool large = a.size(0) >= kMinRows && b.size(0) >= kMinRows && a.size(1) >= kMinRows;
-  if (large && is_plain_cpu_float(a) && is_plain_cpu_float(b) && detail::onednn_is_faster()) {
+  if (large && is_plain_cpu_float(a) && is_plain_cpu_float(b) && onednn_is_faster()) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    return detail::onednn_product(dense_left(a), b, {});
+    return onednn_product(dense_left(a), b, {});
   }
-  if (runs_in_fp32(a, b, a.size(0))) return product_nt(a.to(at::kFloat), b.to(at::kFloat)).to(a.scalar_type());
+  if (product_in_fp32(a, b, a.size(0))) return product_nt(a.to(at::kFloat), b.to(at::kFloat)).to(a.scalar_type());
   return at::mm(a, b.t());
 }
 
@@ -284,4 +276,4 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   return y;
 }
 
-}  // namespace tessera
+}  // namespace tessera::kernels

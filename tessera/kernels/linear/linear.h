@@ -17,11 +17,11 @@
 #include <string>
 #include <string_view>
 
-namespace tessera {
-
-namespace comm {
+namespace tessera::comm {
 class Group;
 }
+
+namespace tessera::kernels {
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
 
@@ -42,4 +42,4 @@ std::string describe_cpu_kernels();
 // a [m, k] times b [n, k] transposed: [m, n]. Not differentiable, of plain tensors. Either may be a transposed view.
 at::Tensor product_nt(const at::Tensor& a, const at::Tensor& b);
 
-}  // namespace tessera
+}  // namespace tessera::kernels

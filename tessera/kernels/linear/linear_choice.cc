@@ -13,11 +13,11 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
-#include "tessera/base/machine/host.h"
-#include "tessera/base/log.h"
 #include "tessera/base/files/user_cache.h"
+#include "tessera/base/log.h"
+#include "tessera/base/machine/host.h"
 
-namespace tessera::detail {
+namespace tessera::kernels {
 namespace {
 
 using LinearPointwise = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
@@ -215,4 +215,4 @@ bool runs_in_fp32(const at::Tensor& operand) {
 
 void set_fp32_choice(at::ScalarType type, bool fp32) { fp32_choice(type).agree(fp32); }
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels

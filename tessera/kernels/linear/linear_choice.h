@@ -9,7 +9,7 @@
 #include <optional>
 #include <string_view>
 
-namespace tessera::detail {
+namespace tessera::kernels {
 
 // x [m, k] times weight [n, k] transposed, plus bias where defined. Plain fp32 CPU tensors, strided as they may be.
 at::Tensor onednn_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
@@ -50,4 +50,4 @@ struct ChoiceNames {
 // first: then that one's choice counts. A folder that cannot be written only loses the keeping.
 bool kept_choice(const std::filesystem::path& file, const ChoiceNames& names, const std::function<bool()>& measure);
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels

@@ -4,7 +4,7 @@
 
 #include "tessera/base/error.h"
 
-namespace tessera::detail {
+namespace tessera::kernels {
 namespace {
 
 // The bytes of a number of two or one byte each, as float32.
@@ -112,4 +112,4 @@ at::Tensor decode_gguf_rows(GgmlType type, const at::Tensor& bytes, int64_t in) 
   return decode_blocks(type, bytes.contiguous().view({-1, info->block_bytes})).reshape({bytes.size(0), in});
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels

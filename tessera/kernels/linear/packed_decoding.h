@@ -6,7 +6,7 @@
 
 #include "tessera/formats/gguf/gguf_quants.h"
 
-namespace tessera::detail {
+namespace tessera::kernels {
 
 // codes: uint8, two to each byte, the first in the upper half; scales: float32, one for each `block` codes of them all,
 // the last block may be shorter; table: float32 [16]. The first `count` values of the codes, float32 [count].
@@ -15,4 +15,4 @@ at::Tensor decode_codes(const at::Tensor& codes, const at::Tensor& scales, const
 // bytes: uint8 [rows, bytes of a row of whole blocks]. float32 [rows, in].
 at::Tensor decode_gguf_rows(GgmlType type, const at::Tensor& bytes, int64_t in);
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels

@@ -4,7 +4,7 @@
 
 #include "tessera/base/error.h"
 
-namespace tessera {
+namespace tessera::kernels {
 namespace {
 
 struct PermuteRows : torch::autograd::Function<PermuteRows> {
@@ -45,4 +45,4 @@ at::Tensor permute_rows(const at::Tensor& x, const at::Tensor& order, const at::
   return PermuteRows::apply(x, order, inverse, copies);
 }
 
-}  // namespace tessera
+}  // namespace tessera::kernels

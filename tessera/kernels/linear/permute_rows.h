@@ -12,9 +12,9 @@
 
 #include <cstdint>
 
-namespace tessera {
+namespace tessera::kernels {
 
 at::Tensor inverse_permutation(const at::Tensor& order);
 at::Tensor permute_rows(const at::Tensor& x, const at::Tensor& order, const at::Tensor& inverse, int64_t copies = 1);
 
-}  // namespace tessera
+}  // namespace tessera::kernels

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace tessera::detail {
+namespace tessera::kernels {
 namespace {
 
 constexpr size_t kElements = Q4Block::kElements, kHalf = kElements / 2;
@@ -29,11 +29,9 @@ bool to_q4_blocks(std::span<const float> values, std::span<Q4Block> blocks) {
     const auto code = [&](float value) {
       return d == 0 ? uint8_t{0} : static_cast<uint8_t>(std::clamp(std::nearbyint((value - m) / d), 0.0F, 15.0F));
     };
-    for (size_t i = 0; i < kHalf; ++i) {
-      block.codes[i] = static_cast<uint8_t>(code(own[i]) | code(own[kHalf + i]) << 4);
-    }
+    for (size_t i = 0; i < kHalf; ++i) block.codes[i] = static_cast<uint8_t>(code(own[i]) | code(own[kHalf + i]) << 4);
   }
   return true;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels

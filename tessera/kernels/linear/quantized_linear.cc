@@ -8,7 +8,7 @@
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/kernels/linear/quantized_weight.h"
 
-namespace tessera {
+namespace tessera::kernels {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -85,4 +85,4 @@ at::Tensor quantized_linear(const at::Tensor& x, const QuantizedWeight& weight, 
   return bias.defined() ? y + bias.to(y.scalar_type()) : y;
 }
 
-}  // namespace tessera
+}  // namespace tessera::kernels

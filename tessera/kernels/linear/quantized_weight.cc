@@ -8,10 +8,10 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
-#include "tessera/kernels/linear/packed_decoding.h"
 #include "tessera/kernels/linear/dynamic_map.h"
+#include "tessera/kernels/linear/packed_decoding.h"
 
-namespace tessera {
+namespace tessera::kernels {
 namespace {
 
 constexpr int64_t kNf4Block = 64, kNestedBlock = 256;
@@ -46,7 +46,7 @@ const at::Tensor& scale_map() {
 int64_t blocks_of(int64_t elements, int64_t block) { return (elements + block - 1) / block; }
 
 uint8_t nearest_nf4(float value) {
-  const auto above = std::upper_bound(kNf4.begin(), kNf4.end(), value);
+  const auto above = std::ranges::upper_bound(kNf4, value);
   if (above == kNf4.begin()) return 0;
   if (above == kNf4.end()) return 15;
   const auto up = static_cast<uint8_t>(above - kNf4.begin());
@@ -208,14 +208,13 @@ at::Tensor QuantizedWeight::nf4_rows(int64_t first, int64_t count) const {
   const int64_t first_block = begin / kNf4Block, blocks = blocks_of(begin + elements, kNf4Block) - first_block;
   const int64_t first_element = first_block * kNf4Block;  // an even number
   const auto codes = packed_.narrow(0, first_element / 2, (begin + elements + 1) / 2 - first_element / 2);
-  return detail::decode_codes(codes, absmax_of(first_block, blocks), table_, kNf4Block,
-                              begin + elements - first_element)
+  return decode_codes(codes, absmax_of(first_block, blocks), table_, kNf4Block, begin + elements - first_element)
       .narrow(0, begin - first_element, elements)
       .view({count, row_elements_});
 }
 
 at::Tensor QuantizedWeight::gguf_rows(int64_t first, int64_t count) const {
-  if (!packed_.is_cpu()) return detail::decode_gguf_rows(*type_, packed_.narrow(0, first, count), row_elements_);
+  if (!packed_.is_cpu()) return decode_gguf_rows(*type_, packed_.narrow(0, first, count), row_elements_);
   auto values = at::empty({count, row_elements_}, at::kFloat);
   auto* const data = values.mutable_data_ptr<float>();
   const int64_t row_bytes = packed_.size(1), in = row_elements_;
@@ -236,4 +235,4 @@ at::Tensor QuantizedWeight::rows(int64_t first, int64_t count) const {
   return in_ == row_elements_ ? values : values.narrow(1, first_column_, in_);
 }
 
-}  // namespace tessera
+}  // namespace tessera::kernels

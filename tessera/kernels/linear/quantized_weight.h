@@ -21,7 +21,7 @@
 
 #include "tessera/formats/gguf/gguf_quants.h"
 
-namespace tessera {
+namespace tessera::kernels {
 
 struct Nf4Options {
   bool double_quant = false;
@@ -77,4 +77,4 @@ std::span<const float, 16> nf4_values();
 // communication.
 at::Tensor quantized_linear(const at::Tensor& x, const QuantizedWeight& weight, const at::Tensor& bias = {});
 
-}  // namespace tessera
+}  // namespace tessera::kernels

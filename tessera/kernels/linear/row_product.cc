@@ -9,16 +9,13 @@
 #include "tessera/kernels/linear/q4_blocks.h"
 #include "tessera/kernels/simd/row_kernels.h"
 
-namespace tessera {
+namespace tessera::kernels {
 namespace {
 
-using detail::Float16;
-using detail::Q4Block;
-
-constexpr int64_t kLeastWork = 1 << 16;  // products of a thread's share
+constexpr int64_t kThreadWork = 1 << 16;  // products of a thread's share
 
 void multiply(const float* x, int64_t m, const RowWeight& weight, int64_t first, int64_t count, float* y) {
-  const auto& kernels = detail::row_kernels();
+  const auto& kernels = row_kernels();
   const int64_t k = weight.in(), n = weight.out();
   const float* scales = weight.scales().defined() ? weight.scales().const_data_ptr<float>() + first : nullptr;
   const void* data = weight.values().const_data_ptr();
@@ -51,12 +48,12 @@ at::Tensor q4_blocks_of(const at::Tensor& weight) {
     const auto rows = weight.narrow(0, first, count).to(at::kFloat).contiguous();
     const float* from = rows.const_data_ptr<float>();
     std::atomic<bool> fits = true;
-    at::parallel_for(0, count, std::max<int64_t>(1, kLeastWork / std::max<int64_t>(1, in)),
+    at::parallel_for(0, count, std::max<int64_t>(1, kThreadWork / std::max<int64_t>(1, in)),
                      [&](int64_t begin, int64_t end) {
                        const auto rows_of = [&](auto* data, int64_t width) {
                          return std::span(data + begin * width, static_cast<size_t>((end - begin) * width));
                        };
-                       if (!detail::to_q4_blocks(rows_of(from, in), rows_of(to + first * blocks, blocks))) fits = false;
+                       if (!to_q4_blocks(rows_of(from, in), rows_of(to + first * blocks, blocks))) fits = false;
                      });
     TESSERA_CHECK(
         fits, ErrorKind::kFormat,
@@ -129,7 +126,7 @@ std::vector<at::Tensor> row_products(const at::Tensor& given, std::span<const Ro
   }
   const int64_t k = x.size(-1), m = c10::multiply_integers(x.sizes().slice(0, static_cast<size_t>(x.dim() - 1)));
   const float* rows = x.const_data_ptr<float>();
-  const int64_t share = std::max<int64_t>(16, kLeastWork / std::max<int64_t>(1, m * k));
+  const int64_t share = std::max<int64_t>(16, kThreadWork / std::max<int64_t>(1, m * k));
   at::parallel_for(0, columns, share, [&](int64_t begin, int64_t end) {
     for (size_t i = 0; i < weights.size() && begin < end; ++i) {
       const int64_t n = weights[i]->out();
@@ -160,12 +157,12 @@ at::Tensor row_gate(const at::Tensor& gate, const at::Tensor& up, bool gelu) {
   at::parallel_for(0, rows, std::max<int64_t>(1, (1 << 13) / std::max<int64_t>(1, width)),
                    [&](int64_t begin, int64_t end) {
                      for (int64_t row = begin; row < end; ++row) {
-                       detail::row_kernels().gate(a + row * width, b + row * width, width, gelu, to + row * width);
+                       row_kernels().gate(a + row * width, b + row * width, width, gelu, to + row * width);
                      }
                    });
   return out;
 }
 
-std::string_view row_kernels_name() { return detail::row_kernels().name; }
+std::string_view row_kernels_name() { return row_kernels().name; }
 
-}  // namespace tessera
+}  // namespace tessera::kernels

@@ -16,7 +16,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tessera {
+namespace tessera::kernels {
 
 // How a weight lies in memory. bfloat16 and float16 take two bytes an element and are widened as they are read. int8:
 // each row in 255 steps of its own largest value. int4: 32 elements of a row in 16 steps between the least and the
@@ -55,4 +55,4 @@ at::Tensor row_gate(const at::Tensor& gate, const at::Tensor& up, bool gelu);
 // The vector instructions in use: "avx512", "avx2" or "plain".
 std::string_view row_kernels_name();
 
-}  // namespace tessera
+}  // namespace tessera::kernels

@@ -7,7 +7,7 @@
 #include "tessera/kernels/attention/context_layout.h"
 #include "tessera/kernels/logprobs/detail/context_tokens.h"
 
-namespace tessera {
+namespace tessera::kernels {
 namespace {
 
 struct AllReduceSum : torch::autograd::Function<AllReduceSum> {
@@ -100,4 +100,4 @@ ContextLayout balanced_layout(const char* verb, const std::vector<int64_t>& toke
 }
 
 }  // namespace detail
-}  // namespace tessera
+}  // namespace tessera::kernels

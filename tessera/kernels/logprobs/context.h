@@ -16,7 +16,7 @@
 
 #include "tessera/comm/group/group.h"
 
-namespace tessera {
+namespace tessera::kernels {
 
 // This rank's part of a whole tensor, balanced. No communication.
 at::Tensor get_tokens_on_this_cp_rank(const at::Tensor& input, int64_t cp_rank, int64_t cp_size, int64_t seq_dim = 1);
@@ -39,4 +39,4 @@ at::Tensor cp_shift_next(const at::Tensor& x, const std::shared_ptr<comm::Group>
 // The sum over the ranks; the gradient passes as it is.
 at::Tensor all_reduce_sum(const at::Tensor& x, const std::shared_ptr<comm::Group>& group);
 
-}  // namespace tessera
+}  // namespace tessera::kernels

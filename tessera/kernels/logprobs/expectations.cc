@@ -9,7 +9,7 @@
 #include "tessera/kernels/logprobs/detail/vocab_sums.h"
 #include "tessera/kernels/logprobs/logprobs.h"
 
-namespace tessera {
+namespace tessera::kernels {
 namespace {
 
 using detail::LogitRows;
@@ -79,7 +79,7 @@ struct EntropyFunction : torch::autograd::Function<EntropyFunction> {
     const auto found = entropy_of_rows(logits, part, most_rows);
     ctx->save_for_backward({logits, found.entropy, found.sums.most, found.sums.sum});
     ctx->saved_data["most_rows"] = most_rows;
-    return found.entropy.to(detail::wide_type(logits.scalar_type())).view(leading_sizes(logits));
+    return found.entropy.to(wide_type(logits.scalar_type())).view(leading_sizes(logits));
   }
 
   // p (log p - sum p log p) g
@@ -148,7 +148,7 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
     const auto found = cross_entropy_of_rows(student, target, part);
     ctx->save_for_backward(
         {student, target, found.student.most, found.student.sum, found.target.most, found.target.sum});
-    return found.loss.to(detail::wide_type(student.scalar_type())).view(leading_sizes(student));
+    return found.loss.to(wide_type(student.scalar_type())).view(leading_sizes(student));
   }
 
   // (q - p) g
@@ -268,8 +268,8 @@ at::Tensor compute_distributed_softmax(const at::Tensor& logits, const VocabPart
 at::Tensor vocab_parallel_log_softmax(const at::Tensor& logits, const VocabPart& part, double temperature) {
   TESSERA_CHECK(temperature > 0, ErrorKind::kConfig,
                 "[kernels.vocab_parallel_log_softmax] temperature: found {}, wanted a positive number", temperature);
-  const auto wide = logits.to(detail::wide_type(logits.scalar_type()));
+  const auto wide = logits.to(wide_type(logits.scalar_type()));
   return compute_distributed_log_softmax(temperature == 1 ? wide : wide / temperature, part);
 }
 
-}  // namespace tessera
+}  // namespace tessera::kernels

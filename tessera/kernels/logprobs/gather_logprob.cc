@@ -9,7 +9,7 @@
 #include "tessera/kernels/logprobs/detail/vocab_sums.h"
 #include "tessera/kernels/logprobs/logprobs.h"
 
-namespace tessera {
+namespace tessera::kernels {
 namespace {
 
 using detail::LogitRows;
@@ -92,7 +92,7 @@ struct GatherLogprobs : torch::autograd::Function<GatherLogprobs> {
     ctx->save_for_backward({logits, ids, found.sums.most, found.sums.sum});
     ctx->saved_data["part"] = detail::hold_part({part.start, part.end});
     ctx->saved_data["most_rows"] = most_rows;
-    return found.logprobs.to(detail::wide_type(logits.scalar_type()));
+    return found.logprobs.to(wide_type(logits.scalar_type()));
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
@@ -139,4 +139,4 @@ at::Tensor chunked_distributed_gather_logprob(const at::Tensor& logits, const at
                      inference_only, true);
 }
 
-}  // namespace tessera
+}  // namespace tessera::kernels

@@ -6,17 +6,17 @@
 #include <limits>
 
 #include "tessera/base/error.h"
+#include "tessera/base/ignored_label.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/kernels/loss/head_chunks.h"
 #include "tessera/kernels/dispatch/operations.h"
-#include "tessera/base/ignored_label.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/kernels/logprobs/detail/id_places.h"
 #include "tessera/kernels/logprobs/detail/vocab_sums.h"
+#include "tessera/kernels/loss/head_chunks.h"
 #include "tessera/kernels/loss/wrong_label.h"
 
-namespace tessera {
+namespace tessera::kernels {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -34,13 +34,13 @@ class HeadRows {
         hidden_(labelled_.of(hidden.detach().reshape({target.numel(), hidden.size(-1)}))),
         ids_(labelled_.of(target.reshape({target.numel()})).unsqueeze(1)),
         options_(options),
-        wide_(detail::wide_type(hidden.scalar_type())) {}
+        wide_(wide_type(hidden.scalar_type())) {}
 
   const at::Tensor& hidden() const { return hidden_; }
   const at::Tensor& ids() const { return ids_; }  // [rows, 1]
   int64_t rows() const { return ids_.size(0); }
   at::ScalarType wide() const { return wide_; }
-  const detail::LabelledRows& labelled() const { return labelled_; }
+  const LabelledRows& labelled() const { return labelled_; }
 
   // Calls visit(first row, logits of the chunk, slope of the cap or nothing).
   template <class Visit>
@@ -48,15 +48,15 @@ class HeadRows {
     const int64_t tensors = backward && options_.softcap > 0 ? 2 : 1;
     const int64_t row_bytes =
         std::max<int64_t>(1, weight_.size(0)) * static_cast<int64_t>(c10::elementSize(wide_)) * tensors;
-    for (const auto& chunk : detail::row_chunks(rows(), row_bytes, options_.chunk_bytes)) {
+    for (const auto& chunk : row_chunks(rows(), row_bytes, options_.chunk_bytes)) {
       auto logits = product_nt(hidden_.narrow(0, chunk.begin, chunk.rows), weight_).to(wide_);
-      const auto slope = detail::cap_logits(logits, options_.softcap, backward);
+      const auto slope = cap_logits(logits, options_.softcap, backward);
       visit(chunk.begin, logits, slope);
     }
   }
 
  private:
-  detail::LabelledRows labelled_;
+  LabelledRows labelled_;
   at::Tensor weight_, hidden_, ids_;
   LinearLogprobOptions options_;
   at::ScalarType wide_;
@@ -114,7 +114,7 @@ LinearGradients linear_backward(const HeadRows& head, const at::Tensor& weight, 
       logits.scatter_add_(1, part_of(places.place), part_of(own_g));
       if (slope.defined()) logits.mul_(slope);
       if (wants_hidden) part_of(out.hidden).copy_(product_nt(logits.to(weight.scalar_type()), weight.t()));
-      if (wants_weight) detail::add_head_gradient(out.weight, logits, part_of(head.hidden()).to(head.wide()));
+      if (wants_weight) add_head_gradient(out.weight, logits, part_of(head.hidden()).to(head.wide()));
     });
   }
   if (wants_hidden && part.size() > 1 && out.hidden.numel() > 0) {
@@ -233,4 +233,4 @@ at::Tensor from_parallel_hidden_states_to_logprobs(const at::Tensor& hidden, con
   return (whole ? full_tensor(logprobs) : logprobs).narrow(1, 0, ids.size(1) - 1);
 }
 
-}  // namespace tessera
+}  // namespace tessera::kernels

@@ -19,7 +19,7 @@
 
 #include "tessera/kernels/logprobs/vocab_part.h"
 
-namespace tessera {
+namespace tessera::kernels {
 
 struct LinearLogprobOptions {
   int64_t chunk_bytes = int64_t{64} << 20;
@@ -38,4 +38,4 @@ at::Tensor from_parallel_hidden_states_to_logprobs(const at::Tensor& hidden, con
                                                    const at::Tensor& input_ids,
                                                    const LinearLogprobOptions& options = {});
 
-}  // namespace tessera
+}  // namespace tessera::kernels

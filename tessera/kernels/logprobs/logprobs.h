@@ -24,7 +24,7 @@
 #include "tessera/base/ignored_label.h"
 #include "tessera/kernels/logprobs/vocab_part.h"
 
-namespace tessera {
+namespace tessera::kernels {
 
 // log p(target) [...] of logits [..., V of the part].
 at::Tensor distributed_logprob(const at::Tensor& logits, const at::Tensor& target, const VocabPart& part,
@@ -53,4 +53,4 @@ at::Tensor compute_distributed_softmax(const at::Tensor& logits, const VocabPart
 // The first of logits / temperature in the compute dtype.
 at::Tensor vocab_parallel_log_softmax(const at::Tensor& logits, const VocabPart& part, double temperature = 1.0);
 
-}  // namespace tessera
+}  // namespace tessera::kernels

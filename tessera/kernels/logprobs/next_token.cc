@@ -3,15 +3,15 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
+#include "tessera/base/ignored_label.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/attention/context_layout.h"
-#include "tessera/base/ignored_label.h"
 #include "tessera/kernels/logprobs/detail/context_tokens.h"
 #include "tessera/kernels/logprobs/detail/id_places.h"
 #include "tessera/kernels/logprobs/logprobs.h"
 #include "tessera/kernels/loss/wrong_label.h"
 
-namespace tessera {
+namespace tessera::kernels {
 namespace {
 
 at::Tensor logprobs_of(const at::Tensor& logits, const at::Tensor& target, const VocabPart& part,
@@ -72,7 +72,7 @@ void check_ids_of_mesh(const at::Tensor& ids, int64_t vocabulary) {
 at::Tensor order_of(const at::Tensor& logits, const LogprobOptions& options) {
   if (!options.seq_index.defined()) return {};
   const auto& names = device_mesh(logits)->dim_names();
-  TESSERA_CHECK(std::find(names.begin(), names.end(), "cp") != names.end(), ErrorKind::kShape,
+  TESSERA_CHECK(std::ranges::find(names, "cp") != names.end(), ErrorKind::kShape,
                 "[kernels.get_logprobs_from_vocab_parallel_logits] seq_index with logits over {}, which has no dim cp. "
                 "Name the dim of context parallelism so.",
                 device_mesh(logits)->to_string());
@@ -144,9 +144,7 @@ constexpr const char* kPackedVerb = "from_parallel_logits_to_logprobs_packed_seq
 
 // All tokens of the row, of which the logits are those of one of `ranks`.
 int64_t check_packed(const at::Tensor& logits, const at::Tensor& target, int64_t ranks, bool rolled) {
-  if (ranks == 1) {
-    check_next_tokens(kPackedVerb, logits.sizes(), target);
-  }
+  if (ranks == 1) check_next_tokens(kPackedVerb, logits.sizes(), target);
   const int64_t own = logits.dim() == 3 ? logits.size(1) : 0, targets = rolled ? own : own * ranks;
   TESSERA_CHECK(own > 0 && logits.size(0) == 1 && target.scalar_type() == at::kLong && target.dim() == 2 &&
                     target.size(0) == 1 && target.size(1) == targets,
@@ -271,4 +269,4 @@ at::Tensor from_parallel_logits_to_logprobs_packed_sequences(const at::Tensor& v
       .masked_fill(packed.missing.to(device), 0);
 }
 
-}  // namespace tessera
+}  // namespace tessera::kernels

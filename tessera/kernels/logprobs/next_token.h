@@ -17,7 +17,7 @@
 #include "tessera/kernels/logprobs/sampling.h"
 #include "tessera/kernels/logprobs/vocab_part.h"
 
-namespace tessera {
+namespace tessera::kernels {
 
 struct LogprobOptions {
   std::optional<int64_t> chunk_size = std::nullopt;  // positions of each row worked on at a time; shows in no result
@@ -68,4 +68,4 @@ at::Tensor from_parallel_logits_to_logprobs_packed_sequences(const at::Tensor& v
                                                              int64_t unpacked_seqlen, const VocabPart& part,
                                                              const PackedLogprobOptions& options = {});
 
-}  // namespace tessera
+}  // namespace tessera::kernels

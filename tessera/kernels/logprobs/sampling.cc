@@ -6,16 +6,16 @@
 #include <limits>
 
 #include "tessera/base/error.h"
+#include "tessera/base/ignored_label.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/dispatch/operations.h"
-#include "tessera/base/ignored_label.h"
 #include "tessera/kernels/logprobs/detail/id_places.h"
 #include "tessera/kernels/logprobs/detail/vocab_sums.h"
 #include "tessera/kernels/loss/wrong_label.h"
 
-namespace tessera {
+namespace tessera::kernels {
 namespace {
 
 constexpr int64_t kExchangeBytes = int64_t{64} << 20;
@@ -196,7 +196,7 @@ at::Tensor sampled_logprobs_backward(const at::Tensor& grad, const at::Tensor& m
                                      const VocabPart& part, const TrainingSamplingParams& sampling, int64_t most_rows) {
   const RowExchange exchange(matrix, part, most_rows);
   const auto result = at::empty(matrix.sizes(), matrix.options());
-  const auto wide = detail::wide_type(matrix.scalar_type());
+  const auto wide = wide_type(matrix.scalar_type());
   for_chunks(exchange, matrix.size(0), [&](int64_t begin, int64_t count, const LocalRange& own) {
     const auto rows = exchange.to_rows(matrix.narrow(0, begin, count));
     auto gradient = at::empty(rows.sizes(), rows.options());
@@ -226,7 +226,7 @@ struct SampledLogprobs : torch::autograd::Function<SampledLogprobs> {
     ctx->saved_data["top_k"] = sampling.top_k.value_or(0);
     ctx->saved_data["top_p"] = sampling.top_p;
     ctx->saved_data["most_rows"] = most_rows;
-    return found.to(detail::wide_type(logits.scalar_type()));
+    return found.to(wide_type(logits.scalar_type()));
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
@@ -311,4 +311,4 @@ at::Tensor mask_out_neg_inf_logprobs(const at::Tensor& logprobs, const at::Tenso
   return logprobs.masked_fill(infinite.logical_or(unmasked.logical_not()), 0);
 }
 
-}  // namespace tessera
+}  // namespace tessera::kernels

@@ -20,7 +20,7 @@
 
 #include "tessera/kernels/logprobs/vocab_part.h"
 
-namespace tessera {
+namespace tessera::kernels {
 
 struct TrainingSamplingParams {
   std::optional<int64_t> top_k = std::nullopt;  // nullopt, 0 and below: all tokens
@@ -48,4 +48,4 @@ at::Tensor chunked_distributed_logprob_with_sampling(const at::Tensor& logits, c
 // 0 where a log-prob is infinite or mask is 0; warns about how many infinite ones the mask had left, naming them.
 at::Tensor mask_out_neg_inf_logprobs(const at::Tensor& logprobs, const at::Tensor& mask, std::string_view name);
 
-}  // namespace tessera
+}  // namespace tessera::kernels

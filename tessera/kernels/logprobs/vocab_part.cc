@@ -2,7 +2,7 @@
 
 #include "tessera/dtensor/tensor/dtensor.h"
 
-namespace tessera {
+namespace tessera::kernels {
 
 VocabPart part_over(const DeviceMesh& mesh, int64_t mesh_dim, int64_t vocabulary) {
   if (mesh_dim < 0) return {.start = 0, .end = vocabulary};
@@ -10,4 +10,4 @@ VocabPart part_over(const DeviceMesh& mesh, int64_t mesh_dim, int64_t vocabulary
   return {.start = range.offset, .end = range.offset + range.size, .group = mesh.group(mesh_dim)};
 }
 
-}  // namespace tessera
+}  // namespace tessera::kernels

@@ -12,7 +12,7 @@
 #include "tessera/comm/group/group.h"
 #include "tessera/mesh/device_mesh.h"
 
-namespace tessera {
+namespace tessera::kernels {
 
 struct VocabPart {
   int64_t start = 0;                             // global id of the first column
@@ -24,4 +24,4 @@ struct VocabPart {
 // The part of this rank where mesh dim `mesh_dim` cuts a vocabulary of so many as Shard does; all of it for -1.
 VocabPart part_over(const DeviceMesh& mesh, int64_t mesh_dim, int64_t vocabulary);
 
-}  // namespace tessera
+}  // namespace tessera::kernels

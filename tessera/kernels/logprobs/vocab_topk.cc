@@ -11,7 +11,7 @@
 #include "tessera/kernels/logprobs/detail/id_places.h"
 #include "tessera/kernels/logprobs/detail/vocab_sums.h"
 
-namespace tessera {
+namespace tessera::kernels {
 namespace {
 
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
@@ -143,7 +143,7 @@ std::pair<at::Tensor, at::Tensor> distributed_vocab_topk(const at::Tensor& logit
   auto [top_values, top_ids] = top_of_all(detail::gather_parts(part, values), detail::gather_parts(part, ids), found);
   auto shape = logits.sizes().vec();
   shape.back() = found;
-  return {top_values.to(detail::wide_type(logits.scalar_type())).reshape(shape), top_ids.reshape(shape)};
+  return {top_values.to(wide_type(logits.scalar_type())).reshape(shape), top_ids.reshape(shape)};
 }
 
 at::Tensor vocab_parallel_argmax(const at::Tensor& logits, const VocabPart& part) {
@@ -161,4 +161,4 @@ at::Tensor gather_logits_at_global_indices(const at::Tensor& logits, const at::T
   return GatherLogits::apply(logits, flat, part).view(sizes);
 }
 
-}  // namespace tessera
+}  // namespace tessera::kernels

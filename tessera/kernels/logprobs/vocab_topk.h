@@ -15,7 +15,7 @@
 
 #include "tessera/kernels/logprobs/vocab_part.h"
 
-namespace tessera {
+namespace tessera::kernels {
 
 // Values in the compute dtype (float32, float64 of float64) and int64 ids [..., min(k, V)], on every rank; of equal
 // ones the smaller id first, whatever the layout, and NaN before all. No gradient.
@@ -30,4 +30,4 @@ at::Tensor vocab_parallel_argmax(const at::Tensor& logits, const VocabPart& part
 at::Tensor gather_logits_at_global_indices(const at::Tensor& logits, const at::Tensor& global_indices,
                                            const VocabPart& part, std::optional<int64_t> chunk_size = std::nullopt);
 
-}  // namespace tessera
+}  // namespace tessera::kernels

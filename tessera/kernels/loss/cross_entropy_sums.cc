@@ -4,13 +4,13 @@
 #include <limits>
 #include <optional>
 
-#include "tessera/kernels/loss/head_chunks.h"
-#include "tessera/kernels/dispatch/operations.h"
-#include "tessera/kernels/rows/row_loops.h"
 #include "tessera/base/ignored_label.h"
+#include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/linear/linear.h"
+#include "tessera/kernels/loss/head_chunks.h"
+#include "tessera/kernels/rows/row_loops.h"
 
-namespace tessera::detail {
+namespace tessera::kernels {
 namespace {
 
 // The number of rows with a label is another one in each step, and oneDNN makes code for each shape that it meets (2 MB
@@ -168,4 +168,4 @@ CrossEntropySums cross_entropy_sums(const at::Tensor& hidden, const at::Tensor& 
   return sums;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels

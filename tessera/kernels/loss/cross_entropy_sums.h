@@ -8,7 +8,7 @@
 
 #include "tessera/comm/collectives/collectives.h"
 
-namespace tessera::detail {
+namespace tessera::kernels {
 
 // Which classes the weight's rows are, and who has the others.
 struct ClassPart {
@@ -36,4 +36,4 @@ struct CrossEntropySums {
 CrossEntropySums cross_entropy_sums(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
                                     const ClassPart& part, const CrossEntropyWanted& wanted);
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels

@@ -5,7 +5,7 @@
 #include "tessera/base/ignored_label.h"
 #include "tessera/kernels/linear/linear.h"
 
-namespace tessera::detail {
+namespace tessera::kernels {
 namespace {
 
 constexpr int64_t kHeadBlockRows = 8192;  // rows of the head whose gradient is added up at a time
@@ -56,4 +56,4 @@ void add_head_gradient(const at::Tensor& grad_weight, const at::Tensor& gradient
   }
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels

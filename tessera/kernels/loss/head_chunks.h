@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace tessera::detail {
+namespace tessera::kernels {
 
 // The rows of a call whose label is not kIgnoredLabel.
 class LabelledRows {
@@ -35,4 +35,4 @@ at::Tensor cap_logits(at::Tensor& logits, double softcap, bool wants_slope);
 // tensor of the head's size is needed.
 void add_head_gradient(const at::Tensor& grad_weight, const at::Tensor& gradient, const at::Tensor& hidden);
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels

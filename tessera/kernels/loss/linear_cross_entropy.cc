@@ -9,14 +9,13 @@
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/autograd/deferred_gradients.h"
-#include "tessera/kernels/loss/cross_entropy_sums.h"
 #include "tessera/kernels/dispatch/operations.h"
+#include "tessera/kernels/loss/cross_entropy_sums.h"
 #include "tessera/kernels/loss/wrong_label.h"
 
-namespace tessera {
+namespace tessera::kernels {
 namespace {
 
-using detail::ClassPart;
 using Triple = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 void check_shapes(c10::IntArrayRef hidden, c10::IntArrayRef weight, const at::Tensor& labels) {
@@ -61,13 +60,13 @@ Triple with_gradients(const at::Tensor& hidden, const at::Tensor& weight, const 
                       bool hidden_gradient, bool weight_gradient, int64_t chunk_bytes, double softcap) {
   check_shapes(hidden.sizes(), weight.sizes(), labels);
   if (hidden.is_meta()) {
-    const auto loss = at::empty({}, hidden.options().dtype(detail::wide_type(hidden.scalar_type())));
+    const auto loss = at::empty({}, hidden.options().dtype(wide_type(hidden.scalar_type())));
     return {loss, hidden_gradient ? at::empty_like(hidden) : at::Tensor(),
             weight_gradient ? at::empty(weight.sizes(), weight.options()) : at::Tensor()};
   }
   check_labels(labels, weight.size(0), {});
-  const auto sums = detail::cross_entropy_sums(hidden, weight, labels, {.most = weight.size(0)},
-                                               {hidden_gradient, weight_gradient, chunk_bytes, softcap});
+  const auto sums = cross_entropy_sums(hidden, weight, labels, {.most = weight.size(0)},
+                                       {hidden_gradient, weight_gradient, chunk_bytes, softcap});
   return {sums.loss, sums.grad_hidden, sums.grad_weight};
 }
 
@@ -107,12 +106,12 @@ LocalFunction on_parts(const OpCall& call, const Choice& choice) {
   const auto class_dims = mesh_dims_that_cut(choice.inputs[1]), row_dims = mesh_dims_that_cut(choice.inputs[2]);
   if (class_dims.empty() && row_dims.empty()) return {};
   const int64_t classes = call.inputs[1].sizes[0], rows = call.inputs[2].sizes[0];
-  return [=](const detail::LocalCall& local) {
+  return [=](const LocalCall& local) {
     const auto hidden = local.arg(0).toTensor(), weight = local.arg(1).toTensor(), labels = local.arg(2).toTensor();
     check_labels(labels, classes, {own_range(rows, local.mesh, row_dims).offset, groups_of(local.mesh, row_dims)});
     const ClassPart part{own_range(classes, local.mesh, class_dims).offset,
                          largest_part(classes, local.mesh, class_dims), groups_of(local.mesh, class_dims)};
-    const auto sums = detail::cross_entropy_sums(
+    const auto sums = cross_entropy_sums(
         hidden, weight, labels, part,
         {local.arg(3).toBool(), local.arg(4).toBool(), local.arg(5).toInt(), local.arg(6).toDouble()});
     local.finish({sums.loss, sums.grad_hidden, sums.grad_weight});
@@ -137,7 +136,7 @@ void propose(const OpCall& call, Proposal& proposal) {
 Triple call_with_gradients(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
                            bool hidden_gradient, bool weight_gradient, int64_t chunk_bytes, double softcap) {
   static const auto op =
-      detail::operation<Triple(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool, bool, int64_t, double)>(
+      operation<Triple(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool, bool, int64_t, double)>(
           "tessera::linear_cross_entropy_with_gradients");
   return op.call(hidden, weight, labels, hidden_gradient, weight_gradient, chunk_bytes, softcap);
 }
@@ -187,8 +186,6 @@ at::Tensor differentiable(const at::Tensor& hidden, const at::Tensor& weight, co
 
 }  // namespace
 
-namespace detail {
-
 void define_linear_cross_entropy(torch::Library& library) {
   library.def(
       "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor labels, int chunk_bytes=67108864, float softcap=0.) "
@@ -205,12 +202,10 @@ void define_linear_cross_entropy(torch::Library& library) {
 
 void register_linear_cross_entropy_rules() { register_rule("tessera::linear_cross_entropy_with_gradients", propose); }
 
-}  // namespace detail
-
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
                                 const LinearCrossEntropyOptions& options) {
   static const auto op =
-      detail::operation<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, double)>(
+      operation<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, double)>(
           "tessera::linear_cross_entropy");
   check_shapes(hidden.sizes(), weight.sizes(), labels);
   auto beside = labels;
@@ -220,4 +215,4 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
   return op.call(hidden, weight, beside, options.chunk_bytes, options.softcap);
 }
 
-}  // namespace tessera
+}  // namespace tessera::kernels

@@ -23,7 +23,7 @@
 
 #include "tessera/base/ignored_label.h"
 
-namespace tessera {
+namespace tessera::kernels {
 
 struct LinearCrossEntropyOptions {
   int64_t chunk_bytes = int64_t{64} << 20;
@@ -33,4 +33,4 @@ struct LinearCrossEntropyOptions {
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
                                 const LinearCrossEntropyOptions& options = {});
 
-}  // namespace tessera
+}  // namespace tessera::kernels

@@ -4,7 +4,7 @@
 
 #include "tessera/base/ignored_label.h"
 
-namespace tessera {
+namespace tessera::kernels {
 
 int64_t first_wrong_label(const at::Tensor& labels, int64_t classes) {
   const auto wrong = labels.ne(kIgnoredLabel).logical_and(labels.lt(0).logical_or(labels.ge(classes)));
@@ -12,4 +12,4 @@ int64_t first_wrong_label(const at::Tensor& labels, int64_t classes) {
   return wrong.flatten().nonzero()[0].item<int64_t>();
 }
 
-}  // namespace tessera
+}  // namespace tessera::kernels

@@ -8,11 +8,11 @@
 #include <limits>
 
 #include "tessera/base/error.h"
+#include "tessera/base/ignored_label.h"
 #include "tessera/kernels/cuda/launchers.h"
 #include "tessera/kernels/rows/row_twins.h"
-#include "tessera/base/ignored_label.h"
 
-namespace tessera::cuda {
+namespace tessera::kernels::cuda {
 namespace {
 
 // Makes the device of a tensor the thread's and names its stream, for one launch.
@@ -35,13 +35,13 @@ Element element_of(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kFloat ? Element::kFloat : Element::kBFloat16;
 }
 
-bool is_gelu(detail::Gate kind) { return kind == detail::Gate::kGeluTanh; }
+bool is_gelu(Gate kind) { return kind == Gate::kGeluTanh; }
 
 }  // namespace
 
 bool has_row_twins(at::ScalarType type) { return type == at::kFloat || type == at::kBFloat16; }
 
-at::Tensor gate(detail::Gate kind, const at::Tensor& gate, const at::Tensor& up) {
+at::Tensor gate(Gate kind, const at::Tensor& gate, const at::Tensor& up) {
   auto y = at::empty_like(gate);
   if (y.numel() == 0) return y;
   const Launch launch(gate);
@@ -50,7 +50,7 @@ at::Tensor gate(detail::Gate kind, const at::Tensor& gate, const at::Tensor& up)
   return y;
 }
 
-std::tuple<at::Tensor, at::Tensor> gate_backward(detail::Gate kind, const at::Tensor& grad, const at::Tensor& gate,
+std::tuple<at::Tensor, at::Tensor> gate_backward(Gate kind, const at::Tensor& grad, const at::Tensor& gate,
                                                  const at::Tensor& up) {
   auto grad_gate = at::empty_like(gate), grad_up = at::empty_like(gate);
   if (gate.numel() == 0) return {grad_gate, grad_up};
@@ -117,4 +117,4 @@ at::Tensor cross_entropy_rows(const at::Tensor& logits, const at::Tensor& labels
   return losses;
 }
 
-}  // namespace tessera::cuda
+}  // namespace tessera::kernels::cuda

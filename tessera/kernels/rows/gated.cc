@@ -5,20 +5,19 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
-#include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/autograd/remade.h"
+#include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/rows/row_loops.h"
 
-namespace tessera {
+namespace tessera::kernels {
 namespace {
 
-using detail::Remade;
 using GatePair = std::tuple<at::Tensor, at::Tensor>;
 
 struct Silu {
   static constexpr const char* kName = "tessera::swiglu";
   static constexpr const char* kBackward = "tessera::swiglu_backward";
-  static constexpr auto kGate = detail::Gate::kSilu;
+  static constexpr auto kGate = Gate::kSilu;
   static at::Tensor of(const at::Tensor& x) { return at::silu(x); }
   static at::Tensor derivative(const at::Tensor& grad, const at::Tensor& x) { return at::silu_backward(grad, x); }
   // The same of differentiable operations.
@@ -31,7 +30,7 @@ struct Silu {
 struct GeluTanh {
   static constexpr const char* kName = "tessera::geglu";
   static constexpr const char* kBackward = "tessera::geglu_backward";
-  static constexpr auto kGate = detail::Gate::kGeluTanh;
+  static constexpr auto kGate = Gate::kGeluTanh;
   static at::Tensor of(const at::Tensor& x) { return at::gelu(x, "tanh"); }
   static at::Tensor derivative(const at::Tensor& grad, const at::Tensor& x) {
     return at::gelu_backward(grad, x, "tanh");
@@ -42,13 +41,13 @@ struct GeluTanh {
 };
 
 bool runs_gate_loop(const at::Tensor& gate, const at::Tensor& up) {
-  return detail::runs_row_loops(gate) && up.device() == gate.device() && up.scalar_type() == gate.scalar_type() &&
+  return runs_row_loops(gate) && up.device() == gate.device() && up.scalar_type() == gate.scalar_type() &&
          up.sizes() == gate.sizes();
 }
 
 template <class Activation>
 at::Tensor gated_of(const at::Tensor& gate, const at::Tensor& up) {
-  if (runs_gate_loop(gate, up)) return detail::gate_loop(Activation::kGate, gate.contiguous(), up.contiguous());
+  if (runs_gate_loop(gate, up)) return gate_loop(Activation::kGate, gate.contiguous(), up.contiguous());
   return Activation::of(gate).mul_(up);
 }
 
@@ -56,21 +55,21 @@ at::Tensor gated_of(const at::Tensor& gate, const at::Tensor& up) {
 template <class Activation>
 GatePair gated_backward_of(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
   if (runs_gate_loop(gate, up) && runs_gate_loop(gate, grad)) {
-    return detail::gate_backward_loop(Activation::kGate, grad.contiguous(), gate.contiguous(), up.contiguous());
+    return gate_backward_loop(Activation::kGate, grad.contiguous(), gate.contiguous(), up.contiguous());
   }
   return {Activation::derivative(grad * up, gate), Activation::of(gate).mul_(grad)};
 }
 
 template <class Activation>
 at::Tensor call_gated(const at::Tensor& gate, const at::Tensor& up) {
-  static const auto op = detail::operation<at::Tensor(const at::Tensor&, const at::Tensor&)>(Activation::kName);
+  static const auto op = operation<at::Tensor(const at::Tensor&, const at::Tensor&)>(Activation::kName);
   return op.call(gate, up);
 }
 
 template <class Activation>
 GatePair call_gated_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
   static const auto op =
-      detail::operation<GatePair(const at::Tensor&, const at::Tensor&, const at::Tensor&)>(Activation::kBackward);
+      operation<GatePair(const at::Tensor&, const at::Tensor&, const at::Tensor&)>(Activation::kBackward);
   return op.call(grad, gate, up);
 }
 
@@ -110,9 +109,9 @@ Rule gate_rule(int linear_in, size_t results) {
   return [linear_in, results](const OpCall& call, Proposal& proposal) {
     const auto& sizes = call.inputs[0].sizes;
     for (size_t dim = 0; dim < sizes.size(); ++dim) {
-      proposal.strategies.push_back(detail::alike(call, Shard(static_cast<int64_t>(dim))));
+      proposal.strategies.push_back(alike(call, Shard(static_cast<int64_t>(dim))));
     }
-    detail::add_partial_of(call, proposal, {linear_in});
+    add_partial_of(call, proposal, {linear_in});
     for (size_t i = 0; i < results; ++i) proposal.output(sizes);
   };
 }
@@ -145,8 +144,6 @@ void check_gate(const char* name, const at::Tensor& gate, const at::Tensor& up) 
 
 }  // namespace
 
-namespace detail {
-
 Remade::Source source_of_gated(torch::autograd::Node* node) {
   auto source = source_of<Silu>(node);
   return source.make ? source : source_of<GeluTanh>(node);
@@ -166,8 +163,6 @@ void register_gated_rules() {
   for (const char* name : {Silu::kBackward, GeluTanh::kBackward}) register_rule(name, gate_rule(/*linear_in=*/0, 2));
 }
 
-}  // namespace detail
-
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
   check_gate("swiglu", gate, up);
   return call_gated<Silu>(gate, up);
@@ -178,4 +173,4 @@ at::Tensor geglu(const at::Tensor& gate, const at::Tensor& up) {
   return call_gated<GeluTanh>(gate, up);
 }
 
-}  // namespace tessera
+}  // namespace tessera::kernels

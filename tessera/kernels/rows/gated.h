@@ -10,9 +10,9 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace tessera {
+namespace tessera::kernels {
 
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 at::Tensor geglu(const at::Tensor& gate, const at::Tensor& up);
 
-}  // namespace tessera
+}  // namespace tessera::kernels

@@ -2,7 +2,7 @@
 #include "tessera/base/error.h"
 #include "tessera/kernels/rows/row_twins.h"
 
-namespace tessera::cuda {
+namespace tessera::kernels::cuda {
 namespace {
 
 [[noreturn]] void raise_no_twins() {
@@ -12,9 +12,8 @@ namespace {
 }  // namespace
 
 bool has_row_twins(at::ScalarType) { return false; }
-at::Tensor gate(detail::Gate, const at::Tensor&, const at::Tensor&) { raise_no_twins(); }
-std::tuple<at::Tensor, at::Tensor> gate_backward(detail::Gate, const at::Tensor&, const at::Tensor&,
-                                                 const at::Tensor&) {
+at::Tensor gate(Gate, const at::Tensor&, const at::Tensor&) { raise_no_twins(); }
+std::tuple<at::Tensor, at::Tensor> gate_backward(Gate, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
   raise_no_twins();
 }
 std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor&, const at::Tensor&, double, bool) { raise_no_twins(); }
@@ -25,4 +24,4 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor&, const at
 at::Tensor rotary(const at::Tensor&, const at::Tensor&, const at::Tensor&, float) { raise_no_twins(); }
 at::Tensor cross_entropy_rows(const at::Tensor&, const at::Tensor&, bool) { raise_no_twins(); }
 
-}  // namespace tessera::cuda
+}  // namespace tessera::kernels::cuda

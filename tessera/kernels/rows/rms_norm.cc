@@ -9,12 +9,12 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
+#include "tessera/kernels/autograd/remade.h"
 #include "tessera/kernels/dispatch/device_kernels.h"
 #include "tessera/kernels/dispatch/operations.h"
-#include "tessera/kernels/autograd/remade.h"
 #include "tessera/kernels/rows/row_loops.h"
 
-namespace tessera {
+namespace tessera::kernels {
 namespace {
 
 constexpr int64_t kGrainElements = 1 << 14;  // a thread's least share of work
@@ -84,8 +84,7 @@ std::pair<at::Tensor, at::Tensor> backward_loop(const at::Tensor& grad, const at
 at::Tensor factors_of(const at::Tensor& weight, bool one_plus) { return one_plus ? weight + 1 : weight.contiguous(); }
 
 bool runs_in_lanes(const at::Tensor& x, const at::Tensor& weight) {
-  return detail::runs_row_loops(x, /*lanes=*/16) && weight.device() == x.device() &&
-         weight.scalar_type() == x.scalar_type();
+  return runs_row_loops(x, /*lanes=*/16) && weight.device() == x.device() && weight.scalar_type() == x.scalar_type();
 }
 
 // In fp32, side by side.
@@ -98,7 +97,7 @@ at::Tensor wide_factors(const at::Tensor& weight, bool one_plus) {
 bool runs_fused(const at::Tensor& x, const at::Tensor& weight, bool one_plus) {
   if (x.is_cpu() || x.is_meta() || x.numel() == 0 || weight.scalar_type() != x.scalar_type()) return false;
   if (one_plus && x.element_size() < 4) return false;
-  static const detail::DeviceKernels fused{"aten::_fused_rms_norm", "aten::_fused_rms_norm_backward"};
+  static const DeviceKernels fused{"aten::_fused_rms_norm", "aten::_fused_rms_norm_backward"};
   return fused.on(x.device());
 }
 
@@ -108,13 +107,13 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_of(const at::Tensor& given, const at
   const auto x = given.contiguous();
   if (runs_fused(x, weight, one_plus)) return at::_fused_rms_norm(x, weight.sizes(), factors_of(weight, one_plus), eps);
   if (runs_in_lanes(x, weight)) {
-    return detail::rms_norm_loop(x, wide_factors(weight, one_plus), eps, /*rounds_first=*/!one_plus);
+    return rms_norm_loop(x, wide_factors(weight, one_plus), eps, /*rounds_first=*/!one_plus);
   }
   if (runs_as_loop(x, weight)) {
     auto [y, inverse_rms] = forward_loop(x, factors_of(weight, one_plus), eps);
     return {y, inverse_rms};
   }
-  const auto wide = x.to(detail::wide_type(x.scalar_type()));
+  const auto wide = x.to(wide_type(x.scalar_type()));
   const auto inverse_rms = wide.square().mean(-1, true).add_(eps).rsqrt_();
   const auto normed = wide.mul(inverse_rms);
   if (!one_plus) return {weight * normed.to(x.scalar_type()), inverse_rms};
@@ -126,7 +125,7 @@ using Pair = std::tuple<at::Tensor, at::Tensor>;
 // (grad_x, grad_weight), of operations that have derivatives.
 Pair gradients_by_operations(const at::Tensor& grad_y, const at::Tensor& x, const at::Tensor& weight,
                              const at::Tensor& inverse_rms, bool one_plus) {
-  const auto wide = detail::wide_type(x.scalar_type());
+  const auto wide = wide_type(x.scalar_type());
   const auto normed = x.to(wide).mul(inverse_rms);
   const auto grad = grad_y.to(wide);
   const auto scaled = grad * factors_of(weight.to(wide), one_plus);
@@ -145,8 +144,8 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward_of(const at::Tensor& grad_y
                                         factors_of(weight, one_plus), {true, true});
   }
   if (runs_in_lanes(x, weight) && grad_y.scalar_type() == x.scalar_type()) {
-    const auto [grad_x, grad_weight] = detail::rms_norm_backward_loop(
-        grad_y.contiguous(), x.contiguous(), wide_factors(weight, one_plus), inverse_rms.contiguous());
+    const auto [grad_x, grad_weight] = rms_norm_backward_loop(grad_y.contiguous(), x.contiguous(),
+                                                              wide_factors(weight, one_plus), inverse_rms.contiguous());
     return {grad_x, grad_weight.to(weight.scalar_type())};
   }
   if (runs_as_loop(x, weight) && grad_y.scalar_type() == at::kFloat) {
@@ -158,15 +157,14 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward_of(const at::Tensor& grad_y
 }
 
 Pair call_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, bool one_plus) {
-  static const auto op =
-      detail::operation<Pair(const at::Tensor&, const at::Tensor&, double, bool)>("tessera::rms_norm");
+  static const auto op = operation<Pair(const at::Tensor&, const at::Tensor&, double, bool)>("tessera::rms_norm");
   return op.call(x, weight, eps, one_plus);
 }
 
 Pair call_rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
                             const at::Tensor& inverse_rms, bool one_plus) {
   static const auto op =
-      detail::operation<Pair(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, bool)>(
+      operation<Pair(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, bool)>(
           "tessera::rms_norm_backward");
   return op.call(grad, x, weight, inverse_rms, one_plus);
 }
@@ -201,7 +199,7 @@ Pair differentiable_rms_norm_backward(const at::Tensor& grad, const at::Tensor& 
     at::AutoDispatchBelowADInplaceOrView guard;
     return call_rms_norm_backward(grad, x, weight, inverse_rms, one_plus);
   }
-  const auto square = x.to(detail::wide_type(x.scalar_type())).square().mean(-1, true);
+  const auto square = x.to(wide_type(x.scalar_type())).square().mean(-1, true);
   const auto eps = inverse_rms.detach().pow(-2) - square.detach();  // forward knew it as a number
   return gradients_by_operations(grad, x, weight, (square + eps).rsqrt(), one_plus);
 }
@@ -233,14 +231,12 @@ void propose_rms_norm_backward(const OpCall& call, Proposal& proposal) {
   for (int64_t dim = 0; dim + 1 < x.dim(); ++dim) {
     proposal.strategies.push_back({{Shard(dim), Partial()}, {Shard(dim), Shard(dim), Replicate(), Shard(dim)}});
   }
-  detail::add_partial_of(call, proposal, {0});
+  add_partial_of(call, proposal, {0});
   proposal.output(x.sizes);
   proposal.output(call.inputs[2].sizes);
 }
 
 }  // namespace
-
-namespace detail {
 
 Remade::Source source_of_rms_norm(torch::autograd::Node* node) {
   auto* const own = dynamic_cast<torch::autograd::CppNode<RmsNorm>*>(node);
@@ -272,8 +268,6 @@ void register_rms_norm_rules() {
   register_rule("tessera::rms_norm_backward", propose_rms_norm_backward);
 }
 
-}  // namespace detail
-
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, bool one_plus) {
   TESSERA_CHECK(x.dim() >= 1 && weight.dim() == 1 && x.size(-1) == weight.size(0), ErrorKind::kShape,
                 "[kernels.rms_norm] input: found last dim {}, wanted the weight's {}", x.dim() ? x.size(-1) : 0,
@@ -281,4 +275,4 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, b
   return std::get<0>(call_rms_norm(x, weight, eps, one_plus));
 }
 
-}  // namespace tessera
+}  // namespace tessera::kernels

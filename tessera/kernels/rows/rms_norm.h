@@ -12,8 +12,8 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace tessera {
+namespace tessera::kernels {
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, bool one_plus = false);
 
-}  // namespace tessera
+}  // namespace tessera::kernels

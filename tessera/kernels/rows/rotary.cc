@@ -8,7 +8,7 @@
 #include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/rows/row_loops.h"
 
-namespace tessera {
+namespace tessera::kernels {
 namespace {
 
 // Of any device that has no loop: the product of all with the cosines, then what each half takes of the other.
@@ -24,8 +24,8 @@ at::Tensor rotate_ops(const at::Tensor& x, const at::Tensor& cos, const at::Tens
 
 // sign -1 rotates back.
 at::Tensor rotate(const at::Tensor& given, const at::Tensor& cos, const at::Tensor& sin, float sign) {
-  if (detail::runs_row_loops(given, /*lanes=*/32) && cos.device() == given.device() && sin.device() == given.device()) {
-    return detail::rotary_loop(given.contiguous(), cos, sin, sign);
+  if (runs_row_loops(given, /*lanes=*/32) && cos.device() == given.device() && sin.device() == given.device()) {
+    return rotary_loop(given.contiguous(), cos, sin, sign);
   }
   if (!given.is_cpu() || given.scalar_type() != at::kFloat) return rotate_ops(given, cos, sin, sign);
   const auto x = given.contiguous();
@@ -58,7 +58,7 @@ at::Tensor rotary_of(const at::Tensor& x, const at::Tensor& cos, const at::Tenso
 
 at::Tensor call_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back) {
   static const auto op =
-      detail::operation<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool)>("tessera::rotary");
+      operation<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool)>("tessera::rotary");
   return op.call(x, cos, sin, back);
 }
 
@@ -90,7 +90,7 @@ void propose_rotary(const OpCall& call, Proposal& proposal) {
   proposal.strategies.push_back({{Shard(0)}, {Shard(0), row, row}});
   proposal.strategies.push_back({{Shard(1)}, {Shard(1), Shard(1), Shard(1)}});
   proposal.strategies.push_back({{Shard(2)}, {Shard(2), Replicate(), Replicate()}});
-  detail::add_partial_of(call, proposal, {0});
+  add_partial_of(call, proposal, {0});
   proposal.output(call.inputs[0].sizes);
 }
 
@@ -101,8 +101,6 @@ at::Tensor beside(const at::Tensor& angles, const at::Tensor& x) {
 
 }  // namespace
 
-namespace detail {
-
 void define_rotary(torch::Library& library) {
   library.def("rotary(Tensor x, Tensor cos, Tensor sin, bool back=False) -> Tensor");
   library.impl("rotary", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(rotary_of)));
@@ -110,8 +108,6 @@ void define_rotary(torch::Library& library) {
 }
 
 void register_rotary_rules() { register_rule("tessera::rotary", propose_rotary); }
-
-}  // namespace detail
 
 at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
   TESSERA_CHECK(
@@ -124,4 +120,4 @@ at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
   return call_rotary(x, beside(cos, x), beside(sin, x), /*back=*/false);
 }
 
-}  // namespace tessera
+}  // namespace tessera::kernels

@@ -9,8 +9,8 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace tessera {
+namespace tessera::kernels {
 
 at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 
-}  // namespace tessera
+}  // namespace tessera::kernels

@@ -14,7 +14,7 @@
 #include "tessera/kernels/simd/lanes_avx2.h"
 #include "tessera/kernels/simd/lanes_avx512.h"
 
-namespace tessera::detail {
+namespace tessera::kernels {
 
 bool has_row_loops(c10::Device device, at::ScalarType type) {
   if (device.is_cuda()) return cuda::has_row_twins(type);
@@ -230,4 +230,4 @@ at::Tensor cross_entropy_rows(const at::Tensor& logits, const at::Tensor& labels
                           : on_cpu::cross_entropy_rows(logits, labels, wants_gradient);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels

@@ -7,7 +7,7 @@
 
 #include <tuple>
 
-namespace tessera::detail {
+namespace tessera::kernels {
 
 // Whether there are loops for such tensors here: fp32 or bf16, on a CPU with AVX-512 or AVX2 or on CUDA in a build with
 // nvcc.
@@ -41,4 +41,4 @@ at::Tensor cross_entropy_rows(const at::Tensor& logits, const at::Tensor& labels
 // x^T, contiguous, of x [rows, columns], fp32 with elements of a row side by side; both sizes multiples of 16.
 at::Tensor transposed_loop(const at::Tensor& x);
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels

@@ -8,13 +8,13 @@
 
 #include "tessera/kernels/rows/row_loops.h"
 
-namespace tessera::cuda {
+namespace tessera::kernels::cuda {
 
 // Whether this build has them, for tensors of that type. Without them, calling one is an error.
 bool has_row_twins(at::ScalarType type);
 
-at::Tensor gate(detail::Gate kind, const at::Tensor& gate, const at::Tensor& up);
-std::tuple<at::Tensor, at::Tensor> gate_backward(detail::Gate kind, const at::Tensor& grad, const at::Tensor& gate,
+at::Tensor gate(Gate kind, const at::Tensor& gate, const at::Tensor& up);
+std::tuple<at::Tensor, at::Tensor> gate_backward(Gate kind, const at::Tensor& grad, const at::Tensor& gate,
                                                  const at::Tensor& up);
 std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& x, const at::Tensor& factors, double eps,
                                             bool rounds_first);
@@ -23,4 +23,4 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, con
 at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, float sign);
 at::Tensor cross_entropy_rows(const at::Tensor& logits, const at::Tensor& labels, bool wants_gradient);
 
-}  // namespace tessera::cuda
+}  // namespace tessera::kernels::cuda

@@ -35,7 +35,7 @@
 #define TESSERA_HAS_LANES
 #endif
 
-namespace tessera::detail {
+namespace tessera::kernels {
 
 // In place of a mask where no lane is left out, as some processors take ten times as long to store with a mask.
 struct AllLanes {};
@@ -54,4 +54,4 @@ Loop* for_lanes(Loop* avx512, Loop* avx2) {
   return vector_level() == VectorLevel::kAvx512 ? avx512 : avx2;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels

@@ -6,7 +6,7 @@
 #ifdef TESSERA_HAS_LANES
 #include <immintrin.h>
 
-namespace tessera::detail::lanes_avx2 {
+namespace tessera::kernels::lanes_avx2 {
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
@@ -126,5 +126,5 @@ inline void transpose(Lanes (&rows)[kLanes]) {
 
 #pragma GCC pop_options
 
-}  // namespace tessera::detail::lanes_avx2
+}  // namespace tessera::kernels::lanes_avx2
 #endif

@@ -7,7 +7,7 @@
 #ifdef TESSERA_HAS_LANES
 #include <immintrin.h>
 
-namespace tessera::detail::lanes_avx512 {
+namespace tessera::kernels::lanes_avx512 {
 
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"  // of what GCC 12's own headers leave undefined
@@ -116,5 +116,5 @@ inline void transpose(Lanes (&rows)[kLanes]) {
 #pragma GCC pop_options
 #pragma GCC diagnostic pop
 
-}  // namespace tessera::detail::lanes_avx512
+}  // namespace tessera::kernels::lanes_avx512
 #endif

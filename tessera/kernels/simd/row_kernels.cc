@@ -5,7 +5,7 @@
 
 #include "tessera/kernels/simd/vector_level.h"
 
-namespace tessera::detail {
+namespace tessera::kernels {
 
 float* widening_room(int64_t floats) {
   static thread_local std::vector<float> room;
@@ -25,4 +25,4 @@ const RowKernels& row_kernels() {
   return plain_row_kernels();
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels

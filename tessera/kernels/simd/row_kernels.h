@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace tessera::detail {
+namespace tessera::kernels {
 
 // y[i][j] = scales[j] * sum over k of x[i][k] weight[j][k], rows of x and y so many floats apart, those of the weight
 // `k`. scales may be null: ones.
@@ -63,4 +63,4 @@ const RowKernels& avx512_row_kernels();
 // Those of vector_level().
 const RowKernels& row_kernels();
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels

@@ -12,7 +12,7 @@
 
 #define ROW_TARGET __attribute__((target("avx2,fma,f16c")))
 
-namespace tessera::detail {
+namespace tessera::kernels {
 namespace avx2_rows {
 namespace {
 
@@ -72,11 +72,11 @@ const RowKernels& avx2_row_kernels() {
   return kernels;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels
 
 #undef ROW_TARGET
 #else
-namespace tessera::detail {
+namespace tessera::kernels {
 const RowKernels& avx2_row_kernels() { return plain_row_kernels(); }
-}  // namespace tessera::detail
+}  // namespace tessera::kernels
 #endif

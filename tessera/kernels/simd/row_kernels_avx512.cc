@@ -12,7 +12,7 @@
 
 #define ROW_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
 
-namespace tessera::detail {
+namespace tessera::kernels {
 namespace avx512_rows {
 namespace {
 
@@ -76,11 +76,11 @@ const RowKernels& avx512_row_kernels() {
   return kernels;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels
 
 #undef ROW_TARGET
 #else
-namespace tessera::detail {
+namespace tessera::kernels {
 const RowKernels& avx512_row_kernels() { return plain_row_kernels(); }
-}  // namespace tessera::detail
+}  // namespace tessera::kernels
 #endif

@@ -234,9 +234,7 @@ ROW_TARGET void q4_products(const float* x, int64_t m, int64_t x_stride, const Q
   for (; i + 2 <= m; i += 2) {
     q4_columns<2, kQ4Wide / 2, true>(x + i * x_stride, x_stride, weight, n, k, y + i * y_stride, y_stride);
   }
-  for (; i < m; ++i) {
-    q4_columns<1, kQ4Wide, true>(x + i * x_stride, x_stride, weight, n, k, y + i * y_stride, y_stride);
-  }
+  for (; i < m; ++i) q4_columns<1, kQ4Wide, true>(x + i * x_stride, x_stride, weight, n, k, y + i * y_stride, y_stride);
 }
 
 // e^x within 2 units in the last place; below -87 what it is at -87, above 88 what it is at 88.

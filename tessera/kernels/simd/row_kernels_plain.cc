@@ -10,7 +10,7 @@
 
 #define ROW_TARGET
 
-namespace tessera::detail {
+namespace tessera::kernels {
 namespace plain_rows {
 namespace {
 
@@ -80,6 +80,6 @@ const RowKernels& plain_row_kernels() {
   return kernels;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels
 
 #undef ROW_TARGET

@@ -11,7 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 
-namespace tessera::detail {
+namespace tessera::kernels {
 namespace {
 
 std::atomic<int> agreed{-1};  // -1: nothing
@@ -64,4 +64,4 @@ UseVectorLevel::UseVectorLevel(VectorLevel level) : before_(used) {
 
 UseVectorLevel::~UseVectorLevel() { used = before_; }
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-namespace tessera::detail {
+namespace tessera::kernels {
 
 enum class VectorLevel { kPlain, kAvx2, kAvx512 };  // each has what those before it have
 
@@ -26,4 +26,4 @@ class UseVectorLevel {
 };
 VectorLevel most_of_processor();
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels

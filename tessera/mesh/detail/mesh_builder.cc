@@ -33,7 +33,7 @@ std::shared_ptr<DeviceMesh> DeviceMeshBuilder::make(const std::shared_ptr<comm::
   mesh->dim_names_ = std::move(names);
   mesh->ranks_ = std::move(ranks);
   mesh->id_ = next_mesh_id();
-  const auto found = std::find(mesh->ranks_.begin(), mesh->ranks_.end(), world->rank());
+  const auto found = std::ranges::find(mesh->ranks_, world->rank());
   if (found != mesh->ranks_.end()) {
     std::vector<int64_t> coordinate(mesh->shape_.size());
     int64_t rest = found - mesh->ranks_.begin();
@@ -44,24 +44,16 @@ std::shared_ptr<DeviceMesh> DeviceMeshBuilder::make(const std::shared_ptr<comm::
     mesh->coordinate_ = std::move(coordinate);
   }
   size_t hash = mix(std::hash<int>{}(static_cast<int>(device_type)), std::hash<const void*>{}(world.get()));
-  for (const int64_t extent : mesh->shape_) {
-    hash = mix(hash, static_cast<size_t>(extent));
-  }
-  for (const int rank : mesh->ranks_) {
-    hash = mix(hash, static_cast<size_t>(rank));
-  }
-  for (const auto& name : mesh->dim_names_) {
-    hash = mix(hash, std::hash<std::string>{}(name));
-  }
+  for (const int64_t extent : mesh->shape_) hash = mix(hash, static_cast<size_t>(extent));
+  for (const int rank : mesh->ranks_) hash = mix(hash, static_cast<size_t>(rank));
+  for (const auto& name : mesh->dim_names_) hash = mix(hash, std::hash<std::string>{}(name));
   mesh->hash_ = hash;
   return mesh;
 }
 
 std::vector<int> DeviceMeshBuilder::ranks_over(const DeviceMesh& mesh, const std::vector<int64_t>& dims) {
   int64_t count = 1;
-  for (const int64_t dim : dims) {
-    count *= mesh.shape_[dim];
-  }
+  for (const int64_t dim : dims) count *= mesh.shape_[dim];
   std::vector<int> ranks(count);
   std::vector<int64_t> at = mesh.coordinate_ ? *mesh.coordinate_ : std::vector<int64_t>(mesh.ndim(), 0);
   for (int64_t flat = 0; flat < count; ++flat) {
@@ -71,9 +63,7 @@ std::vector<int> DeviceMeshBuilder::ranks_over(const DeviceMesh& mesh, const std
       rest /= mesh.shape_[dims[i]];
     }
     int64_t index = 0;
-    for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
-      index = index * mesh.shape_[dim] + at[dim];
-    }
+    for (int64_t dim = 0; dim < mesh.ndim(); ++dim) index = index * mesh.shape_[dim] + at[dim];
     ranks[flat] = mesh.ranks_[index];
   }
   return ranks;
@@ -81,9 +71,7 @@ std::vector<int> DeviceMeshBuilder::ranks_over(const DeviceMesh& mesh, const std
 
 void DeviceMeshBuilder::add_slots(DeviceMesh& mesh) {
   mesh.slots_.resize(mesh.shape_.size());
-  if (!mesh.coordinate_) {
-    return;
-  }
+  if (!mesh.coordinate_) return;
   for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
     auto slot = std::make_shared<DeviceMesh::GroupSlot>();
     slot->ranks = ranks_over(mesh, {dim});
@@ -119,13 +107,11 @@ MeshPtr DeviceMeshBuilder::flatten(const MeshPtr& from, const std::string& name)
   join(*mesh, root);
   std::lock_guard lock(root->mutex);
   const auto& taken = root->arrangements.front().names;
-  TESSERA_CHECK(std::find(taken.begin(), taken.end(), name) == taken.end(), ErrorKind::kShape,
+  TESSERA_CHECK(std::ranges::find(taken, name) == taken.end(), ErrorKind::kShape,
                 "[mesh.flatten] '{}' already exists for submesh of the root mesh, whose dims are ({}). Give the "
                 "flattened mesh another name.",
                 name, detail::quoted_names(taken));
-  if (!mesh->coordinate_) {
-    return mesh;
-  }
+  if (!mesh->coordinate_) return mesh;
   auto& known = root->by_name[name];
   if (!known.slot) {
     known.slot = root->slot_of(mesh->ranks_, mesh->slots_[0]->name);
@@ -166,18 +152,14 @@ MeshPtr DeviceMeshBuilder::slice_flattened(const DeviceMesh& from, const std::ve
     }
   }
   std::vector<int64_t> shape;
-  for (const auto& slot : slots) {
-    shape.push_back(static_cast<int64_t>(slot->ranks.size()));
-  }
+  for (const auto& slot : slots) shape.push_back(static_cast<int64_t>(slot->ranks.size()));
   const auto finish = [&](std::vector<int> ranks) {
     auto mesh = make(from.world_, from.device_type_, shape, names, std::move(ranks));
     mesh->slots_ = slots;
     join(*mesh, from.flattened_);
     return mesh;
   };
-  if (names.size() == 1) {
-    return finish(slots[0]->ranks);
-  }
+  if (names.size() == 1) return finish(slots[0]->ranks);
   {
     std::lock_guard lock(from.flattened_->mutex);
     arrangements = from.flattened_->arrangements;
@@ -195,10 +177,8 @@ MeshPtr DeviceMeshBuilder::slice_flattened(const DeviceMesh& from, const std::ve
       fits = fits && ranks_over(*all, own) == slots[i]->ranks;
       dims.insert(dims.end(), own.begin(), own.end());
     }
-    if (!fits) {
-      continue;
-    }
-    TESSERA_CHECK(std::is_sorted(dims.begin(), dims.end(), std::less_equal<>()), ErrorKind::kShape,
+    if (!fits) continue;
+    TESSERA_CHECK(std::ranges::is_sorted(dims, std::less_equal<>()), ErrorKind::kShape,
                   "[mesh.slice] {}: Invalid mesh_dim_names ({}) specified. Mesh dim indices should be in ascending "
                   "order, and no dim in two of them; found dims [{}] of the root.",
                   from.to_string(), detail::quoted_names(names), fmt::join(dims, ", "));
@@ -216,9 +196,7 @@ MeshPtr DeviceMeshBuilder::slice(const MeshPtr& from, const std::vector<int64_t>
     names.push_back(from->dim_names_[dim]);
   }
   auto mesh = make(from->world_, from->device_type_, std::move(shape), std::move(names), ranks_over(*from, dims));
-  for (const int64_t dim : dims) {
-    mesh->slots_.push_back(from->slots_[dim]);
-  }
+  for (const int64_t dim : dims) mesh->slots_.push_back(from->slots_[dim]);
   join(*mesh, from->flattened_);
   return mesh;
 }
@@ -248,9 +226,7 @@ MeshPtr DeviceMeshBuilder::unflatten(const DeviceMesh& from, int64_t dim, const 
   join(*mesh, from.flattened_);
   for (int64_t i = 0; i < mesh->ndim() && mesh->coordinate_; ++i) {
     const auto inner = static_cast<int64_t>(sizes.size());
-    if (i < dim || i >= dim + inner) {
-      mesh->slots_[i] = from.slots_[i < dim ? i : i - inner + 1];
-    }
+    if (i < dim || i >= dim + inner) mesh->slots_[i] = from.slots_[i < dim ? i : i - inner + 1];
   }
   std::lock_guard lock(from.flattened_->mutex);
   from.flattened_->arrangements.push_back({mesh->shape_, mesh->dim_names_, mesh->ranks_});
@@ -259,9 +235,7 @@ MeshPtr DeviceMeshBuilder::unflatten(const DeviceMesh& from, int64_t dim, const 
 
 MeshPtr DeviceMeshBuilder::concatenate(const DeviceMesh& first, const DeviceMesh& second) {
   using Arrangement = DeviceMesh::FlattenedMeshes::Arrangement;
-  if (first.flattened_ != second.flattened_ || first.dim_names_.empty() || second.dim_names_.empty()) {
-    return nullptr;
-  }
+  if (first.flattened_ != second.flattened_ || first.dim_names_.empty() || second.dim_names_.empty()) return nullptr;
   std::vector<Arrangement> arrangements;
   {
     std::lock_guard lock(first.flattened_->mutex);
@@ -274,22 +248,16 @@ MeshPtr DeviceMeshBuilder::concatenate(const DeviceMesh& first, const DeviceMesh
     std::vector<std::string> names;
     for (size_t dim = 0; dim < whole.names.size(); ++dim) {
       const auto& name = whole.names[dim];
-      if (!first.has_dim(name) && !second.has_dim(name)) {
-        continue;
-      }
+      if (!first.has_dim(name) && !second.has_dim(name)) continue;
       const DeviceMesh& owner = first.has_dim(name) ? first : second;
       const int64_t own = owner.dim_of(name);
-      if (owner.shape_[own] != whole.shape[dim]) {
-        continue;
-      }
+      if (owner.shape_[own] != whole.shape[dim]) continue;
       dims.push_back(static_cast<int64_t>(dim));
       shape.push_back(whole.shape[dim]);
       names.push_back(name);
       slots.push_back(owner.slots_.at(own));
     }
-    if (static_cast<int64_t>(dims.size()) != first.ndim() + second.ndim()) {
-      continue;
-    }
+    if (static_cast<int64_t>(dims.size()) != first.ndim() + second.ndim()) continue;
     const auto all = make(first.world_, first.device_type_, whole.shape, whole.names, whole.ranks);
     auto mesh = make(first.world_, first.device_type_, shape, names, ranks_over(*all, dims));
     mesh->slots_ = std::move(slots);
@@ -311,9 +279,7 @@ const std::shared_ptr<comm::Group>& DeviceMeshBuilder::group_of(const DeviceMesh
   std::lock_guard lock(slot.mutex);
   if (!slot.group) {
     bool whole_world = static_cast<int>(slot.ranks.size()) == mesh.world_->size();
-    for (size_t i = 0; whole_world && i < slot.ranks.size(); ++i) {
-      whole_world = slot.ranks[i] == static_cast<int>(i);
-    }
+    for (size_t i = 0; whole_world && i < slot.ranks.size(); ++i) whole_world = slot.ranks[i] == static_cast<int>(i);
     slot.group = whole_world ? mesh.world_->group(mesh.device_type_)
                              : mesh.world_->new_group(slot.ranks, slot.name, mesh.device_type_);
   }
@@ -324,9 +290,7 @@ namespace detail {
 
 std::string quoted_names(const std::vector<std::string>& names) {
   std::string text;
-  for (const auto& name : names) {
-    text += text.empty() ? "'" + name + "'" : ", '" + name + "'";
-  }
+  for (const auto& name : names) text += text.empty() ? "'" + name + "'" : ", '" + name + "'";
   return text;
 }
 

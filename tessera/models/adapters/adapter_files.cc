@@ -10,15 +10,15 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
-#include "tessera/base/text/json.h"
-#include "tessera/base/log.h"
-#include "tessera/base/text/quote.h"
 #include "tessera/base/files/staged.h"
+#include "tessera/base/log.h"
+#include "tessera/base/text/json.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/local_part.h"
-#include "tessera/formats/tensor_files/finite.h"
 #include "tessera/formats/safetensors/safetensors_writer.h"
+#include "tessera/formats/tensor_files/finite.h"
 #include "tessera/formats/tensor_files/tensor_files.h"
 #include "tessera/models/adapters/adapters.h"
 #include "tessera/models/tensors/local_part.h"
@@ -67,8 +67,9 @@ void check_plain_lora(const JsonReader& top) {
   if (!init || init->value().is_boolean()) return;
   static const std::set<std::string> kKeepBase = {"gaussian", "eva", "orthogonal"};
   const auto how = init->as_string();
-  if (!kKeepBase.contains(how))
+  if (!kKeepBase.contains(how)) {
     init->fail("true, false, gaussian, eva or orthogonal: others change the base's weights");
+  }
 }
 
 // A text is a regular expression of whole paths, and a list holds names, as PEFT has it.
@@ -105,14 +106,14 @@ struct AdapterSummary {
   Json settings = nullptr;           // what adapter_config.json says of all of them; null: there are none
   std::vector<std::string> adapted;  // paths
   std::set<std::string> others;      // last parts of the paths of other Linears
-  std::vector<detail::SharedParameter> parameters;
+  std::vector<SharedParameter> parameters;
 };
 
 std::string last_part(const std::string& path) { return path.substr(path.rfind('.') + 1); }
 
 AdapterSummary summary_of(CausalLM& model) {
   AdapterSummary out;
-  out.parameters = detail::shared_parameters(model, detail::Parameters::kOfAdapters);
+  out.parameters = shared_parameters(model, Parameters::kOfAdapters);
   for (const auto& [path, module] : model.named_modules()) {
     if (const auto* linear = dynamic_cast<nn::LoraLinear*>(module)) {
       out.adapted.push_back(path);
@@ -195,7 +196,7 @@ void write_adapters(const AdapterSummary& summary, const std::vector<at::Tensor>
                     const std::filesystem::path& folder, const SaveAdaptersOptions& options) {
   StagedFolder staged(folder);
   publish_file(staged.path() / kConfigFile, config_text(summary, options));
-  std::vector<TensorSpec> specs;
+  std::vector<SafetensorsSpec> specs;
   for (const auto& parameter : summary.parameters) {
     specs.push_back(
         {peft_name(parameter.names.front()), parameter.tensor.scalar_type(), parameter.tensor.sizes().vec()});
@@ -257,7 +258,7 @@ void load_adapters(CausalLM& model, const std::filesystem::path& folder) {
   const at::NoGradGuard no_grad;
   const auto path = adapter_weights_file(folder);
   const auto file = open_adapter_weights(path);
-  auto parameters = detail::shared_parameters(model, detail::Parameters::kOfAdapters);
+  auto parameters = shared_parameters(model, Parameters::kOfAdapters);
   const auto elsewhere = linears_elsewhere(model);
   TESSERA_CHECK(!parameters.empty() || !elsewhere.empty(), ErrorKind::kConfig,
                 "[models.adapters] {}: the model has no adapters to load into. Call add_adapters first.",
@@ -291,8 +292,8 @@ void load_adapters(CausalLM& model, const std::filesystem::path& folder) {
           problems.size() > 1 ? fmt::format(" (and {} more)", problems.size() - 1) : "", kConfigFile);
   }
   for (auto& parameter : parameters) {
-    const auto box = detail::local_part_box(parameter.tensor);
-    const auto local = detail::writable_part(parameter, c10::Device(c10::DeviceType::CPU));
+    const auto box = local_part_box(parameter.tensor);
+    const auto local = writable_part(parameter, c10::Device(c10::DeviceType::CPU));
     if (local.numel() == 0) continue;
     const auto name = peft_name(parameter.names.front());
     file->read(name, box.offset, local);
@@ -307,14 +308,14 @@ void load_adapters(CausalLM& model, const std::filesystem::path& folder) {
 void save_adapters(CausalLM& model, const std::filesystem::path& folder, const SaveAdaptersOptions& options) {
   const at::NoGradGuard no_grad;
   const auto own = summary_of(model);
-  auto all = detail::shared_parameters(model);
+  auto all = shared_parameters(model);
   all.insert(all.end(), own.parameters.begin(), own.parameters.end());
-  std::optional<detail::StageValues> stages;
+  std::optional<StageValues> stages;
   if (options.pipeline && options.pipeline->size() > 1) stages.emplace(*options.pipeline->group(0), all);
   const auto summary = stages ? summary_of_stages(*options.pipeline->group(0), own) : own;
   TESSERA_CHECK(!summary.parameters.empty(), ErrorKind::kConfig,
                 "[models.adapters] {}: the model has no adapters to save", folder.string());
-  const auto mesh = detail::mesh_of(all);
+  const auto mesh = mesh_of(all);
   const bool speaks = !mesh || mesh->rank() == mesh->ranks().front();
   std::map<std::string, at::Tensor> held;
   for (const auto& parameter : own.parameters) held[parameter.names.front()] = parameter.tensor;

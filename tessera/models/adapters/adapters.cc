@@ -133,15 +133,15 @@ void check_adapter_config(const AdapterConfig& config) {
                 "[models.adapters] dropout: found {}, wanted 0 up to 1", config.dropout);
 }
 
-void fill_uniform(detail::SharedParameter& parameter, uint64_t seed) {
-  const auto local = detail::writable_part(parameter, c10::Device(c10::DeviceType::CPU));
+void fill_uniform(SharedParameter& parameter, uint64_t seed) {
+  const auto local = writable_part(parameter, c10::Device(c10::DeviceType::CPU));
   const auto& whole = parameter.tensor;
-  const auto region = is_dtensor(whole) ? tessera::detail::Region(whole.sizes(), *device_mesh(whole), placements(whole))
-                                        : tessera::detail::Region(whole.sizes());
+  const auto region = is_dtensor(whole) ? tessera::Region(whole.sizes(), *device_mesh(whole), placements(whole))
+                                        : tessera::Region(whole.sizes());
   const double bound = 1 / std::sqrt(static_cast<double>(whole.size(1)));
   const auto drawn = at::empty(local.sizes(), at::kFloat);
-  tessera::detail::fill_random(drawn, region, {.seed = seed, .operation = philox_stream(parameter.names.front())},
-                               {.law = tessera::detail::Law::kUniform, .a = -bound, .b = bound});
+  tessera::fill_random(drawn, region, {.seed = seed, .operation = philox_stream(parameter.names.front())},
+                       {.law = tessera::Law::kUniform, .a = -bound, .b = bound});
   local.copy_(drawn);
 }
 
@@ -219,12 +219,12 @@ std::shared_ptr<nn::LoraDropout> adapter_dropout(CausalLM& model) {
 
 void init_adapters(CausalLM& model, uint64_t seed) {
   const c10::NoGradGuard no_grad;
-  for (auto& parameter : detail::shared_parameters(model, detail::Parameters::kOfAdapters)) {
+  for (auto& parameter : shared_parameters(model, Parameters::kOfAdapters)) {
     const auto& name = parameter.names.front();
     if (name.ends_with(".lora_A.weight")) {
       fill_uniform(parameter, seed);
     } else if (name.ends_with(".lora_B.weight")) {
-      detail::writable_part(parameter, c10::Device(c10::DeviceType::CPU)).zero_();
+      writable_part(parameter, c10::Device(c10::DeviceType::CPU)).zero_();
     }
   }
   for (const auto& [path, linear] : adapted_linears(model)) {
@@ -238,9 +238,9 @@ void init_adapters(CausalLM& model, uint64_t seed) {
     // The slot, for FSDP shows nothing in the member between forwards.
     const at::Tensor base = is_packed ? linear->base_weight() : linear->own_parameters().front().parameter;
     const auto norms = whole_of(base).to(at::kFloat).square().sum(1).sqrt();
-    for (auto& parameter : detail::shared_parameters(*linear->lora_magnitude_vector, detail::Parameters::kOfAdapters)) {
-      const auto local = detail::writable_part(parameter, base.device());
-      const auto box = detail::local_part_box(parameter.tensor);
+    for (auto& parameter : shared_parameters(*linear->lora_magnitude_vector, Parameters::kOfAdapters)) {
+      const auto local = writable_part(parameter, base.device());
+      const auto box = local_part_box(parameter.tensor);
       local.copy_(norms.narrow(0, local.numel() == 0 ? 0 : box.offset[0], local.numel()));
     }
   }

@@ -7,12 +7,12 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
-#include "tessera/base/text/json.h"
 #include "tessera/base/log.h"
+#include "tessera/base/text/json.h"
 #include "tessera/base/text/quote.h"
+#include "tessera/models/config/family.h"
 #include "tessera/models/config/folder_family.h"
 #include "tessera/models/config/rope_config.h"
-#include "tessera/models/config/family.h"
 
 namespace tessera {
 namespace {
@@ -78,10 +78,10 @@ RopeConfig parse_rope(const JsonReader& in, int64_t max_positions) {
                     object->name(), kind);
     }
   }
-  return detail::read_rope(in, object,
-                           {.theta = in.number("rope_theta", 10000.0, 1.0, 1e18),
-                            .max_positions = max_positions,
-                            .original_beside_object = true});
+  return read_rope(in, object,
+                   {.theta = in.number("rope_theta", 10000.0, 1.0, 1e18),
+                    .max_positions = max_positions,
+                    .original_beside_object = true});
 }
 
 // The context that a rotary scaling gives, as vLLM counts it: the factor times the original context for yarn, and times
@@ -190,7 +190,7 @@ int64_t parse_window(const JsonReader& in, const WindowKeys& keys) {
 std::vector<bool> default_sliding_layers(const JsonReader& in, const WindowKeys& keys, const ModelConfig& config) {
   std::vector<bool> slides;
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) slides.push_back(!keys.slides || keys.slides(in, i));
-  const bool any = std::find(slides.begin(), slides.end(), true) != slides.end();
+  const bool any = std::ranges::find(slides, true) != slides.end();
   if (config.sliding_window > 0 || !any) return slides;
   TESSERA_CHECK(!keys.required, ErrorKind::kConfig,
                 "{}: sliding_window is null and layers slide. Set it, or make all layer_types full_attention.",
@@ -211,9 +211,7 @@ void parse_windows(const JsonReader& in, const WindowKeys& keys, ModelConfig& co
   } else if (keys.known) {
     config.sliding_layers = default_sliding_layers(in, keys, config);
   }
-  if (std::none_of(config.sliding_layers.begin(), config.sliding_layers.end(), [](bool slides) { return slides; })) {
-    config.sliding_window = 0;
-  }
+  if (std::ranges::none_of(config.sliding_layers, [](bool slides) { return slides; })) config.sliding_window = 0;
 }
 
 // Keys of generation, which stand in the file itself; `in` may have them, too.
@@ -221,15 +219,17 @@ void parse_tokens(const JsonReader& top, const JsonReader& in, const ConfigKeys&
   const int64_t last = config.vocab_size - 1;
   const auto ids = [&](const char* key, int64_t least, std::optional<int64_t> missing) -> std::vector<int64_t> {
     const auto& where = top.value().contains(key) ? top : in;
-    if (const auto found = where.integers(key, least, last); !found.empty() || where.value().contains(key))
+    if (const auto found = where.integers(key, least, last); !found.empty() || where.value().contains(key)) {
       return found;
+    }
     if (missing && *missing <= last) return {*missing};
     return {};
   };
   if (const auto found = ids("bos_token_id", 0, keys.bos_token_id); !found.empty()) config.bos_token_id = found.front();
   config.eos_token_ids = ids("eos_token_id", 0, keys.eos_token_id);
-  if (const auto found = ids("pad_token_id", -1, keys.pad_token_id); !found.empty())
+  if (const auto found = ids("pad_token_id", -1, keys.pad_token_id); !found.empty()) {
     config.pad_token_id = found.front();
+  }
 }
 
 void parse_dtype(const JsonReader& in, ModelConfig& config) {
@@ -327,7 +327,7 @@ ModelConfig ModelConfig::parse(std::string_view text, const std::string& name) {
   return config;
 }
 
-std::optional<std::string> detail::unknown_architecture(const std::filesystem::path& dir) {
+std::optional<std::string> unknown_architecture(const std::filesystem::path& dir) {
   const auto path = dir / "config.json";
   const std::string where = "[models.config] " + path.string();
   const auto json = parse_json_object(read_file(path, kLimits.max_bytes), where, kLimits);

@@ -8,8 +8,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
-#include "tessera/base/text/json.h"
 #include "tessera/base/log.h"
+#include "tessera/base/text/json.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/text/chat/turn_end.h"
 
@@ -28,7 +28,7 @@ Json read_generation_config(const fs::path& path) {
 }
 
 void add_once(std::vector<int64_t>& ends, int64_t token, int64_t vocab_size) {
-  const bool is_new = std::find(ends.begin(), ends.end(), token) == ends.end();
+  const bool is_new = std::ranges::find(ends, token) == ends.end();
   if (is_new && token >= 0 && token < vocab_size) ends.push_back(token);
 }
 
@@ -58,7 +58,7 @@ void warn_of_unlisted_ends(const fs::path& dir, const ModelConfig& config, const
   const auto listed = listed_end_tokens(dir, config);
   std::vector<std::string> unlisted;
   for (const int64_t token : ends) {
-    const bool is_listed = std::find(listed.begin(), listed.end(), token) != listed.end();
+    const bool is_listed = std::ranges::find(listed, token) != listed.end();
     if (is_listed || tokenizer.eos_id() == token) continue;
     unlisted.push_back(fmt::format("{} ({})", quote(tokenizer.id_to_token(static_cast<text::TokenId>(token))), token));
   }

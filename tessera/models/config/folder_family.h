@@ -5,10 +5,10 @@
 #include <optional>
 #include <string>
 
-namespace tessera::detail {
+namespace tessera {
 
 // The architecture (or model_type) that config.json in the folder names, where no family has it; none: ModelConfig
 // reads the file. Error kFormat for text that is no config.json.
 std::optional<std::string> unknown_architecture(const std::filesystem::path& dir);
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -1,9 +1,12 @@
 #include "tessera/models/config/rope_config.h"
 
+#include <nlohmann/json.hpp>
+
 #include "tessera/base/error.h"
+#include "tessera/base/text/json.h"
 #include "tessera/base/text/quote.h"
 
-namespace tessera::detail {
+namespace tessera {
 namespace {
 
 constexpr int64_t kMostPositions = int64_t{1} << 40;
@@ -76,4 +79,4 @@ RopeConfig read_rope(const JsonReader& beside, const std::optional<JsonReader>& 
   return rope;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -6,7 +6,7 @@
 #include "tessera/base/text/json.h"
 #include "tessera/models/config/config.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 // What stands beside the object of rotary settings.
 struct RopeSurroundings {
@@ -20,4 +20,4 @@ struct RopeSurroundings {
 RopeConfig read_rope(const JsonReader& beside, const std::optional<JsonReader>& object,
                      const RopeSurroundings& surroundings);
 
-}  // namespace tessera::detail
+}  // namespace tessera

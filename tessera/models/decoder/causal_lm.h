@@ -14,9 +14,9 @@
 
 #include "tessera/models/config/config.h"
 #include "tessera/nn/attention/kv_cache.h"
+#include "tessera/nn/attention/paged_cache.h"
 #include "tessera/nn/module.h"
 #include "tessera/nn/options.h"
-#include "tessera/nn/attention/paged_cache.h"
 
 namespace tessera {
 

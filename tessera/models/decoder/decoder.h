@@ -10,12 +10,12 @@
 #include <memory>
 #include <vector>
 
-#include "tessera/models/decoder/causal_lm.h"
 #include "tessera/models/config/rope.h"
+#include "tessera/models/decoder/causal_lm.h"
 #include "tessera/nn/attention/attention.h"
 #include "tessera/nn/attention/context_attention.h"
-#include "tessera/nn/layers.h"
 #include "tessera/nn/experts/moe.h"
+#include "tessera/nn/layers.h"
 
 namespace tessera {
 
@@ -78,9 +78,9 @@ struct DecoderModel : nn::Callable<DecoderModel> {
   std::shared_ptr<RotaryEmbedding> rotary_emb, rotary_emb_local;
   DecoderModel(const ModelConfig& config, const DecoderParts& parts, const nn::ParameterOptions& options);
   virtual at::Tensor forward(const ModelInputs& inputs);  // [B, T, hidden]
-  // From now on inputs are this rank's tokens of rows that lie over the group as ContextLayout cuts them, positions
-  // undefined for those of the whole rows, and forward is COLLECTIVE over it (apply_context_parallel). With a cache
-  // inputs are whole rows, alike on all ranks, each of which computes all of them. Error kConfig: logits_to_keep
+  // From now on inputs are this rank's tokens of rows that lie over the group as kernels::ContextLayout cuts them,
+  // positions undefined for those of the whole rows, and forward is COLLECTIVE over it (apply_context_parallel). With a
+  // cache inputs are whole rows, alike on all ranks, each of which computes all of them. Error kConfig: logits_to_keep
   // without one.
   void set_context_parallelism(nn::ContextParallelism how) { context_ = std::move(how); }
   // From now on documents have room where the device's attention goes by their lengths, so that layers repeat from

@@ -1,11 +1,10 @@
-#include "tessera/models/config/family.h"
-
 #include <fmt/ranges.h>
 
 #include <algorithm>
 
 #include "tessera/base/error.h"
 #include "tessera/models/config/config.h"
+#include "tessera/models/config/family.h"
 #include "tessera/models/families/gemma3.h"
 #include "tessera/models/families/llama.h"
 #include "tessera/models/families/mistral.h"
@@ -22,7 +21,7 @@ constexpr std::string_view kBasePrefix = "model.";
 template <class Matches>
 const ModelFamily* first_family(Matches matches) {
   const auto& all = model_families();
-  const auto found = std::find_if(all.begin(), all.end(), [&](const ModelFamily* family) { return matches(*family); });
+  const auto found = std::ranges::find_if(all, [&](const ModelFamily* family) { return matches(*family); });
   return found == all.end() ? nullptr : *found;
 }
 
@@ -39,7 +38,7 @@ std::vector<std::string> WeightMap::names_of(const std::string& parameter) const
 }
 
 bool WeightMap::is_foreign(std::string_view name) const {
-  return std::any_of(foreign.begin(), foreign.end(), [&](std::string_view begin) { return name.starts_with(begin); });
+  return std::ranges::any_of(foreign, [&](std::string_view begin) { return name.starts_with(begin); });
 }
 
 const std::vector<const ModelFamily*>& model_families() {

@@ -4,12 +4,12 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/text/json.h"
 #include "tessera/base/log.h"
+#include "tessera/base/text/json.h"
 #include "tessera/base/warn_once.h"
-#include "tessera/models/gguf/gguf_gemma3.h"
 #include "tessera/models/config/rope_config.h"
 #include "tessera/models/families/qwen3.h"
+#include "tessera/models/gguf/gguf_gemma3.h"
 
 namespace tessera {
 namespace {
@@ -117,10 +117,10 @@ void read_gemma3_rope(const JsonReader& text, ModelConfig& config) {
   }
   Json merged;
   const int64_t context = config.max_position_embeddings;
-  config.rope = detail::read_rope(text, full_rope(text, full, merged),
-                                  {.theta = text.number("rope_theta", 1e6, 1, kMost), .max_positions = context});
-  config.local_rope = detail::read_rope(
-      text, local, {.theta = text.number("rope_local_base_freq", 1e4, 1, kMost), .max_positions = context});
+  config.rope = read_rope(text, full_rope(text, full, merged),
+                          {.theta = text.number("rope_theta", 1e6, 1, kMost), .max_positions = context});
+  config.local_rope =
+      read_rope(text, local, {.theta = text.number("rope_local_base_freq", 1e4, 1, kMost), .max_positions = context});
   check_truncate(text, config);
 }
 
@@ -197,8 +197,8 @@ const ModelFamily& gemma3_family() {
                .norms_around = true,
                .norms_one_plus = true,
                .windows = true,
-               .set_keys = detail::set_gemma3_keys,
-               .read_keys = detail::read_gemma3_keys}};
+               .set_keys = set_gemma3_keys,
+               .read_keys = read_gemma3_keys}};
   return family;
 }
 

@@ -3,8 +3,8 @@
 // (Gemma3ForConditionalGeneration) the text tower is made; the rest of its folder passes through load and save.
 #pragma once
 
-#include "tessera/models/decoder/decoder.h"
 #include "tessera/models/config/family.h"
+#include "tessera/models/decoder/decoder.h"
 
 namespace tessera {
 

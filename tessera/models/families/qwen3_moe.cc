@@ -33,9 +33,7 @@ std::vector<bool> layers_with_experts(const JsonReader& in, int64_t layers) {
   const int64_t step = in.integer("decoder_sparse_step", 1, 1, kMostExperts);
   const auto dense = in.integers("mlp_only_layers", 0, kMostExperts);
   std::vector<bool> out;
-  for (int64_t i = 0; i < layers; ++i) {
-    out.push_back((i + 1) % step == 0 && std::find(dense.begin(), dense.end(), i) == dense.end());
-  }
+  for (int64_t i = 0; i < layers; ++i) out.push_back((i + 1) % step == 0 && std::ranges::find(dense, i) == dense.end());
   return out;
 }
 
@@ -56,14 +54,13 @@ void read_expert_keys(const JsonReader& in, const JsonReader& /*top*/, ModelConf
                 "{}: {} experts of {} x {} are too large: at most {} elements", in.name(), experts.count,
                 2 * experts.inner, config.hidden_size, kMostElements);
   experts.layers = layers_with_experts(in, config.num_hidden_layers);
-  if (std::none_of(experts.layers.begin(), experts.layers.end(), [](bool has) { return has; })) experts.count = 0;
+  if (std::ranges::none_of(experts.layers, [](bool has) { return has; })) experts.count = 0;
 }
 
 // llama.cpp's Qwen3-MoE has experts in every layer and makes the weights of the chosen ones sum to 1.
 void set_expert_keys(const ModelConfig& config, const std::string& where, GgufWriter& writer) {
   const auto& experts = config.experts;
-  const bool everywhere =
-      experts.count > 0 && std::find(experts.layers.begin(), experts.layers.end(), false) == experts.layers.end();
+  const bool everywhere = experts.count > 0 && std::ranges::find(experts.layers, false) == experts.layers.end();
   TESSERA_CHECK(everywhere, ErrorKind::kConfig,
                 "[gguf] {}: layers without experts (mlp_only_layers, decoder_sparse_step), which a GGUF of a "
                 "Qwen3MoeForCausalLM cannot have",

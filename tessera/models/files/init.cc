@@ -4,8 +4,8 @@
 #include <numbers>
 
 #include "tessera/base/philox.h"
-#include "tessera/models/tensors/local_part.h"
 #include "tessera/models/files/weights.h"
+#include "tessera/models/tensors/local_part.h"
 #include "tessera/nn/linear/quantized_linear.h"
 
 namespace tessera {
@@ -53,11 +53,11 @@ at::Tensor normal_box(const LocalBox& box, const std::vector<int64_t>& whole, ui
 
 void init_weights(CausalLM& model, uint64_t seed, c10::Device device) {
   at::NoGradGuard no_grad;
-  for (auto& parameter : detail::shared_parameters(model)) {
+  for (auto& parameter : shared_parameters(model)) {
     const auto& name = parameter.names.front();
-    const auto box = detail::local_part_box(parameter.tensor);
+    const auto box = local_part_box(parameter.tensor);
     const auto whole = parameter.tensor.sizes().vec();
-    const auto local = detail::writable_part(parameter, device);
+    const auto local = writable_part(parameter, device);
     if (whole.size() >= 2) {
       local.copy_(normal_box(box, whole, seed, philox_stream(name), model.config().initializer_range));
     } else {

@@ -9,13 +9,13 @@
 #include "tessera/base/warn_once.h"
 #include "tessera/formats/tensor_files/finite.h"
 #include "tessera/formats/tensor_files/tensor_files.h"
+#include "tessera/models/config/family.h"
 #include "tessera/models/config/folder_family.h"
+#include "tessera/models/files/weights.h"
 #include "tessera/models/gguf/gguf_weights.h"
 #include "tessera/models/tensors/local_part.h"
 #include "tessera/models/tensors/packed_parts.h"
 #include "tessera/models/tensors/stacked_tensors.h"
-#include "tessera/models/config/family.h"
-#include "tessera/models/files/weights.h"
 #include "tessera/nn/linear/quantized_linear.h"
 
 namespace tessera {
@@ -53,7 +53,7 @@ struct Problems {
 // Where the folder holds a parameter: under a name, or in tensors of which it is stacked.
 struct Source {
   std::string name;
-  std::vector<detail::StackedTensor> stacked;
+  std::vector<StackedTensor> stacked;
   std::vector<std::string> other_names{};  // further tensors of the folder that stand for the same parameter
 };
 
@@ -78,7 +78,7 @@ void check_stored(const std::string& name, const StoredTensor& entry, c10::IntAr
 }
 
 // Up to the first that is missing: a file may claim more experts than it has room for.
-bool has_stacked(const std::vector<detail::StackedTensor>& stacked, int64_t columns, const TensorFiles& folder,
+bool has_stacked(const std::vector<StackedTensor>& stacked, int64_t columns, const TensorFiles& folder,
                  Problems& problems) {
   for (const auto& each : stacked) {
     if (!folder.contains(each.name)) {
@@ -92,33 +92,32 @@ bool has_stacked(const std::vector<detail::StackedTensor>& stacked, int64_t colu
 
 // The tensors of which a parameter with these names may be stacked: those that the folder holds, else those of the
 // first name. None for a parameter that is no stack.
-std::vector<detail::StackedTensor> stack_of(const WeightMap& map, const std::vector<std::string>& names,
-                                            const detail::SharedParameter& parameter, const TensorFiles& folder) {
+std::vector<StackedTensor> stack_of(const WeightMap& map, const std::vector<std::string>& names,
+                                    const SharedParameter& parameter, const TensorFiles& folder) {
   for (const auto& name : names) {
-    auto stack = detail::stacked_tensors(map, name, parameter.tensor.sizes());
+    auto stack = stacked_tensors(map, name, parameter.tensor.sizes());
     if (!stack.empty() && folder.contains(stack.front().name)) return stack;
   }
-  return detail::stacked_tensors(map, names.front(), parameter.tensor.sizes());
+  return stacked_tensors(map, names.front(), parameter.tensor.sizes());
 }
 
 // What files call the parameters that a model of this config has and this one has not.
 std::set<std::string, std::less<>> names_of_rest(const ModelConfig& config, const WeightMap& map,
-                                                 const std::vector<detail::SharedParameter>& own,
-                                                 const TensorFiles& folder) {
+                                                 const std::vector<SharedParameter>& own, const TensorFiles& folder) {
   std::set<std::string> held;
   for (const auto& parameter : own) held.insert(parameter.names.begin(), parameter.names.end());
   std::set<std::string, std::less<>> all;
   const auto model = make_model(config, {.device = c10::Device(at::kMeta)});
-  for (const auto& parameter : detail::shared_parameters(*model)) {
+  for (const auto& parameter : shared_parameters(*model)) {
     const auto is_held = [&](const std::string& name) { return held.contains(name); };
-    if (std::any_of(parameter.names.begin(), parameter.names.end(), is_held)) {
+    if (std::ranges::any_of(parameter.names, is_held)) {
       // Of a tied weight the other name.
       for (const auto& name : parameter.names) {
         for (const auto& each : is_held(name) ? std::vector<std::string>() : map.names_of(name)) all.insert(each);
       }
       continue;
     }
-    const auto names = detail::file_names(map, parameter);
+    const auto names = file_names(map, parameter);
     all.insert(names.begin(), names.end());
     for (const auto& each : stack_of(map, names, parameter, folder)) {
       if (folder.contains(each.name)) all.insert(each.name);
@@ -134,7 +133,7 @@ bool is_of_stack(std::string_view name, const std::vector<Source>& sources) {
   const auto at = name.find(kExperts);
   if (at == std::string_view::npos) return false;
   const auto layer = name.substr(0, at + kExperts.size());
-  return std::any_of(sources.begin(), sources.end(), [&](const Source& source) {
+  return std::ranges::any_of(sources, [&](const Source& source) {
     return !source.stacked.empty() && source.stacked.front().name.starts_with(layer);
   });
 }
@@ -144,21 +143,21 @@ std::vector<std::string> other_names(const std::vector<std::string>& names, cons
                                      const TensorFiles& folder) {
   std::vector<std::string> others;
   for (const auto& each : names) {
-    const bool seen = each == name || std::find(others.begin(), others.end(), each) != others.end();
+    const bool seen = each == name || std::ranges::find(others, each) != others.end();
     if (!seen && folder.contains(each)) others.push_back(each);
   }
   return others;
 }
 
-std::vector<Source> match_names(const CausalLM& model, const std::vector<detail::SharedParameter>& parameters,
+std::vector<Source> match_names(const CausalLM& model, const std::vector<SharedParameter>& parameters,
                                 const TensorFiles& folder, UnusedTensors allowed) {
   const auto& map = family_of(model.config().architecture).weights;
   Problems problems;
   std::vector<Source> found;
   std::set<std::string, std::less<>> known;
   for (const auto& parameter : parameters) {
-    const auto names = detail::file_names(map, parameter);
-    const auto name = std::find_if(names.begin(), names.end(), [&](const auto& each) { return folder.contains(each); });
+    const auto names = file_names(map, parameter);
+    const auto name = std::ranges::find_if(names, [&](const auto& each) { return folder.contains(each); });
     auto stacked = stack_of(map, names, parameter, folder);
     const bool in_parts = name == names.end() && !stacked.empty() && folder.contains(stacked.front().name);
     if (!in_parts) {
@@ -238,12 +237,12 @@ bool are_equal(const TensorFiles& folder, const std::string& left, const std::st
 
 // A parameter that the folder holds under two names, a tied head beside the embedding. transformers unties a head whose
 // values differ, whatever config.json says; a model here is tied or not before its weights are read.
-void check_tied(const std::vector<detail::SharedParameter>& parameters, const std::vector<Source>& sources,
+void check_tied(const std::vector<SharedParameter>& parameters, const std::vector<Source>& sources,
                 const TensorFiles& folder) {
   for (size_t i = 0; i < parameters.size(); ++i) {
     const bool tied = parameters[i].names.size() > 1;
     for (const auto& other : sources[i].other_names) {
-      TESSERA_CHECK(are_equal(folder, sources[i].name, other, detail::local_part_box(parameters[i].tensor),
+      TESSERA_CHECK(are_equal(folder, sources[i].name, other, local_part_box(parameters[i].tensor),
                               parameters[i].tensor.scalar_type()),
                     ErrorKind::kFormat, "[models.load] {}: {} and {} are one parameter{} and differ. {}.",
                     folder.path().string(), sources[i].name, other,
@@ -282,15 +281,15 @@ std::shared_ptr<const TensorFiles> open_weights(const std::filesystem::path& pat
 }  // namespace
 
 void check_pretrained(CausalLM& model, const std::filesystem::path& dir, UnusedTensors unused) {
-  if (const auto file = detail::gguf_of(dir); !file.empty()) return detail::check_gguf(model, file);
+  if (const auto file = gguf_of(dir); !file.empty()) return check_gguf(model, file);
   const auto folder = open_weights(dir, FolderAdapter::kRefuse);
-  const auto parameters = detail::parameters_and_packed(model);
+  const auto parameters = parameters_and_packed(model);
   check_tied(parameters, match_names(model, parameters, *folder, unused), *folder);
 }
 
 std::string check_folder(const std::filesystem::path& dir) {
   if (!std::filesystem::is_regular_file(dir / "config.json")) return "it holds no config.json";
-  if (const auto unknown = detail::unknown_architecture(dir)) {
+  if (const auto unknown = unknown_architecture(dir)) {
     return fmt::format("this version has no model of the architecture {} in its config.json", quote(*unknown, 60));
   }
   const auto config = ModelConfig::from_folder(dir);
@@ -300,15 +299,15 @@ std::string check_folder(const std::filesystem::path& dir) {
 
 void load_pretrained(CausalLM& model, const std::filesystem::path& dir, c10::Device device, FolderAdapter adapter) {
   at::NoGradGuard no_grad;
-  if (const auto file = detail::gguf_of(dir); !file.empty()) return detail::load_gguf(model, file, device);
+  if (const auto file = gguf_of(dir); !file.empty()) return load_gguf(model, file, device);
   const auto folder = open_weights(dir, adapter);
-  auto parameters = detail::shared_parameters(model);
-  const auto sources = match_names(model, detail::parameters_and_packed(model), *folder, UnusedTensors::kWarn);
+  auto parameters = shared_parameters(model);
+  const auto sources = match_names(model, parameters_and_packed(model), *folder, UnusedTensors::kWarn);
   check_tied(parameters, sources, *folder);
   int64_t bytes = 0;
   for (size_t i = 0; i < parameters.size(); ++i) {
-    const auto box = detail::local_part_box(parameters[i].tensor);
-    const auto local = detail::writable_part(parameters[i], device);
+    const auto box = local_part_box(parameters[i].tensor);
+    const auto local = writable_part(parameters[i], device);
     if (local.numel() == 0) continue;
     bytes += read_source(*folder, sources[i], box, local);
   }

@@ -10,9 +10,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
+#include "tessera/base/files/user_cache.h"
 #include "tessera/base/log.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/base/files/user_cache.h"
 #include "tessera/base/version.h"
 #include "tessera/models/gguf/gguf_convert.h"
 
@@ -30,7 +30,7 @@ struct HubId {
 bool is_hub_name(std::string_view part) {
   const auto inner = [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '.' || c == '-'; };
   const auto outer = [](unsigned char c) { return std::isalnum(c) || c == '_'; };
-  return !part.empty() && part.size() <= 96 && std::all_of(part.begin(), part.end(), inner) && outer(part.front()) &&
+  return !part.empty() && part.size() <= 96 && std::ranges::all_of(part, inner) && outer(part.front()) &&
          outer(part.back()) && part.find("..") == part.npos && part.find("--") == part.npos;
 }
 
@@ -82,8 +82,9 @@ std::string find_model(const std::string& name, const std::string& setting) {
   const auto snapshot = snapshot_of(cache / folder, id->revision);
   std::error_code ignored;
   if (fs::exists(name, ignored)) {
-    if (!snapshot.empty())
+    if (!snapshot.empty()) {
       log_info("[models.find] {}: taking the folder {}, not the Hub's model of that name", setting, name);
+    }
     return name;
   }
   const std::string command = id->revision == "main" ? "hf download " + id->repository

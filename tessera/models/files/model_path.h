@@ -2,8 +2,8 @@
 //
 //   const std::filesystem::path model = resolve_model_path(recipe.model.path, "model.path");
 //
-// A path that is there is taken as it is; of a GGUF file, a folder in the user's cache (base/files/user_cache.h) with the
-// config, the tokenizer and a link to the file is made once. Else NAME or ORG/NAME, with @REVISION where it is not
+// A path that is there is taken as it is; of a GGUF file, a folder in the user's cache (base/files/user_cache.h) with
+// the config, the tokenizer and a link to the file is made once. Else NAME or ORG/NAME, with @REVISION where it is not
 // main, is looked for in the Hub's cache on this machine: $HF_HUB_CACHE, else $HF_HOME/hub, else huggingface/hub in
 // $XDG_CACHE_HOME or ~/.cache. The network is never asked. Thread-safe.
 #pragma once

@@ -7,16 +7,16 @@
 #include "tessera/base/log.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/formats/companions.h"
-#include "tessera/formats/tensor_files/finite.h"
 #include "tessera/formats/safetensors/safetensors_folder.h"
 #include "tessera/formats/safetensors/safetensors_writer.h"
+#include "tessera/formats/tensor_files/finite.h"
 #include "tessera/models/adapters/adapters.h"
+#include "tessera/models/config/family.h"
+#include "tessera/models/files/weights.h"
 #include "tessera/models/tensors/local_part.h"
 #include "tessera/models/tensors/packed_parts.h"
 #include "tessera/models/tensors/stacked_tensors.h"
 #include "tessera/models/tensors/stage_values.h"
-#include "tessera/models/config/family.h"
-#include "tessera/models/files/weights.h"
 #include "tessera/nn/linear/quantized_linear.h"
 
 namespace tessera {
@@ -39,7 +39,7 @@ std::optional<SafetensorsFolder> foreign_tensors(const WeightMap& map, const std
 // The folder as it grows; lives on the writing rank alone.
 class FolderInProgress {
  public:
-  FolderInProgress(const CausalLM& model, const std::vector<detail::SharedParameter>& parameters,
+  FolderInProgress(const CausalLM& model, const std::vector<SharedParameter>& parameters,
                    const std::filesystem::path& dir, const std::filesystem::path& source_dir,
                    const SaveOptions& options)
       : map_(family_of(model.config().architecture).weights),
@@ -50,7 +50,7 @@ class FolderInProgress {
     publish_file(folder_.path() / "config.json", model.config().to_json(dtype));
     if (!source_dir.empty()) copy_companions(source_dir, folder_.path());
   }
-  void write(const detail::SharedParameter& parameter, const at::Tensor& value) {
+  void write(const SharedParameter& parameter, const at::Tensor& value) {
     const auto stacked = stacked_of(parameter);
     if (stacked.empty()) weights_.write(saved_name(parameter), value);
     for (const auto& each : stacked) weights_.write(each.name, value[each.expert].narrow(0, each.first_row, each.rows));
@@ -63,15 +63,15 @@ class FolderInProgress {
 
  private:
   // As the source calls it; where there is none, the first of its names.
-  std::string saved_name(const detail::SharedParameter& parameter) const {
-    const auto names = detail::file_names(map_, parameter);
+  std::string saved_name(const SharedParameter& parameter) const {
+    const auto names = file_names(map_, parameter);
     for (const auto& name : names) {
       if (foreign_ && foreign_->contains(name)) return name;
     }
     return names.front();
   }
-  std::vector<detail::StackedTensor> stacked_of(const detail::SharedParameter& parameter) const {
-    return detail::stacked_tensors(map_, saved_name(parameter), parameter.tensor.sizes());
+  std::vector<StackedTensor> stacked_of(const SharedParameter& parameter) const {
+    return stacked_tensors(map_, saved_name(parameter), parameter.tensor.sizes());
   }
   std::vector<std::string> foreign_names() const {
     std::vector<std::string> names;
@@ -81,9 +81,8 @@ class FolderInProgress {
     }
     return names;
   }
-  std::vector<TensorSpec> specs(const std::vector<detail::SharedParameter>& parameters,
-                                const SaveOptions& options) const {
-    std::vector<TensorSpec> out;
+  std::vector<SafetensorsSpec> specs(const std::vector<SharedParameter>& parameters, const SaveOptions& options) const {
+    std::vector<SafetensorsSpec> out;
     for (const auto& parameter : parameters) {
       const auto dtype = options.dtype.value_or(parameter.tensor.scalar_type());
       const auto stacked = stacked_of(parameter);
@@ -126,9 +125,8 @@ struct Outcome {
 
 // Gives the whole of a parameter by any of its names, with its adapter in it where that is wanted. COLLECTIVE over its
 // mesh.
-std::function<at::Tensor(const detail::SharedParameter&)> value_getter(CausalLM& model,
-                                                                       const std::vector<detail::SharedParameter>& own,
-                                                                       const SaveOptions& options) {
+std::function<at::Tensor(const SharedParameter&)> value_getter(CausalLM& model, const std::vector<SharedParameter>& own,
+                                                               const SaveOptions& options) {
   std::map<const c10::TensorImpl*, nn::LoraLinear*> adapted;
   for (const auto& [path, linear] : options.merge_adapters ? adapted_linears(model) : AdaptedLinears{}) {
     if (!linear->packed) adapted[linear->own_parameters().front().parameter.unsafeGetTensorImpl()] = linear;
@@ -143,7 +141,7 @@ std::function<at::Tensor(const detail::SharedParameter&)> value_getter(CausalLM&
   for (const auto& parameter : own) {
     for (const auto& name : parameter.names) tensors[name] = parameter.tensor;
   }
-  return [adapted, adapted_packed, packed, tensors](const detail::SharedParameter& parameter) {
+  return [adapted, adapted_packed, packed, tensors](const SharedParameter& parameter) {
     if (const auto found = packed.find(parameter.names.front()); found != packed.end()) {
       TESSERA_CHECK(found->second->weight.defined(), ErrorKind::kInternal,
                     "[models.save] {}: has no values yet. Load or initialise first.", found->first);
@@ -151,8 +149,8 @@ std::function<at::Tensor(const detail::SharedParameter&)> value_getter(CausalLM&
       const auto adapter = adapted_packed.find(found->first);
       return adapter == adapted_packed.end() ? values : merged_weight(*adapter->second, values);
     }
-    const auto held = std::find_if(parameter.names.begin(), parameter.names.end(),
-                                   [&](const std::string& name) { return tensors.contains(name); });
+    const auto held =
+        std::ranges::find_if(parameter.names, [&](const std::string& name) { return tensors.contains(name); });
     const auto& tensor = tensors.at(*held);
     const auto whole = is_dtensor(tensor) ? full_tensor(tensor) : tensor;
     const auto adapter = adapted.find(tensor.unsafeGetTensorImpl());
@@ -166,13 +164,13 @@ std::function<at::Tensor(const detail::SharedParameter&)> value_getter(CausalLM&
 void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const std::filesystem::path& source_dir,
                      const SaveOptions& options) {
   at::NoGradGuard no_grad;
-  const auto own = detail::parameters_and_packed(model);
-  std::optional<detail::StageValues> stages;
+  const auto own = parameters_and_packed(model);
+  std::optional<StageValues> stages;
   if (options.pipeline && options.pipeline->size() > 1) stages.emplace(*options.pipeline->group(0), own);
   const nn::ParameterOptions as_saved{options.dtype.value_or(own.front().tensor.scalar_type()), at::kMeta};
   const auto whole_model = stages ? make_model(model.config(), as_saved) : nullptr;
-  const auto parameters = stages ? detail::shared_parameters(*whole_model) : own;
-  const auto mesh = detail::mesh_of(own);
+  const auto parameters = stages ? shared_parameters(*whole_model) : own;
+  const auto mesh = mesh_of(own);
   const bool speaks = !mesh || mesh->rank() == mesh->ranks().front();
   const bool writes = speaks && (!stages || stages->rank() == 0);
   const auto value_of = value_getter(model, own, options);

@@ -29,8 +29,8 @@ int64_t cache_bytes_within(const MemoryRoom& memory) {
 }
 
 int64_t cache_tokens_within(const CacheRoom& room, int64_t context, int64_t wanted) {
-  const int64_t held = room.bytes / room.page_bytes * kPageTokens;
-  return std::min(std::max(wanted, context), std::max<int64_t>(held, kPageTokens));
+  const int64_t held = room.bytes / room.page_bytes * kernels::kPageTokens;
+  return std::min(std::max(wanted, context), std::max<int64_t>(held, kernels::kPageTokens));
 }
 
 int64_t cache_tokens(CausalLM& model, int64_t wanted, int64_t ranks) {

@@ -37,7 +37,7 @@ void check_cache_fits(const MemoryRoom& memory, int64_t tokens, int64_t page_byt
 
 struct CacheRoom {
   int64_t bytes = 0;
-  int64_t page_bytes = 1;  // of kPageTokens tokens
+  int64_t page_bytes = 1;  // of kernels::kPageTokens tokens
 };
 int64_t cache_tokens_within(const CacheRoom& room, int64_t context, int64_t wanted);
 

@@ -80,7 +80,7 @@ size_t reaching(std::span<const Candidate> candidates, size_t sorted, double sha
 std::vector<Candidate> likeliest(std::span<const float> scores, const GenerationOptions& options) {
   std::vector<Candidate> all;
   all.reserve(scores.size());
-  const double most = *std::max_element(scores.begin(), scores.end());
+  const double most = *std::ranges::max_element(scores);
   for (size_t i = 0; i < scores.size(); ++i) {
     if (scores[i] == kNever) continue;
     // Below the largest, so that no temperature makes them endless.
@@ -102,7 +102,7 @@ std::vector<Candidate> likeliest(std::span<const float> scores, const Generation
     bool enough = false;
     size_t kept = reaching(all, cut ? all.size() : std::min(kFirstSorted, all.size()), options.top_p, total, enough);
     if (!enough) {
-      std::sort(all.begin(), all.end(), before);
+      std::ranges::sort(all, before);
       kept = reaching(all, all.size(), options.top_p, total, enough);
     }
     all.resize(kept);
@@ -128,7 +128,7 @@ int64_t choose_from(std::span<float> scores, const ChoiceContext& context, const
   check_logits(scores, context.tokens.size());
   penalise(scores, context, options);
   if (options.constraint) constrain(scores, context, *options.constraint);
-  const auto most = std::max_element(scores.begin(), scores.end());
+  const auto most = std::ranges::max_element(scores);
   TESSERA_CHECK(
       std::isfinite(*most), ErrorKind::kInternal,
       "[models.generate] position {}: the largest score of a token that may come is {}. The model overflows there: "
@@ -139,12 +139,12 @@ int64_t choose_from(std::span<float> scores, const ChoiceContext& context, const
 
 bool is_ended(const ChoiceContext& context, const GenerationOptions& options) {
   const auto& stops = options.stop_tokens;
-  return std::find(stops.begin(), stops.end(), context.tokens.back()) != stops.end() ||
+  return std::ranges::find(stops, context.tokens.back()) != stops.end() ||
          (options.constraint && options.constraint->complete(made_of(context)));
 }
 
 TokenLogProbs log_probs_of(std::span<const float> logits, int64_t chosen, int64_t likeliest) {
-  const double most = *std::max_element(logits.begin(), logits.end());
+  const double most = *std::ranges::max_element(logits);
   double total = 0;
   for (const float logit : logits) total += std::exp(static_cast<double>(logit) - most);
   const double base = most + std::log(total);

@@ -38,7 +38,7 @@ struct Engine::Sequence {
   }
   int64_t pending() const { return static_cast<int64_t>(tokens.size()) - computed; }
   std::span<const int64_t> page_tokens(int64_t page) const {
-    return std::span(tokens).subspan(static_cast<size_t>(page * kPageTokens), kPageTokens);
+    return std::span(tokens).subspan(static_cast<size_t>(page * kernels::kPageTokens), kernels::kPageTokens);
   }
 };
 
@@ -100,7 +100,7 @@ void Engine::allocate_pages() {
                       .positions = {0},
                       .sequences = {{.first_row = 0, .rows = 1, .first_position = 0, .pages = {&page, 1}}},
                       .wanted = {0}};
-  const int64_t tokens = options_.pages * kPageTokens;
+  const int64_t tokens = options_.pages * kernels::kPageTokens;
   try {
     if (options_.group) tell_rows(*options_.group, rows);
     run_rows(*model_, store_, rows, device_);
@@ -118,7 +118,8 @@ void Engine::keep_alive() {
 }
 
 int64_t Engine::page_bytes(const ModelConfig& config, int64_t element_bytes) {
-  return config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * kPageTokens * element_bytes;
+  return config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * kernels::kPageTokens *
+         element_bytes;
 }
 
 int64_t Engine::add(GenerationRequest request) {
@@ -130,7 +131,7 @@ int64_t Engine::add(GenerationRequest request) {
       "[models.generation] a prompt of {} tokens and up to {} more do not fit into a cache of {} tokens. Make it "
       "larger, or ask for fewer tokens.",
       request.prompt.size(), sequence->most_tokens - static_cast<int64_t>(request.prompt.size()),
-      pages_.count() * kPageTokens);
+      pages_.count() * kernels::kPageTokens);
   sequence->id = next_id_++;
   sequence->tokens = request.prompt;
   sequence->request = std::move(request);
@@ -159,7 +160,7 @@ void Engine::preempt(Sequence& sequence) {
 
 // A sequence whose mask is being made takes no place: however many such sequences there are, others are computed.
 void Engine::admit() {
-  auto computing = std::count_if(running_.begin(), running_.end(), [](const auto& one) { return !one->choice; });
+  auto computing = std::ranges::count_if(running_, [](const auto& one) { return !one->choice; });
   for (; !waiting_.empty() && computing < options_.max_sequences; ++computing) {
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
@@ -181,17 +182,17 @@ int64_t Engine::shareable_tokens(const Sequence& sequence) const {
 bool Engine::share_prefix(Sequence& sequence) {
   bool found = false;
   if (sequence.scored < sequence.to_score()) return found;  // their logits are in no page
-  while (sequence.computed % kPageTokens == 0 && sequence.pending() > kPageTokens &&
-         sequence.computed + kPageTokens <= shareable_tokens(sequence) &&
-         sequence.published * kPageTokens == sequence.computed &&
+  while (sequence.computed % kernels::kPageTokens == 0 && sequence.pending() > kernels::kPageTokens &&
+         sequence.computed + kernels::kPageTokens <= shareable_tokens(sequence) &&
+         sequence.published * kernels::kPageTokens == sequence.computed &&
          static_cast<int64_t>(sequence.pages.size()) == sequence.published) {
     const auto page = pages_.find(sequence.place, sequence.page_tokens(sequence.published));
     if (!page) break;
     sequence.pages.push_back(*page);
     sequence.place = pages_.place_behind(*page);
-    sequence.computed += kPageTokens;
+    sequence.computed += kernels::kPageTokens;
     ++sequence.published;
-    counts_.shared_tokens += kPageTokens;
+    counts_.shared_tokens += kernels::kPageTokens;
     found = true;
   }
   return found;
@@ -235,8 +236,8 @@ Engine::Step Engine::plan() {
     int64_t rows = 1;
     if (sequence.pending() > 1) {
       // One sequence computes what several begin with; the others find it in the next step.
-      if (sequence.computed % kPageTokens == 0 && sequence.pending() > kPageTokens) {
-        const auto tokens = sequence.page_tokens(sequence.computed / kPageTokens);
+      if (sequence.computed % kernels::kPageTokens == 0 && sequence.pending() > kernels::kPageTokens) {
+        const auto tokens = sequence.page_tokens(sequence.computed / kernels::kPageTokens);
         if (!being_filled.emplace(sequence.place, std::vector(tokens.begin(), tokens.end())).second) {
           ++at;
           continue;
@@ -278,7 +279,7 @@ at::Tensor Engine::run(const Step& step) {
 
 void Engine::publish(Sequence& sequence) {
   const int64_t end = std::min(sequence.computed, shareable_tokens(sequence));
-  for (; (sequence.published + 1) * kPageTokens <= end; ++sequence.published) {
+  for (; (sequence.published + 1) * kernels::kPageTokens <= end; ++sequence.published) {
     sequence.place = pages_.publish(sequence.pages[static_cast<size_t>(sequence.published)], sequence.place,
                                     sequence.page_tokens(sequence.published));
   }
@@ -303,7 +304,7 @@ bool Engine::choose(Sequence& sequence, std::span<const float> logits, int64_t m
     }
     const ChoiceContext context{sequence.tokens, request.prompt.size()};
     const auto& stops = request.options.stop_tokens;
-    const bool is_stop = std::find(stops.begin(), stops.end(), made.token) != stops.end();
+    const bool is_stop = std::ranges::find(stops, made.token) != stops.end();
     if (constraint && !is_stop && !constraint->prepare_complete(since_prompt(), steps)) return false;
     if (is_ended(context, request.options)) {
       made.finish = Finish::kStop;
@@ -378,9 +379,8 @@ void Engine::finish_step(const Step& step, const at::Tensor& logits) {
   const int64_t share = std::max<int64_t>(1, 16384 / logits.size(1));
   // A few masks may take all the steps that the work of one may take; of many each takes its share or waits.
   constexpr int64_t kFew = 4;
-  const auto masks = std::count_if(readings.begin(), readings.end(), [](const Reading& reading) {
-    return reading.chooses && reading.sequence->request.options.constraint;
-  });
+  const auto masks = std::ranges::count_if(
+      readings, [](const Reading& reading) { return reading.chooses && reading.sequence->request.options.constraint; });
   const int64_t mask_steps = std::max<int64_t>(1, options_.mask_steps * kFew / std::max<int64_t>(masks, kFew));
   at::parallel_for(0, static_cast<int64_t>(readings.size()), share, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -443,8 +443,8 @@ EngineCounts Engine::counts() const {
   auto counts = counts_;
   counts.running = static_cast<int64_t>(running_.size());
   counts.waiting = static_cast<int64_t>(waiting_.size());
-  counts.waiting_for_masks = std::count_if(running_.begin(), running_.end(),
-                                           [](const auto& sequence) { return sequence->choice.has_value(); });
+  counts.waiting_for_masks =
+      std::ranges::count_if(running_, [](const auto& sequence) { return sequence->choice.has_value(); });
   counts.pages_in_use = pages_.owned();
   return counts;
 }

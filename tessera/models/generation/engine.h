@@ -26,8 +26,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/group/group.h"
-#include "tessera/models/generation/generate.h"
 #include "tessera/models/generation/choice.h"
+#include "tessera/models/generation/generate.h"
 #include "tessera/models/generation/pages.h"
 #include "tessera/nn/attention/paged_cache.h"
 
@@ -100,7 +100,7 @@ class Engine {
   at::Device device() const { return device_; }  // the model's
 
   // Pages that hold so many tokens.
-  static int64_t pages_for(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
+  static int64_t pages_for(int64_t tokens) { return (tokens + kernels::kPageTokens - 1) / kernels::kPageTokens; }
   // Bytes of a page, in that dtype.
   static int64_t page_bytes(const ModelConfig& config, int64_t element_bytes);
 

@@ -4,14 +4,14 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/models/generation/row_model.h"
 #include "tessera/models/files/weights.h"
+#include "tessera/models/generation/row_model.h"
 
 namespace tessera {
 
-std::optional<RowDtype> packed_row_dtype(std::string_view dtype) {
-  if (dtype == "int8") return RowDtype::kInt8;
-  if (dtype == "int4") return RowDtype::kInt4;
+std::optional<kernels::RowDtype> packed_row_dtype(std::string_view dtype) {
+  if (dtype == "int8") return kernels::RowDtype::kInt8;
+  if (dtype == "int4") return kernels::RowDtype::kInt4;
   return std::nullopt;
 }
 

@@ -21,6 +21,6 @@ namespace tessera {
 std::shared_ptr<CausalLM> load_for_generation(const std::filesystem::path& dir, const std::string& dtype,
                                               c10::Device device);
 // kInt8 or kInt4 where --dtype names one of them.
-std::optional<RowDtype> packed_row_dtype(std::string_view dtype);
+std::optional<kernels::RowDtype> packed_row_dtype(std::string_view dtype);
 
 }  // namespace tessera

@@ -18,7 +18,7 @@ void check_logits(std::span<const float> logits, size_t position) {
     possible_ones |= static_cast<int32_t>(logit > -kEndless);
   }
   if (wrong_ones == 0 && possible_ones != 0) return;
-  const auto wrong = std::find_if(logits.begin(), logits.end(), [](float logit) { return !(logit < kEndless); });
+  const auto wrong = std::ranges::find_if(logits, [](float logit) { return !(logit < kEndless); });
   const bool all_never = wrong == logits.end();
   raise(ErrorKind::kInternal,
         "[models.generate] position {}: the logit of {} is {}. The model overflows there: take a wider --dtype, or "

@@ -16,8 +16,8 @@ size_t Pages::Hash::operator()(const Key& key) const {
 }
 
 Pages::Key Pages::key_of(Place before, std::span<const int64_t> tokens) {
-  TESSERA_CHECK(static_cast<int64_t>(tokens.size()) == kPageTokens, ErrorKind::kInternal,
-                "[models.pages] a page of {} tokens, wanted {}", tokens.size(), kPageTokens);
+  TESSERA_CHECK(static_cast<int64_t>(tokens.size()) == kernels::kPageTokens, ErrorKind::kInternal,
+                "[models.pages] a page of {} tokens, wanted {}", tokens.size(), kernels::kPageTokens);
   Key key{before, {}};
   std::copy(tokens.begin(), tokens.end(), key.tokens.begin());
   return key;

@@ -31,7 +31,7 @@ class Pages {
 
   // A page for tokens that are not known yet, with one owner.
   std::optional<int32_t> take();
-  // The published page of these kPageTokens tokens behind that place, with one owner more.
+  // The published page of these kernels::kPageTokens tokens behind that place, with one owner more.
   std::optional<int32_t> find(Place before, std::span<const int64_t> tokens);
   bool holds(Place before, std::span<const int64_t> tokens) const;
   // From now on others find it. The place behind it. Where another page holds the same this one stays private.
@@ -45,7 +45,7 @@ class Pages {
  private:
   struct Key {
     Place before;
-    std::array<int64_t, kPageTokens> tokens;
+    std::array<int64_t, kernels::kPageTokens> tokens;
     bool operator==(const Key&) const = default;
   };
   struct Hash {

@@ -10,28 +10,29 @@ namespace tessera {
 namespace {
 
 struct Expert {
-  RowWeight gate, up, down;
+  kernels::RowWeight gate, up, down;
 };
 
 class RowExperts : public nn::MoE {
  public:
-  RowExperts(const nn::MoE& from, const ModelConfig& config, RowDtype dtype)
+  RowExperts(const nn::MoE& from, const ModelConfig& config, kernels::RowDtype dtype)
       : MoE(moe_options(config), {.device = at::Device(at::kMeta)}),
-        router_(RowWeight::of(from.gate->weight, RowDtype::kFloat32)),
+        router_(kernels::RowWeight::of(from.gate->weight, kernels::RowDtype::kFloat32)),
         gelu_(config.activation != nn::Activation::kSilu),
         normalise_(config.experts.normalise) {
     const auto &both = from.experts->gate_up_proj, &down = from.experts->down_proj;
     const int64_t inner = from.experts->inner();
     for (int64_t i = 0; i < both.size(0); ++i) {
-      experts_.push_back({RowWeight::of(both[i].narrow(0, 0, inner), dtype),
-                          RowWeight::of(both[i].narrow(0, inner, inner), dtype), RowWeight::of(down[i], dtype)});
+      experts_.push_back({kernels::RowWeight::of(both[i].narrow(0, 0, inner), dtype),
+                          kernels::RowWeight::of(both[i].narrow(0, inner, inner), dtype),
+                          kernels::RowWeight::of(down[i], dtype)});
     }
   }
 
   at::Tensor forward(const at::Tensor& x, const nn::RealTokens&) override {
     const auto rows = x.reshape({-1, x.size(-1)});
     const int64_t tokens = rows.size(0), width = rows.size(1), taken = chosen();
-    const auto logits = row_product(rows, router_);
+    const auto logits = kernels::row_product(rows, router_);
     std::vector<std::vector<int64_t>> choices(experts_.size());  // of each expert: token * taken + rank of the choice
     std::vector<float> weights(static_cast<size_t>(tokens * taken));
     for (int64_t token = 0; token < tokens; ++token) {
@@ -42,9 +43,10 @@ class RowExperts : public nn::MoE {
       if (choices[i].empty()) continue;
       const auto places = at::tensor(choices[i], at::kLong);
       const auto own = rows.index_select(0, places.div(taken, "floor"));
-      const std::array<const RowWeight*, 2> both = {&experts_[i].gate, &experts_[i].up};
-      const auto inner = row_products(own, both);
-      results.index_copy_(0, places, row_product(row_gate(inner[0], inner[1], gelu_), experts_[i].down));
+      const std::array<const kernels::RowWeight*, 2> both = {&experts_[i].gate, &experts_[i].up};
+      const auto inner = kernels::row_products(own, both);
+      results.index_copy_(0, places,
+                          kernels::row_product(kernels::row_gate(inner[0], inner[1], gelu_), experts_[i].down));
     }
     const auto out = at::zeros({tokens, width}, rows.options());
     const float* from = results.const_data_ptr<float>();
@@ -81,14 +83,14 @@ class RowExperts : public nn::MoE {
     }
   }
 
-  RowWeight router_;
+  kernels::RowWeight router_;
   std::vector<Expert> experts_;
   bool gelu_, normalise_;
 };
 
 }  // namespace
 
-std::shared_ptr<nn::MoE> make_row_experts(const nn::MoE& from, const ModelConfig& config, RowDtype dtype) {
+std::shared_ptr<nn::MoE> make_row_experts(const nn::MoE& from, const ModelConfig& config, kernels::RowDtype dtype) {
   return std::make_shared<RowExperts>(from, config, dtype);
 }
 

@@ -9,6 +9,6 @@
 
 namespace tessera {
 
-std::shared_ptr<nn::MoE> make_row_experts(const nn::MoE& from, const ModelConfig& config, RowDtype dtype);
+std::shared_ptr<nn::MoE> make_row_experts(const nn::MoE& from, const ModelConfig& config, kernels::RowDtype dtype);
 
 }  // namespace tessera

@@ -17,51 +17,52 @@ const nn::ParameterOptions kNothing{.device = at::Device(at::kMeta)};
 at::Tensor wide(const at::Tensor& tensor) { return tensor.defined() ? tensor.detach().to(at::kFloat) : tensor; }
 
 struct RowLinear : nn::Linear {
-  RowLinear(const nn::Linear& from, RowDtype dtype)
+  RowLinear(const nn::Linear& from, kernels::RowDtype dtype)
       : Linear(from.weight.size(1), from.weight.size(0), false, kNothing),
-        values(RowWeight::of(from.weight, dtype)),
+        values(kernels::RowWeight::of(from.weight, dtype)),
         addend(wide(from.bias)) {}
-  at::Tensor forward(const at::Tensor& x) override { return row_product(x, values, addend); }
-  RowWeight values;
+  at::Tensor forward(const at::Tensor& x) override { return kernels::row_product(x, values, addend); }
+  kernels::RowWeight values;
   at::Tensor addend;
 };
 
 struct RowHead : nn::Head {
-  RowHead(const nn::Head& from, const ModelConfig& config, RowDtype dtype)
+  RowHead(const nn::Head& from, const ModelConfig& config, kernels::RowDtype dtype)
       : Head(from.weight.size(1), from.weight.size(0), kNothing),
-        values(RowWeight::of(from.weight, dtype == RowDtype::kInt4 ? RowDtype::kInt8 : dtype)),
+        values(
+            kernels::RowWeight::of(from.weight, dtype == kernels::RowDtype::kInt4 ? kernels::RowDtype::kInt8 : dtype)),
         softcap(static_cast<float>(config.final_logit_softcapping)) {}
   at::Tensor forward(const at::Tensor& x) override {
-    auto logits = row_product(x, values);
+    auto logits = kernels::row_product(x, values);
     if (softcap > 0) {
       float* each = logits.data_ptr<float>();
       for (int64_t i = 0; i < logits.numel(); ++i) each[i] = softcap * std::tanh(each[i] / softcap);
     }
     return logits;
   }
-  RowWeight values;
+  kernels::RowWeight values;
   float softcap;
 };
 
 struct RowMlp : nn::MLP {
-  RowMlp(const nn::MLP& from, const ModelConfig& config, RowDtype dtype)
+  RowMlp(const nn::MLP& from, const ModelConfig& config, kernels::RowDtype dtype)
       : MLP(from.gate_proj->weight.size(1), from.gate_proj->weight.size(0), {}, kNothing),
         gate(*from.gate_proj, dtype),
         up(*from.up_proj, dtype),
         down(*from.down_proj, dtype),
         gelu(config.activation != nn::Activation::kSilu) {}
   at::Tensor forward(const at::Tensor& x) override {
-    const std::array<const RowWeight*, 2> weights = {&gate.values, &up.values};
+    const std::array<const kernels::RowWeight*, 2> weights = {&gate.values, &up.values};
     const std::array<at::Tensor, 2> addends = {gate.addend, up.addend};
-    const auto both = row_products(x, weights, addends);
-    return down(row_gate(both[0], both[1], gelu));
+    const auto both = kernels::row_products(x, weights, addends);
+    return down(kernels::row_gate(both[0], both[1], gelu));
   }
   RowLinear gate, up, down;
   bool gelu;
 };
 
 struct RowAttention : nn::Attention {
-  RowAttention(const nn::Attention& from, RowDtype dtype)
+  RowAttention(const nn::Attention& from, kernels::RowDtype dtype)
       : Attention(from.options(), kNothing),
         q(*from.q_proj, dtype),
         k(*from.k_proj, dtype),
@@ -71,9 +72,9 @@ struct RowAttention : nn::Attention {
     if (from.k_norm) replace_child("k_norm", from.k_norm);
   }
   at::Tensor forward(const at::Tensor& x, const nn::AttentionContext& context) override {
-    const std::array<const RowWeight*, 3> weights = {&q.values, &k.values, &v.values};
+    const std::array<const kernels::RowWeight*, 3> weights = {&q.values, &k.values, &v.values};
     const std::array<at::Tensor, 3> addends = {q.addend, k.addend, v.addend};
-    const auto all = row_products(x, weights, addends);
+    const auto all = kernels::row_products(x, weights, addends);
     return o(attend_heads(all[0], all[1], all[2], context));
   }
   RowLinear q, k, v, o;
@@ -112,7 +113,7 @@ M* exactly(nn::Module* module) {
 }
 
 std::shared_ptr<nn::Module> twin_of(nn::Module* child, const std::string& name, const ModelConfig& config,
-                                    RowDtype dtype) {
+                                    kernels::RowDtype dtype) {
   const auto plain = [](const auto&... linears) { return ((exactly<nn::Linear>(linears.get()) != nullptr) && ...); };
   if (auto* attention = exactly<nn::Attention>(child)) {
     if (!plain(attention->q_proj, attention->k_proj, attention->v_proj, attention->o_proj)) return nullptr;
@@ -132,7 +133,8 @@ std::shared_ptr<nn::Module> twin_of(nn::Module* child, const std::string& name, 
   return nullptr;
 }
 
-void exchange_children(nn::Module& parent, const std::string& path, const ModelConfig& config, RowDtype dtype) {
+void exchange_children(nn::Module& parent, const std::string& path, const ModelConfig& config,
+                       kernels::RowDtype dtype) {
   const auto children = parent.named_children();
   for (const auto& [name, child] : children) {
     if (!child) continue;
@@ -152,18 +154,18 @@ void exchange_children(nn::Module& parent, const std::string& path, const ModelC
 
 }  // namespace
 
-RowDtype stored_row_dtype(CausalLM& model) {
+kernels::RowDtype stored_row_dtype(CausalLM& model) {
   switch (model.parameters().front().scalar_type()) {
     case at::kBFloat16:
-      return RowDtype::kBFloat16;
+      return kernels::RowDtype::kBFloat16;
     case at::kHalf:
-      return RowDtype::kFloat16;
+      return kernels::RowDtype::kFloat16;
     default:
-      return RowDtype::kFloat32;
+      return kernels::RowDtype::kFloat32;
   }
 }
 
-void make_row_model(CausalLM& model, RowDtype dtype) {
+void make_row_model(CausalLM& model, kernels::RowDtype dtype) {
   const auto parameters = model.named_parameters();
   for (const auto& parameter : parameters) {
     const auto& value = parameter.slot->parameter;

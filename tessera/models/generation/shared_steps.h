@@ -21,7 +21,7 @@ namespace tessera {
 struct StepRows {
   std::vector<int64_t> tokens{}, positions{};  // of each row
   std::vector<int64_t> rotary_lengths{};  // of each row, as in ModelInputs; empty unless the model's rope is dynamic
-  std::vector<PagedTokens> sequences{};
+  std::vector<kernels::PagedTokens> sequences{};
   std::vector<int64_t> wanted{};  // rows whose logits count
 };
 

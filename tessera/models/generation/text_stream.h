@@ -43,7 +43,7 @@ class TextStream {
   TextStream(text::Tokenizer tokenizer, std::vector<std::string> stops, std::vector<int64_t> stop_tokens)
       : decoder_(std::move(tokenizer)), stops_(std::move(stops)), stop_tokens_(std::move(stop_tokens)) {}
   std::string push(int64_t token) {
-    const bool ends = std::find(stop_tokens_.begin(), stop_tokens_.end(), token) != stop_tokens_.end();
+    const bool ends = std::ranges::find(stop_tokens_, token) != stop_tokens_.end();
     return ends ? std::string() : stops_.push(decoder_.push(static_cast<text::TokenId>(token)));
   }
   std::string finish() {

@@ -5,7 +5,7 @@
 #include "tessera/formats/gguf/gguf.h"
 #include "tessera/models/gguf/gguf_tokenizer.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 // llama.cpp's list (llama-vocab.cpp) without the texts that vocabularies have as tags of HTML or that always are the
 // file's eos_token_id: </s>, <eos>.
@@ -20,14 +20,14 @@ bool is_known_end(std::string_view token) {
       "<EOT>",           "_<EOT>",
       "[EOT]",           "[EOS]",
       "<turn|>",         "<\uff5cend\u2581of\u2581sentence\uff5c>"};
-  return std::find(kEnds.begin(), kEnds.end(), token) != kEnds.end();
+  return std::ranges::find(kEnds, token) != kEnds.end();
 }
 
 std::vector<uint64_t> gguf_end_tokens(const GgufFile& file, int64_t vocab) {
   std::vector<uint64_t> ends;
   const auto add = [&](uint64_t id) {
     const bool is_row = id < static_cast<uint64_t>(vocab);
-    if (is_row && std::find(ends.begin(), ends.end(), id) == ends.end()) ends.push_back(id);
+    if (is_row && std::ranges::find(ends, id) == ends.end()) ends.push_back(id);
   };
   for (const char* key : {"eos", "eot", "eom"}) {
     if (const auto id = file.find_uint(std::string("tokenizer.ggml.") + key + "_token_id")) add(*id);
@@ -39,4 +39,4 @@ std::vector<uint64_t> gguf_end_tokens(const GgufFile& file, int64_t vocab) {
   return ends;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

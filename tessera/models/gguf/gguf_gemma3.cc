@@ -8,7 +8,7 @@
 #include "tessera/models/config/config.h"
 #include "tessera/models/gguf/gguf_rope.h"
 
-namespace tessera::detail {
+namespace tessera {
 namespace {
 
 constexpr int64_t kUsualPeriod = 6;  // every sixth layer sees everything; llama.cpp's own where the file does not say
@@ -55,9 +55,7 @@ void set_gemma3_keys(const ModelConfig& config, const std::string& where, GgufWr
   if (config.sliding_window > 0) {
     writer.set("gemma3.attention.sliding_window", static_cast<uint32_t>(config.sliding_window));
   }
-  if (period != kUsualPeriod) {
-    writer.set("gemma3.attention.sliding_window_pattern", static_cast<uint32_t>(period));
-  }
+  if (period != kUsualPeriod) writer.set("gemma3.attention.sliding_window_pattern", static_cast<uint32_t>(period));
   writer.set("gemma3.rope.freq_base_swa", static_cast<float>(config.local_rope->theta));
   if (config.final_logit_softcapping > 0) {
     writer.set("gemma3.final_logit_softcapping", static_cast<float>(config.final_logit_softcapping));
@@ -88,4 +86,4 @@ void read_gemma3_keys(const GgufFile& file, nlohmann::ordered_json& config) {
   }
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

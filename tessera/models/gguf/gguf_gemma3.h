@@ -10,11 +10,11 @@ class GgufWriter;
 struct ModelConfig;
 }  // namespace tessera
 
-namespace tessera::detail {
+namespace tessera {
 
 // Error kConfig for what llama.cpp's Gemma3 does not have. `where` is for messages.
 void set_gemma3_keys(const ModelConfig& config, const std::string& where, GgufWriter& writer);
 // Into the config.json that is made; the keys of all families are in it.
 void read_gemma3_keys(const GgufFile& file, nlohmann::ordered_json& config);
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -6,18 +6,18 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
+#include "tessera/base/files/staged.h"
 #include "tessera/base/log.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/base/files/staged.h"
-#include "tessera/formats/tensor_files/finite.h"
 #include "tessera/formats/gguf/gguf.h"
 #include "tessera/formats/safetensors/safetensors_writer.h"
+#include "tessera/formats/tensor_files/finite.h"
 #include "tessera/models/config/config.h"
+#include "tessera/models/config/family.h"
+#include "tessera/models/gguf/gguf_convert.h"
 #include "tessera/models/gguf/gguf_rope.h"
 #include "tessera/models/gguf/gguf_tensors.h"
 #include "tessera/models/gguf/gguf_tokenizer.h"
-#include "tessera/models/config/family.h"
-#include "tessera/models/gguf/gguf_convert.h"
 
 namespace tessera {
 namespace {
@@ -48,7 +48,7 @@ class GgufKeys {
   }
   int64_t whole_or(const char* name, int64_t absent) const { return file_.find_uint(key(name)) ? whole(name) : absent; }
   double number_or(const char* name, double absent) const {
-    return detail::shortest_decimal(file_.find_float(key(name)).value_or(absent));
+    return shortest_decimal(file_.find_float(key(name)).value_or(absent));
   }
 
  private:
@@ -141,7 +141,7 @@ json config_of(const GgufKeys& keys, const ModelFamily& family, c10::ScalarType 
                  {"num_hidden_layers", keys.size("block_count", 4096)},
                  {"num_key_value_heads", heads.kv_heads},
                  {"rms_norm_eps", keys.number_or("attention.layer_norm_rms_epsilon", 1e-6)},
-                 {"rope_scaling", detail::rope_scaling(file, keys.architecture(), theta, heads.size)},
+                 {"rope_scaling", rope_scaling(file, keys.architecture(), theta, heads.size)},
                  {"rope_theta", theta},
                  {"tie_word_embeddings", !file.contains("output.weight")},
                  {"torch_dtype", config_dtype_name(dtype)},
@@ -162,7 +162,7 @@ json generation_config(const GgufFile& file, const json& config) {
   for (const char* name : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
     if (config.contains(name)) result[name] = config[name];
   }
-  const auto ends = detail::gguf_end_tokens(file, config["vocab_size"].get<int64_t>());
+  const auto ends = gguf_end_tokens(file, config["vocab_size"].get<int64_t>());
   if (ends.size() == 1) result["eos_token_id"] = ends.front();
   if (ends.size() > 1) result["eos_token_id"] = ends;
   return result;
@@ -172,7 +172,7 @@ json generation_config(const GgufFile& file, const json& config) {
 void warn_of_unnamed_ends(const GgufFile& file, const json& config) {
   const auto* tokens = file.find_strings("tokenizer.ggml.tokens");
   std::vector<std::string> unnamed;
-  for (const uint64_t id : detail::gguf_end_tokens(file, config["vocab_size"].get<int64_t>())) {
+  for (const uint64_t id : gguf_end_tokens(file, config["vocab_size"].get<int64_t>())) {
     const auto is_key = [&](const char* key) { return file.find_uint(key) == id; };
     const bool named = is_key("tokenizer.ggml.eos_token_id") || is_key("tokenizer.ggml.eot_token_id") ||
                        is_key("tokenizer.ggml.eom_token_id");
@@ -203,7 +203,7 @@ c10::ScalarType own_dtype(const GgufFile& file) {
 }
 
 // The file must hold what the architecture has, in these shapes, and nothing that would get lost.
-void check_file_tensors(const GgufFile& file, const std::vector<detail::GgufTensor>& wanted) {
+void check_file_tensors(const GgufFile& file, const std::vector<GgufTensor>& wanted) {
   std::set<std::string_view> known = {"rope_freqs.weight"};
   for (const auto& tensor : wanted) {
     const auto& info = file.tensor_info(tensor.gguf_name);
@@ -218,8 +218,8 @@ void check_file_tensors(const GgufFile& file, const std::vector<detail::GgufTens
 }
 
 // Of stacked experts, those of each expert; else none.
-std::vector<std::string> names_in_folder(const detail::GgufTensor& tensor) {
-  return tensor.stacks == nullptr ? std::vector<std::string>() : detail::names_of_experts(tensor, tensor.hf_name);
+std::vector<std::string> names_in_folder(const GgufTensor& tensor) {
+  return tensor.stacks == nullptr ? std::vector<std::string>() : names_of_experts(tensor, tensor.hf_name);
 }
 
 // A file with what it says of its model, whose tensors are those that the architecture has.
@@ -230,9 +230,9 @@ class GgufModel {
     const GgufKeys keys(*file);
     const auto& family = imported_family(keys);
     config_ = config_of(keys, family, dtype);
-    config_text_ = detail::json_text(config_, path.string(), 2);
+    config_text_ = json_text(config_, path.string(), 2);
     parsed_ = ModelConfig::parse(config_text_, path.string());
-    tensors = detail::gguf_tensors(family.gguf, parsed_);
+    tensors = gguf_tensors(family.gguf, parsed_);
     check_file_tensors(*file, tensors);
   }
 
@@ -240,14 +240,14 @@ class GgufModel {
   void write_companions(const std::filesystem::path& folder) const {
     publish_file(folder / "config.json", config_text_);
     publish_file(folder / "generation_config.json",
-                 detail::json_text(generation_config(*file, config_), file->path().string(), 2));
-    detail::write_tokenizer_files(*file, folder, parsed_.vocab_size, parsed_.max_position_embeddings);
+                 json_text(generation_config(*file, config_), file->path().string(), 2));
+    write_tokenizer_files(*file, folder, parsed_.vocab_size, parsed_.max_position_embeddings);
     warn_of_unnamed_ends(*file, config_);
   }
 
   std::shared_ptr<const GgufFile> file;
   c10::ScalarType dtype;
-  std::vector<detail::GgufTensor> tensors;
+  std::vector<GgufTensor> tensors;
 
  private:
   json config_;
@@ -274,7 +274,7 @@ void gguf_to_folder(const std::filesystem::path& gguf, const std::filesystem::pa
 
   StagedFolder folder(dir);
   model.write_companions(folder.path());
-  std::vector<TensorSpec> specs;
+  std::vector<SafetensorsSpec> specs;
   for (const auto& tensor : tensors) {
     if (tensor.stacks == nullptr) specs.push_back({tensor.hf_name, dtype, tensor.shape});
     for (const auto& name : names_in_folder(tensor)) specs.push_back({name, dtype, {tensor.shape[1], tensor.shape[2]}});
@@ -282,7 +282,7 @@ void gguf_to_folder(const std::filesystem::path& gguf, const std::filesystem::pa
   SafetensorsFolderWriter writer(folder.path(), std::move(specs), {.max_shard_bytes = options.max_shard_bytes});
   for (const auto& tensor : tensors) {
     const auto stored = file->tensor(tensor.gguf_name);
-    const auto value = detail::from_gguf(tensor, stored).to(dtype);
+    const auto value = from_gguf(tensor, stored).to(dtype);
     if (find_non_finite(value)) check_converted(stored, stored.to(dtype), tensor.gguf_name, "[gguf] " + gguf.string());
     if (tensor.stacks == nullptr) writer.write(tensor.hf_name, value);
     int64_t expert = 0;

@@ -5,7 +5,7 @@
 #include "tessera/base/text/json.h"
 #include "tessera/models/gguf/gguf_tokenizer.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 const std::vector<PreTokenizerKind>& pre_tokenizer_kinds() {
   static const std::vector<PreTokenizerKind> kinds = {
@@ -42,4 +42,4 @@ Json read_json_object(const std::filesystem::path& path) {
   return parse_json_object(read_file(path, kLimits.max_bytes), "[gguf] " + path.string(), kLimits);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

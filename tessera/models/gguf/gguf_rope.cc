@@ -14,7 +14,7 @@
 #include "tessera/formats/gguf/gguf_writer.h"
 #include "tessera/models/config/config.h"
 
-namespace tessera::detail {
+namespace tessera {
 namespace {
 
 // What llama.cpp multiplies cos and sin of yarn with by itself.
@@ -121,15 +121,15 @@ std::vector<float> llama3_divisors(const RopeConfig& rope, int64_t head_dim) {
 bool recover_llama3_scaling(const std::vector<float>& divisors, double theta, Llama3Scaling& scaling) {
   if (divisors.empty()) return false;
   scaling = {};
-  scaling.factor = *std::max_element(divisors.begin(), divisors.end());
+  scaling.factor = *std::ranges::max_element(divisors);
   const auto head_dim = static_cast<int64_t>(divisors.size()) * 2;
   // 8192 first: every released model has it, and short heads may not tell contexts apart.
   for (const double context :
        {8192., 4096., 2048., 1024., 512., 256., 128., 64., 32., 16384., 32768., 65536., 131072.}) {
     scaling.original_context = context;
     const auto tried = llama3_divisors(scaling, theta, head_dim);
-    const bool fits = std::equal(tried.begin(), tried.end(), divisors.begin(),
-                                 [](float a, float b) { return std::fabs(a - b) <= 1e-4F * std::fabs(a); });
+    const bool fits = std::ranges::equal(tried, divisors.begin(),
+                                         [](float a, float b) { return std::fabs(a - b) <= 1e-4F * std::fabs(a); });
     if (fits) return true;
   }
   return false;
@@ -144,4 +144,4 @@ double shortest_decimal(double value) {
   return value;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -12,7 +12,7 @@ class GgufWriter;
 struct RopeConfig;
 }  // namespace tessera
 
-namespace tessera::detail {
+namespace tessera {
 
 // The keys under ARCHITECTURE.rope. Error kConfig for scalings that GGUF does not have; `where` is for messages.
 void set_rope_keys(const RopeConfig& rope, const std::string& architecture, const std::string& where,
@@ -38,4 +38,4 @@ bool recover_llama3_scaling(const std::vector<float>& divisors, double theta, Ll
 // GGUF keeps float32; 1e-5 shall be read as that, not with the digits of its nearest float32.
 double shortest_decimal(double value);
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -3,10 +3,10 @@
 #include <ATen/ATen.h>
 
 #include "tessera/models/config/config.h"
-#include "tessera/models/tensors/stacked_tensors.h"
 #include "tessera/models/config/family.h"
+#include "tessera/models/tensors/stacked_tensors.h"
 
-namespace tessera::detail {
+namespace tessera {
 namespace {
 
 // Adds the tensors of one decoder layer.
@@ -120,4 +120,4 @@ at::Tensor split_rotary_rows(const at::Tensor& tensor, int64_t heads) {
   return swap_rotary(tensor, heads, tensor.size(0) / heads / 2, 2);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -15,7 +15,7 @@ struct ModelConfig;
 struct WeightMap;
 }  // namespace tessera
 
-namespace tessera::detail {
+namespace tessera {
 
 struct GgufTensor {
   std::string gguf_name;
@@ -43,4 +43,4 @@ at::Tensor from_gguf(const GgufTensor& tensor, const at::Tensor& value);
 at::Tensor interleave_rotary_rows(const at::Tensor& tensor, int64_t heads);
 at::Tensor split_rotary_rows(const at::Tensor& tensor, int64_t heads);
 
-}  // namespace tessera::detail
+}  // namespace tessera

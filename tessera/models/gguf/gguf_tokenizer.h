@@ -15,7 +15,7 @@ class GgufWriter;
 struct ModelConfig;
 }  // namespace tessera
 
-namespace tessera::detail {
+namespace tessera {
 
 // Token types as GGUF numbers them.
 enum GgufTokenType : int32_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
@@ -56,4 +56,4 @@ std::string json_text(const nlohmann::ordered_json& json, const std::string& whe
 // An object from a JSON file, Error kFormat otherwise.
 nlohmann::ordered_json read_json_object(const std::filesystem::path& path);
 
-}  // namespace tessera::detail
+}  // namespace tessera

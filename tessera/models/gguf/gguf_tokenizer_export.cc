@@ -12,11 +12,11 @@
 #include "tessera/base/text/quote.h"
 #include "tessera/formats/gguf/gguf_writer.h"
 #include "tessera/models/config/config.h"
-#include "tessera/models/gguf/gguf_tokenizer.h"
 #include "tessera/models/config/end_tokens.h"
+#include "tessera/models/gguf/gguf_tokenizer.h"
 #include "tessera/text/tokenizer.h"
 
-namespace tessera::detail {
+namespace tessera {
 namespace {
 
 using json = nlohmann::ordered_json;
@@ -185,9 +185,8 @@ const PreTokenizerKind& match_kind(const json& tokenizer, const std::string& whe
     }
   }
   const auto& kinds = pre_tokenizer_kinds();
-  const auto found = std::find_if(kinds.begin(), kinds.end(), [&](const PreTokenizerKind& kind) {
-    const bool same_splits =
-        std::equal(kind.split_regexes.begin(), kind.split_regexes.end(), regexes.begin(), regexes.end());
+  const auto found = std::ranges::find_if(kinds, [&](const PreTokenizerKind& kind) {
+    const bool same_splits = std::ranges::equal(kind.split_regexes, regexes.begin(), regexes.end());
     return kind.digits == seen.digits && same_splits && kind.byte_level_regex == seen.byte_level_regex;
   });
   TESSERA_CHECK(found != kinds.end() && !strange, ErrorKind::kConfig,
@@ -290,9 +289,9 @@ std::vector<float> scores_of(const HfVocabulary& vocabulary) {
 bool has_prepend(const json& tokenizer) {
   const auto normalizers = steps_of(tokenizer, "normalizer", "normalizers");
   const auto pre_tokenizers = steps_of(tokenizer, "pre_tokenizer", "pretokenizers");
-  const bool normalizer = std::any_of(normalizers.begin(), normalizers.end(),
-                                      [](const json& step) { return text_or(step, "type", "") == "Prepend"; });
-  return normalizer || std::any_of(pre_tokenizers.begin(), pre_tokenizers.end(), [](const json& step) {
+  const bool normalizer =
+      std::ranges::any_of(normalizers, [](const json& step) { return text_or(step, "type", "") == "Prepend"; });
+  return normalizer || std::ranges::any_of(pre_tokenizers, [](const json& step) {
            return text_or(step, "type", "") == "Metaspace" && text_or(step, "prepend_scheme", "always") != "never";
          });
 }
@@ -347,4 +346,4 @@ void set_tokenizer_keys(const std::filesystem::path& dir, const ModelConfig& mod
   if (!chat.empty()) writer.set("tokenizer.chat_template", chat);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -12,7 +12,7 @@
 #include "tessera/formats/gguf/gguf.h"
 #include "tessera/models/gguf/gguf_tokenizer.h"
 
-namespace tessera::detail {
+namespace tessera {
 namespace {
 
 using json = nlohmann::ordered_json;
@@ -44,7 +44,7 @@ const PreTokenizerKind& find_kind(const GgufFile& file) {
   const auto name = named.value_or(std::string(kDefaultPreTokenizer));
   std::vector<std::string_view> available;
   for (const auto& kind : pre_tokenizer_kinds()) {
-    if (std::find(kind.gguf_names.begin(), kind.gguf_names.end(), name) != kind.gguf_names.end()) return kind;
+    if (std::ranges::find(kind.gguf_names, name) != kind.gguf_names.end()) return kind;
     available.insert(available.end(), kind.gguf_names.begin(), kind.gguf_names.end());
   }
   raise(ErrorKind::kConfig, "[gguf] {}: the pre-tokenizer {} is not available in this version ({} are)",
@@ -120,7 +120,7 @@ void derive_merges(GgufVocabulary& vocabulary) {
       ++characters;
     }
   }
-  std::stable_sort(found.begin(), found.end(), [&](const Merge& a, const Merge& b) {
+  std::ranges::stable_sort(found, [&](const Merge& a, const Merge& b) {
     if (vocabulary.scores[a.piece] != vocabulary.scores[b.piece]) {
       return vocabulary.scores[a.piece] > vocabulary.scores[b.piece];
     }
@@ -310,4 +310,4 @@ void write_tokenizer_files(const GgufFile& file, const std::filesystem::path& di
   publish_file(dir / "special_tokens_map.json", json_text(special, where, 2));
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

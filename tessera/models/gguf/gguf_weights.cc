@@ -9,16 +9,16 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/formats/tensor_files/finite.h"
 #include "tessera/formats/gguf/gguf.h"
+#include "tessera/formats/tensor_files/finite.h"
 #include "tessera/formats/tensor_files/tensor_files.h"
-#include "tessera/models/gguf/gguf_tensors.h"
-#include "tessera/models/tensors/local_part.h"
 #include "tessera/models/config/family.h"
 #include "tessera/models/gguf/gguf_convert.h"
+#include "tessera/models/gguf/gguf_tensors.h"
+#include "tessera/models/tensors/local_part.h"
 #include "tessera/nn/linear/quantized_linear.h"
 
-namespace tessera::detail {
+namespace tessera {
 namespace {
 
 // A file, and what it calls the parameters of a model.
@@ -61,13 +61,13 @@ class GgufWeights {
                     "[models.load] " + file_->path().string());
   }
   // Rows are moved as they are: a row is whole blocks.
-  QuantizedWeight blocks(const GgufTensor& tensor) const {
+  kernels::QuantizedWeight blocks(const GgufTensor& tensor) const {
     const auto rows = from_gguf(tensor, file_->packed_rows(tensor.gguf_name)).clone();
     const auto type = file_->tensor_info(tensor.gguf_name).type;
     if (!has_finite_values(type, std::as_bytes(std::span(rows.const_data_ptr<uint8_t>(), rows.nbytes())))) {
       check_loaded(tensor, file_->tensor(tensor.gguf_name));
     }
-    return QuantizedWeight::gguf(type, rows, tensor.shape.at(1));
+    return kernels::QuantizedWeight::gguf(type, rows, tensor.shape.at(1));
   }
 
  private:
@@ -149,4 +149,4 @@ void load_gguf(CausalLM& model, const std::filesystem::path& path, c10::Device d
            static_cast<double>(packed_bytes) / (1 << 20));
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -6,7 +6,7 @@
 
 #include "tessera/models/decoder/causal_lm.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 // A file that ends in .gguf; of a folder that gguf_to_linked_folder() made, its link. Else empty.
 std::filesystem::path gguf_of(const std::filesystem::path& path);
@@ -16,4 +16,4 @@ std::filesystem::path gguf_of(const std::filesystem::path& path);
 void load_gguf(CausalLM& model, const std::filesystem::path& file, c10::Device device);
 void check_gguf(CausalLM& model, const std::filesystem::path& file);
 
-}  // namespace tessera::detail
+}  // namespace tessera

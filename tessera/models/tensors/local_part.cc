@@ -7,7 +7,7 @@
 #include "tessera/models/config/family.h"
 #include "tessera/nn/linear/lora.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 std::vector<SharedParameter> shared_parameters(nn::Module& module, Parameters which) {
   std::vector<SharedParameter> out;
@@ -73,4 +73,4 @@ at::Tensor writable_part(SharedParameter& parameter, c10::Device device) {
   return fresh;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -13,7 +13,7 @@ namespace tessera {
 struct WeightMap;
 }
 
-namespace tessera::detail {
+namespace tessera {
 
 // One parameter under all its names: several where weights are tied.
 struct SharedParameter {
@@ -36,4 +36,4 @@ LocalBox local_part_box(const at::Tensor& parameter);
 // or on `device`, and put into all its slots.
 at::Tensor writable_part(SharedParameter& parameter, c10::Device device);
 
-}  // namespace tessera::detail
+}  // namespace tessera

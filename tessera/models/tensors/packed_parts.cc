@@ -4,7 +4,7 @@
 
 #include "tessera/nn/linear/quantized_linear.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 std::vector<SharedParameter> parameters_and_packed(nn::Module& module) {
   auto all = shared_parameters(module);
@@ -16,4 +16,4 @@ std::vector<SharedParameter> parameters_and_packed(nn::Module& module) {
   return all;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-namespace tessera::detail {
+namespace tessera {
 
 std::vector<StackedTensor> stacked_tensors(const WeightMap& map, const std::string& parameter, c10::IntArrayRef sizes) {
   std::vector<StackedTensor> out;
@@ -21,4 +21,4 @@ std::vector<StackedTensor> stacked_tensors(const WeightMap& map, const std::stri
   return out;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -9,7 +9,7 @@
 
 #include "tessera/models/config/family.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 // Rows first_row .. first_row + rows of one expert: [rows, columns].
 struct StackedTensor {
@@ -20,4 +20,4 @@ struct StackedTensor {
 // None for a parameter that is no stack.
 std::vector<StackedTensor> stacked_tensors(const WeightMap& map, const std::string& parameter, c10::IntArrayRef sizes);
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -4,7 +4,7 @@
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/collectives/gather_names.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 StageValues::StageValues(comm::Group& pipeline, const std::vector<SharedParameter>& own)
     : pipeline_(pipeline), device_(own.empty() ? c10::Device(at::kCPU) : own.front().tensor.device()) {
@@ -33,4 +33,4 @@ at::Tensor StageValues::bring(const SharedParameter& parameter, const at::Tensor
   return theirs;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

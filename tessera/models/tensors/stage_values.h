@@ -14,7 +14,7 @@
 #include "tessera/comm/group/group.h"
 #include "tessera/models/tensors/local_part.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 class StageValues {
  public:
@@ -36,4 +36,4 @@ class StageValues {
   std::map<std::string, int> owners_;  // of each name
 };
 
-}  // namespace tessera::detail
+}  // namespace tessera

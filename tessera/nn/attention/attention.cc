@@ -29,8 +29,8 @@ at::Tensor Attention::attend_heads(const at::Tensor& of_q, const at::Tensor& of_
   auto q = heads(of_q), k = heads(of_k), v = heads(of_v);
   if (q_norm) q = (*q_norm)(q);
   if (k_norm) k = (*k_norm)(k);
-  q = rotary(q, cos, sin);
-  k = rotary(k, cos, sin);
+  q = kernels::rotary(q, cos, sin);
+  k = kernels::rotary(k, cos, sin);
   if (context.paged) {
     const auto y = context.paged->attend(attention_.layer, q, k, v, context.pattern.sliding_window, attention_.scores);
     return y.reshape({y.size(0), y.size(1), -1});

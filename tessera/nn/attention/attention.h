@@ -12,8 +12,8 @@
 
 #include "tessera/nn/attention/attention_pattern.h"
 #include "tessera/nn/attention/kv_cache.h"
-#include "tessera/nn/layers.h"
 #include "tessera/nn/attention/paged_cache.h"
+#include "tessera/nn/layers.h"
 
 namespace tessera::nn {
 

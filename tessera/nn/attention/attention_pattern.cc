@@ -143,8 +143,9 @@ at::Tensor capped_attention(const at::Tensor& q, const at::Tensor& k, const at::
     const int64_t count = std::min(kMostPiece, q.size(2) - begin), seen = causal ? begin + count : k.size(2);
     auto score = q.narrow(2, begin, count).matmul(keys.narrow(3, 0, seen)).mul(scale / scores.softcap);
     score = score.tanh().mul(scores.softcap);
-    if (causal)
+    if (causal) {
       score = score + mask_beside(visible_mask({.first_query = begin, .queries = count, .keys = seen}, q.options()), q);
+    }
     if (mask) score = score + mask_beside(mask->narrow(0, begin, count), q);
     results.push_back(at::softmax(score, -1, wide).to(q.scalar_type()).matmul(values.narrow(2, 0, seen)));
   }
@@ -276,7 +277,7 @@ AttentionPattern attention_pattern(const AttentionPatternOptions& wanted, const 
   }
   const auto rows = runs_of_rows(wanted);
   const auto plain = [&](const auto& row) { return is_plain_causal(row, wanted.sliding_window); };
-  if (wanted.cached > 0 || std::all_of(rows.begin(), rows.end(), plain)) return pattern;
+  if (wanted.cached > 0 || std::ranges::all_of(rows, plain)) return pattern;
   if (options.device().is_cpu()) pattern.first_key = first_keys(rows, wanted);
   if (kernels::has_flash_attention(options.device(), c10::typeMetaToScalarType(options.dtype()))) {
     // Places without a document would cost float32 memory, too.

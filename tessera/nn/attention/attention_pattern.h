@@ -7,8 +7,8 @@
 // row, with or without padding behind it, is plain causal attention. Otherwise the rows are laid end to end and cut
 // into pieces: a document, or where it is longer than the window a part of one with as many parts before it as the
 // window reaches. A value type, made once a forward and shared by all layers; thread-safe.
-// Where there are kernels for whole documents the pieces are not taken apart: on a CPU kernels/attention/causal_attention.h, on
-// an accelerator in 16 bits kernels/attention/flash_attention.h.
+// Where there are kernels for whole documents the pieces are not taken apart: on a CPU
+// kernels/attention/causal_attention.h, on an accelerator in 16 bits kernels/attention/flash_attention.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -9,8 +9,8 @@
 #include "tessera/base/text/quote.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/kernels/autograd/kept_results.h"
 #include "tessera/kernels/attention/partial_attention.h"
+#include "tessera/kernels/autograd/kept_results.h"
 #include "tessera/nn/attention/attention_mask.h"
 #include "tessera/nn/attention/attention_pattern.h"
 #include "tessera/nn/attention/context_exchange.h"
@@ -27,7 +27,7 @@ using PieceKind = ContextPiece::Kind;
 // What a rank says of its document ids, so that all hear of wrong ones.
 constexpr int64_t kNoIds = 0, kGoodIds = 1, kWrongIds = 2;
 
-void check_shares(const ContextParallelism& how, const ContextLayout& layout, const at::Tensor& shares) {
+void check_shares(const ContextParallelism& how, const kernels::ContextLayout& layout, const at::Tensor& shares) {
   for (int64_t rank = 0; rank < layout.ranks(); ++rank) {
     const int64_t *share = shares[rank].const_data_ptr<int64_t>(), *first = shares.const_data_ptr<int64_t>();
     TESSERA_CHECK(
@@ -83,8 +83,9 @@ std::vector<RowDocuments> documents_of(const at::Tensor& ids) {
 
 // ---- the pattern ----
 
-std::vector<ContextChunk> packed_chunks(const std::vector<ContextChunk>& chunks, const std::vector<TokenRange>& seen) {
-  std::vector<ContextChunk> out;
+std::vector<kernels::ContextChunk> packed_chunks(const std::vector<kernels::ContextChunk>& chunks,
+                                                 const std::vector<TokenRange>& seen) {
+  std::vector<kernels::ContextChunk> out;
   int64_t local = 0;
   for (size_t i = 0; i < chunks.size(); ++i) {
     if (seen[i].empty()) continue;
@@ -317,7 +318,7 @@ std::shared_ptr<const ContextSequence> context_sequence(const ContextParallelism
                    ids.size(1) == wanted.tokens;
   const auto shares = gathered_shares(how, wanted, !ids.defined() ? kNoIds : fit ? kGoodIds : kWrongIds);
   auto sequence = std::make_shared<ContextSequence>(ContextSequence{
-      how, ContextLayout(shares.select(1, 1).sum().item<int64_t>(), how.group->size()), {}, wanted.rows});
+      how, kernels::ContextLayout(shares.select(1, 1).sum().item<int64_t>(), how.group->size()), {}, wanted.rows});
   check_shares(how, sequence->layout, shares);
   if (ids.defined()) {
     const auto whole = sequence->layout.unshard(how.group, ids.cpu(), 1).contiguous();

@@ -41,7 +41,7 @@ struct ContextParallelism {
 // The sequence of one forward: how it lies, and the documents of its rows.
 struct ContextSequence {
   ContextParallelism how;
-  ContextLayout layout;
+  kernels::ContextLayout layout;
   std::vector<RowDocuments> documents;
   int64_t rows = 1;
 
@@ -54,9 +54,10 @@ struct ContextSequenceOptions {
   at::Tensor document_ids{};  // int64 [rows, tokens] of this rank's tokens, as attention_pattern's
 };
 
-// Learns how many tokens the ranks have, which must be as ContextLayout cuts them, and the documents of the whole rows.
-// COLLECTIVE over how.group: one gather of a few numbers, with document ids another of these. Error kShape on all
-// ranks: another number of rows on one, tokens that lie otherwise, ids on some ranks only, a document in two pieces.
+// Learns how many tokens the ranks have, which must be as kernels::ContextLayout cuts them, and the documents of the
+// whole rows. COLLECTIVE over how.group: one gather of a few numbers, with document ids another of these. Error kShape
+// on all ranks: another number of rows on one, tokens that lie otherwise, ids on some ranks only, a document in two
+// pieces.
 std::shared_ptr<const ContextSequence> context_sequence(const ContextParallelism& how,
                                                         const ContextSequenceOptions& wanted);
 

@@ -33,7 +33,7 @@ class GatheredKeys final : public KeyExchange {
 
  private:
   static constexpr const char* kWhat = "keys and values";
-  const ContextLayout& layout_;
+  const kernels::ContextLayout& layout_;
   comm::Group& group_;
   at::Tensor kv_, gradient_;
 };

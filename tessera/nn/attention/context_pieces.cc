@@ -29,8 +29,8 @@ SeenBlock seen_block(const TokenRange& document, const TokenRange& queries, cons
 struct PieceWriter {
   std::vector<ContextPiece>& pieces;
   const RowDocuments& row;
-  const ContextChunk& queries;
-  const ContextChunk& keys;
+  const kernels::ContextChunk& queries;
+  const kernels::ContextChunk& keys;
 
   void add(ContextPiece::Kind kind, const SeenBlock& block) {
     if (block.empty()) return;
@@ -110,7 +110,7 @@ void join_neighbours(Pieces& pieces) {
 // Causal products of [0, n) and of [n, m) with the product of all with all between them are the causal one of [0, m).
 void join_triangles(Pieces& pieces) {
   const auto causal_at = [&](int64_t query, int64_t key, auto&& fits) {
-    return std::find_if(pieces.begin(), pieces.end(), [&](const ContextPiece& each) {
+    return std::ranges::find_if(pieces, [&](const ContextPiece& each) {
       return each.kind == ContextPiece::Kind::kCausal && fits(each, query, key);
     });
   };
@@ -143,8 +143,9 @@ void join_triangles(Pieces& pieces) {
 int64_t masked_queries(int64_t sliding_window) { return std::clamp<int64_t>(sliding_window, 128, 1024); }
 
 std::vector<ContextPiece> context_pieces(const std::vector<RowDocuments>& rows,
-                                         const std::vector<ContextChunk>& queries,
-                                         const std::vector<ContextChunk>& keys, const ContextPieceOptions& options) {
+                                         const std::vector<kernels::ContextChunk>& queries,
+                                         const std::vector<kernels::ContextChunk>& keys,
+                                         const ContextPieceOptions& options) {
   Pieces pieces;
   for (const auto& row : rows) {
     for (const auto& document : row.documents) {
@@ -164,8 +165,8 @@ std::vector<ContextPiece> context_pieces(const std::vector<RowDocuments>& rows,
   return pieces;
 }
 
-TokenRange tokens_seen(const std::vector<RowDocuments>& rows, const std::vector<ContextChunk>& queries,
-                       const ContextChunk& keys, const ContextPieceOptions& options) {
+TokenRange tokens_seen(const std::vector<RowDocuments>& rows, const std::vector<kernels::ContextChunk>& queries,
+                       const kernels::ContextChunk& keys, const ContextPieceOptions& options) {
   TokenRange seen{std::numeric_limits<int64_t>::max(), 0};
   for (const auto& row : rows) {
     for (const auto& query : queries) {

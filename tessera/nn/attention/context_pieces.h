@@ -44,12 +44,13 @@ struct ContextPieceOptions {
 };
 
 std::vector<ContextPiece> context_pieces(const std::vector<RowDocuments>& rows,
-                                         const std::vector<ContextChunk>& queries,
-                                         const std::vector<ContextChunk>& keys, const ContextPieceOptions& options);
+                                         const std::vector<kernels::ContextChunk>& queries,
+                                         const std::vector<kernels::ContextChunk>& keys,
+                                         const ContextPieceOptions& options);
 
 // The part of a chunk that keys must come from: from the first token that any of the queries sees to the last one.
-TokenRange tokens_seen(const std::vector<RowDocuments>& rows, const std::vector<ContextChunk>& queries,
-                       const ContextChunk& keys, const ContextPieceOptions& options);
+TokenRange tokens_seen(const std::vector<RowDocuments>& rows, const std::vector<kernels::ContextChunk>& queries,
+                       const kernels::ContextChunk& keys, const ContextPieceOptions& options);
 
 // Queries of a masked piece at most.
 int64_t masked_queries(int64_t sliding_window);

@@ -9,7 +9,7 @@ const comm::PropagatedKind kContext{"context_parallel"};
 
 }  // namespace
 
-ContextScope::ContextScope(ContextParallelism how, const ContextLayout& layout)
+ContextScope::ContextScope(ContextParallelism how, const kernels::ContextLayout& layout)
     : how_(std::move(how)), layout_(layout), in_force_(kContext, this) {}
 
 ContextScope::~ContextScope() = default;
@@ -30,7 +30,7 @@ at::Tensor ContextScope::attend(const at::Tensor& q, const at::Tensor& k, const 
 
 at::Tensor ContextScope::scaled_dot_product_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                                       bool causal, const AttentionScores& scores) const {
-  TESSERA_CHECK(causal || layout_.order() == ContextLayout::Order::kContiguous, ErrorKind::kConfig,
+  TESSERA_CHECK(causal || layout_.order() == kernels::ContextLayout::Order::kContiguous, ErrorKind::kConfig,
                 "[context_parallel] Load balancing requires `is_causal=True`. Found attention that is not causal over "
                 "{} tokens on {} ranks, which lie balanced.",
                 layout_.tokens(), layout_.ranks());

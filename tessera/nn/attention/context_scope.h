@@ -1,7 +1,7 @@
 // Attention over ranks for all calls while a scope lives, on its thread and on those that run its backward: what
 // context_parallel (parallel/context_parallel/) makes of plain attention.
 //
-//   const ContextScope scope(how, ContextLayout::of_pytorch(T, ranks));
+//   const ContextScope scope(how, kernels::ContextLayout::of_pytorch(T, ranks));
 //   at::Tensor y = attend(q, k, v, pattern);        // q, k, v of this rank's tokens
 //
 // Scopes end on the thread that made them; the innermost is in force. One rank.
@@ -15,7 +15,7 @@ namespace tessera::nn {
 
 class ContextScope {
  public:
-  ContextScope(ContextParallelism how, const ContextLayout& layout);
+  ContextScope(ContextParallelism how, const kernels::ContextLayout& layout);
   ~ContextScope();
   ContextScope(const ContextScope&) = delete;
   ContextScope& operator=(const ContextScope&) = delete;
@@ -23,7 +23,7 @@ class ContextScope {
   // Null: none is in force here.
   static const ContextScope* current();
 
-  const ContextLayout& layout() const { return layout_; }
+  const kernels::ContextLayout& layout() const { return layout_; }
   at::Tensor positions() const { return layout_.positions(how_.group->rank()); }  // of this rank's tokens, int64
   // What attention_pattern gives inside; it holds after the scope, too, as where a layer is run again for its backward.
   std::shared_ptr<const ContextPattern> pattern(int64_t rows, const ContextPieceOptions& pieces,
@@ -39,7 +39,7 @@ class ContextScope {
 
  private:
   ContextParallelism how_;
-  ContextLayout layout_;
+  kernels::ContextLayout layout_;
   comm::Propagated in_force_;
 };
 

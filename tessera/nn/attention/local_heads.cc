@@ -9,9 +9,9 @@ namespace tessera::nn {
 bool have_local_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   if (!is_dtensor(q) || !is_dtensor(k) || !is_dtensor(v)) return false;
   const auto lies = placements(q);
-  return placements(k) == lies && placements(v) == lies &&
-         std::all_of(lies.begin(), lies.end(),
-                     [](const Placement& each) { return each == Replicate() || each == Shard(0) || each == Shard(1); });
+  return placements(k) == lies && placements(v) == lies && std::ranges::all_of(lies, [](const Placement& each) {
+           return each == Replicate() || each == Shard(0) || each == Shard(1);
+         });
 }
 
 at::Tensor on_local_heads(

@@ -28,19 +28,19 @@ void put_rows(const at::Tensor& into, const at::Tensor& given, const at::Tensor&
 
 }  // namespace
 
-PagedStep::PagedStep(PageStore& store, std::vector<PagedTokens> sequences, std::vector<int64_t> logit_rows)
+PagedStep::PagedStep(PageStore& store, std::vector<kernels::PagedTokens> sequences, std::vector<int64_t> logit_rows)
     : store_(&store), sequences_(std::move(sequences)), logit_rows_(at::tensor(logit_rows, at::kLong)) {
   std::vector<int64_t> pages, slots;
   for (const auto& sequence : sequences_) {
     TESSERA_CHECK(sequence.first_row == static_cast<int64_t>(pages.size()) &&
-                      (sequence.first_position + sequence.rows + kPageTokens - 1) / kPageTokens <=
+                      (sequence.first_position + sequence.rows + kernels::kPageTokens - 1) / kernels::kPageTokens <=
                           static_cast<int64_t>(sequence.pages.size()),
                   ErrorKind::kShape, "[nn.paged_cache] {} tokens from {} of a sequence with {} pages of {}",
-                  sequence.rows, sequence.first_position, sequence.pages.size(), kPageTokens);
+                  sequence.rows, sequence.first_position, sequence.pages.size(), kernels::kPageTokens);
     for (int64_t i = 0; i < sequence.rows; ++i) {
       const int64_t position = sequence.first_position + i;
-      pages.push_back(sequence.pages[static_cast<size_t>(position / kPageTokens)]);
-      slots.push_back(position % kPageTokens);
+      pages.push_back(sequence.pages[static_cast<size_t>(position / kernels::kPageTokens)]);
+      slots.push_back(position % kernels::kPageTokens);
     }
   }
   pages_ = at::tensor(pages, at::kLong);
@@ -64,7 +64,7 @@ at::Tensor PagedStep::attend(int64_t layer, const at::Tensor& queries, const at:
   const int64_t kv_heads = keys.size(2), d = keys.size(3);
   auto& storage = store_->storage_;
   if (!storage.defined()) {
-    storage = at::empty({store_->pages_, store_->layers_, 2, kv_heads, kPageTokens, d}, keys.options());
+    storage = at::empty({store_->pages_, store_->layers_, 2, kv_heads, kernels::kPageTokens, d}, keys.options());
   }
   TESSERA_CHECK(storage.size(3) == kv_heads && storage.size(5) == d && storage.scalar_type() == keys.scalar_type() &&
                     keys.size(1) == pages_.size(0) && keys.sizes() == values.sizes(),
@@ -83,13 +83,13 @@ at::Tensor PagedStep::attend(int64_t layer, const at::Tensor& queries, const at:
   }
   put_rows(stored_keys, keys, pages_, slots_);
   put_rows(stored_values, values, pages_, slots_);
-  return paged_attention({.queries = queries.squeeze(0).contiguous(),
-                          .keys = stored_keys,
-                          .values = stored_values,
-                          .sequences = sequences_,
-                          .window = window,
-                          .scale = scores.scale,
-                          .softcap = scores.softcap})
+  return kernels::paged_attention({.queries = queries.squeeze(0).contiguous(),
+                                   .keys = stored_keys,
+                                   .values = stored_values,
+                                   .sequences = sequences_,
+                                   .window = window,
+                                   .scale = scores.scale,
+                                   .softcap = scores.softcap})
       .unsqueeze(0);
 }
 

@@ -1,13 +1,13 @@
 // Keys and values of many sequences in pages that sequences may share, and the tokens of a forward over some of them.
 //
-//   PageStore store(layers, 1024);                                      // pages of kPageTokens tokens
+//   PageStore store(layers, 1024);                                      // pages of kernels::kPageTokens tokens
 //   PagedStep step(store, {{.first_row = 0, .rows = 5, .first_position = 0, .pages = first},
 //                          {.first_row = 5, .rows = 1, .first_position = 40, .pages = second}}, /*logit_rows=*/{4, 5});
 //   model.logits({.tokens = tokens, .positions = positions, .paged = &step});     // tokens [1, 6]: logits [1, 2, V]
 //
 // Which page belongs to whom is its user's business (models/generation). On the CPU in fp32 what a token gets depends
-// on the tokens before it in its sequence alone, bit for bit (kernels/attention/paged_attention.h); elsewhere pages are gathered
-// for each sequence. Not differentiable. One thread at a time.
+// on the tokens before it in its sequence alone, bit for bit (kernels/attention/paged_attention.h); elsewhere pages are
+// gathered for each sequence. Not differentiable. One thread at a time.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,8 +27,8 @@ class PageStore {
 
  private:
   friend class PagedStep;
-  // [pages, layers, 2, kv_heads, kPageTokens, head_dim], made at the first use in the dtype and on the device of those
-  // keys. Pages that nobody wrote take no memory where the system gives it at the first touch.
+  // [pages, layers, 2, kv_heads, kernels::kPageTokens, head_dim], made at the first use in the dtype and on the device
+  // of those keys. Pages that nobody wrote take no memory where the system gives it at the first touch.
   at::Tensor storage_;
   int64_t layers_, pages_;
 };
@@ -37,7 +37,7 @@ class PagedStep {
  public:
   // Rows follow one another in the order of the sequences; the pages of each reach its last token. logit_rows: the rows
   // whose logits are wanted.
-  PagedStep(PageStore& store, std::vector<PagedTokens> sequences, std::vector<int64_t> logit_rows);
+  PagedStep(PageStore& store, std::vector<kernels::PagedTokens> sequences, std::vector<int64_t> logit_rows);
 
   // Puts keys and values [1, N, kv_heads, head_dim] into their places and gives what the queries [1, N, heads,
   // head_dim] make of all that they see: the same shape. Of DTensors each rank has the heads that lie on it, here and
@@ -51,7 +51,7 @@ class PagedStep {
   at::Tensor attend_gathered(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                              int64_t window, const AttentionScores& scores) const;
   PageStore* store_;
-  std::vector<PagedTokens> sequences_;
+  std::vector<kernels::PagedTokens> sequences_;
   at::Tensor logit_rows_, pages_, slots_;  // int64; the latter two of each row
 };
 

@@ -4,10 +4,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/kernels/rows/gated.h"
 #include "tessera/kernels/linear/grouped_linear.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/kernels/linear/permute_rows.h"
+#include "tessera/kernels/rows/gated.h"
 #include "tessera/nn/attention/context_scope.h"
 
 namespace tessera::nn {
@@ -30,7 +30,7 @@ Router::Router(const MoEOptions& moe, const ParameterOptions& options)
 }
 
 Routing Router::forward(const at::Tensor& rows, const RealTokens& real) {
-  const auto logits = tessera::linear(rows, shared_weight(weight, tokens_over));
+  const auto logits = tessera::kernels::linear(rows, shared_weight(weight, tokens_over));
   const auto wide = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   auto probabilities = at::softmax(logits, -1, wide);
   const bool counts = statistics && statistics->on();
@@ -49,9 +49,10 @@ Experts::Experts(const MoEOptions& moe, const ParameterOptions& options)
 }
 
 at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& counts) {
-  const auto both = grouped_linear(rows, part_here(gate_up_proj), counts).split(inner_, -1);
-  const auto inner = activation_ == Activation::kSilu ? swiglu(both[0], both[1]) : geglu(both[0], both[1]);
-  return grouped_linear(inner, part_here(down_proj), counts);
+  const auto both = kernels::grouped_linear(rows, part_here(gate_up_proj), counts).split(inner_, -1);
+  const auto inner =
+      activation_ == Activation::kSilu ? kernels::swiglu(both[0], both[1]) : kernels::geglu(both[0], both[1]);
+  return kernels::grouped_linear(inner, part_here(down_proj), counts);
 }
 
 namespace {
@@ -83,11 +84,11 @@ ExpertOrder order_by_expert(const at::Tensor& chosen, int64_t experts) {
   const auto order = std::get<1>(at::sort(flat, /*stable=*/true, /*dim=*/0, /*descending=*/false));
   // bincount() would wait for the largest one. Choices that were dropped are behind the experts.
   const auto counts = at::zeros({experts + 1}, flat.options()).scatter_add_(0, flat, at::ones_like(flat));
-  return {order, inverse_permutation(order), counts.narrow(0, 0, experts).to(at::kCPU)};
+  return {order, kernels::inverse_permutation(order), counts.narrow(0, 0, experts).to(at::kCPU)};
 }
 
 at::Tensor sort_by_expert(const at::Tensor& rows, const ExpertOrder& order, int64_t chosen) {
-  const auto sorted = permute_rows(rows, order.order, order.inverse, chosen);
+  const auto sorted = kernels::permute_rows(rows, order.order, order.inverse, chosen);
   const int64_t kept = order.counts.sum().item<int64_t>();
   return kept == sorted.size(0) ? sorted : sorted.narrow(0, 0, kept);
 }
@@ -96,7 +97,7 @@ at::Tensor combine(const at::Tensor& results, const ExpertOrder& order, const at
   const int64_t tokens = weights.size(0), chosen = weights.size(1);
   const int64_t dropped = tokens * chosen - results.size(0);
   const auto all = dropped > 0 ? at::cat({results, results.new_zeros({dropped, results.size(1)})}) : results;
-  const auto back = permute_rows(all, order.inverse, order.order).view({tokens, chosen, results.size(1)});
+  const auto back = kernels::permute_rows(all, order.inverse, order.order).view({tokens, chosen, results.size(1)});
   return at::bmm(weights.to(back.scalar_type()).unsqueeze(1), back).squeeze(1);
 }
 

@@ -11,9 +11,9 @@
 #pragma once
 
 #include "tessera/nn/activation.h"
+#include "tessera/nn/experts/router_statistics.h"
 #include "tessera/nn/module.h"
 #include "tessera/nn/options.h"
-#include "tessera/nn/experts/router_statistics.h"
 
 namespace tessera {
 class DeviceMesh;

@@ -19,8 +19,8 @@ namespace tessera::nn {
 namespace {
 
 // Stretches of this rank's tokens as stretches of the whole row.
-tessera::detail::Runs in_whole_row(const tessera::detail::Runs& own, const std::vector<ContextChunk>& chunks) {
-  tessera::detail::Runs whole;
+tessera::Runs in_whole_row(const tessera::Runs& own, const std::vector<kernels::ContextChunk>& chunks) {
+  tessera::Runs whole;
   for (const auto& run : own) {
     for (const auto& chunk : chunks) {
       const int64_t begin = std::max(run.start, chunk.local);
@@ -32,10 +32,9 @@ tessera::detail::Runs in_whole_row(const tessera::detail::Runs& own, const std::
 }
 
 // The elements of x, [rows, tokens, ...], that this rank has, in a tensor of all rows that were ever trained on.
-tessera::detail::Region place_in_run(const at::Tensor& x, const LoraDropout& dropout, const std::string& path) {
+tessera::Region place_in_run(const at::Tensor& x, const LoraDropout& dropout, const std::string& path) {
   constexpr int64_t kRows = int64_t{1} << 40;
-  auto region = is_dtensor(x) ? tessera::detail::Region(x.sizes(), *device_mesh(x), placements(x))
-                              : tessera::detail::Region(x.sizes());
+  auto region = is_dtensor(x) ? tessera::Region(x.sizes(), *device_mesh(x), placements(x)) : tessera::Region(x.sizes());
   region.global[0] = kRows;
   for (auto& run : region.runs[0]) run.start += dropout.first_row;
   if (!dropout.context) return region;
@@ -79,7 +78,7 @@ LoraMatrix::LoraMatrix(int64_t in, int64_t out, const ParameterOptions& options)
   register_parameter("weight", weight, at::empty({out, in}, options.tensor_options()));
 }
 
-at::Tensor LoraMatrix::forward(const at::Tensor& x) { return tessera::linear(x, weight); }
+at::Tensor LoraMatrix::forward(const at::Tensor& x) { return tessera::kernels::linear(x, weight); }
 
 LoraMagnitude::LoraMagnitude(int64_t out, const ParameterOptions& options) {
   register_parameter("weight", weight, at::empty({out}, options.tensor_options()), /*decay=*/false);
@@ -122,7 +121,7 @@ LoraLinear::LoraLinear(Linear& former, const LoraSettings& settings)
 at::Tensor LoraLinear::base_weight() const { return packed ? packed->values() : weight.detach(); }
 
 at::Tensor LoraLinear::product(const at::Tensor& x, const at::Tensor& bias_of) const {
-  return packed ? packed->product(x, bias_of) : tessera::linear(x, weight, bias_of);
+  return packed ? packed->product(x, bias_of) : tessera::kernels::linear(x, weight, bias_of);
 }
 
 at::Tensor LoraLinear::dropped(const at::Tensor& x) const {
@@ -134,9 +133,9 @@ at::Tensor LoraLinear::dropped(const at::Tensor& x) const {
     const at::Tensor part = local_part(x);
     const double p = dropout->probability;
     const auto drawn = at::empty(part.sizes(), part.options().dtype(at::kFloat));
-    tessera::detail::fill_random(drawn, place_in_run(x, *dropout, settings_.path),
-                                 {.seed = dropout->seed ^ stream_, .operation = 0},
-                                 {.law = tessera::detail::Law::kUniform, .a = 0, .b = 1});
+    tessera::fill_random(drawn, place_in_run(x, *dropout, settings_.path),
+                         {.seed = dropout->seed ^ stream_, .operation = 0},
+                         {.law = tessera::Law::kUniform, .a = 0, .b = 1});
     mask = drawn.ge(p).to(part.scalar_type()).mul_(1 / (1 - p));
     if (is_dtensor(x)) {
       mask = from_local(mask, device_mesh(x), placements(x), {.shape = x.sizes().vec(), .stride = x.strides().vec()});

@@ -4,8 +4,8 @@
 //   parent.replace_child("q_proj", std::make_shared<nn::LoraLinear>(*parent.q_proj, nn::LoraSettings{.rank = 8}));
 //
 // Adapters are children of the Linear that they adapt, lora_A, lora_B and, of DoRA, lora_magnitude_vector: their names
-// are PEFT's. What makes a Linear parallel makes them parallel, too: models/adapters/adapters.h says how to use them. Ownership
-// and threads as nn::Module.
+// are PEFT's. What makes a Linear parallel makes them parallel, too: models/adapters/adapters.h says how to use them.
+// Ownership and threads as nn::Module.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ struct LoraDropout {
   // another on this rank.
   std::function<int64_t(int64_t call)> row_of_call = {};
   // How the tokens of a row lie over ranks, and this one's number among them. None: rows are whole.
-  std::optional<ContextLayout> context = {};
+  std::optional<kernels::ContextLayout> context = {};
   int64_t context_rank = 0;
   int64_t first_row = 0, next_row = 0;     // of the call under way, and behind it
   std::vector<int64_t> first_row_of = {};  // each micro-batch of the step under way; empty: no step is

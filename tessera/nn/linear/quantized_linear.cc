@@ -18,16 +18,16 @@ void PackedWeight::pack(const at::Tensor& values) {
                 out, in);
   TESSERA_CHECK(values.dim() == 2 && values.size(0) == out && values.size(1) == in, ErrorKind::kShape,
                 "[nn.quantize] found values of {}, wanted [{}, {}]", c10::str(values.sizes()), out, in);
-  take(QuantizedWeight::nf4(values, {.double_quant = how.double_quant}));
+  take(kernels::QuantizedWeight::nf4(values, {.double_quant = how.double_quant}));
 }
 
-void PackedWeight::take(const QuantizedWeight& packed) {
+void PackedWeight::take(const kernels::QuantizedWeight& packed) {
   static std::atomic<uint64_t> taken{0};
   weight = packed.to(device);
   serial = ++taken;
 }
 
-QuantizedWeight PackedWeight::own_part() const {
+kernels::QuantizedWeight PackedWeight::own_part() const {
   if (!mesh || !lies.is_shard()) return weight;
   const int64_t dim = lies.dim;
   const auto own = local_range(dim == 0 ? out : in, mesh->size(), mesh->local_rank(0));
@@ -35,7 +35,7 @@ QuantizedWeight PackedWeight::own_part() const {
 }
 
 at::Tensor PackedWeight::product(const at::Tensor& x, const at::Tensor& bias) const {
-  if (!mesh) return quantized_linear(x, weight, bias);
+  if (!mesh) return kernels::quantized_linear(x, weight, bias);
   const bool rows = lies.is_shard(0), columns = lies.is_shard(1);
   const Placement wanted = columns ? Placement(Shard(x.dim() - 1)) : Placement(Replicate());
   TESSERA_CHECK(is_dtensor(x) && placements(x) == Placements{wanted}, ErrorKind::kShape,
@@ -43,7 +43,7 @@ at::Tensor PackedWeight::product(const at::Tensor& x, const at::Tensor& bias) co
                 is_dtensor(x) ? to_string(placements(x)) : "a plain tensor", to_string(Placements{wanted}));
   // Each rank has the gradient of what its own rows gave.
   const auto own = to_local(x, Placements{rows ? Placement(Partial()) : wanted});
-  const auto y = quantized_linear(own, own_part());
+  const auto y = kernels::quantized_linear(own, own_part());
   auto shape = x.sizes().vec();
   shape.back() = out;
   const Placement lies_so = rows ? Placement(Shard(x.dim() - 1)) : columns ? Placement(Partial()) : Replicate();

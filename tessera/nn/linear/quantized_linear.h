@@ -1,5 +1,5 @@
-// A Linear whose weight is kept packed in about 4 bits and does not learn (kernels/linear/quantized_weight.h): the base that
-// adapters stand beside (QLoRA).
+// A Linear whose weight is kept packed in about 4 bits and does not learn (kernels/linear/quantized_weight.h): the base
+// that adapters stand beside (QLoRA).
 //
 //   nn::quantize_linears(*model, {.format = nn::Quantization::kNf4});      // on the meta device: before any values
 //   add_adapters(*model, config);                                          // LoraLinears take the packed weights over
@@ -35,7 +35,7 @@ struct QuantizeOptions {
 struct PackedWeight {
   int64_t out = 0, in = 0;
   QuantizeOptions how{};
-  QuantizedWeight weight{};                     // not defined: no values yet
+  kernels::QuantizedWeight weight{};            // not defined: no values yet
   uint64_t serial = 0;                          // of the weight that was taken, unlike any other's of the process
   c10::Device device = c10::Device(c10::kCPU);  // where it will be
   // Of tensor parallelism; null: none. `lies` is Shard(0), Shard(1) or Replicate.
@@ -43,7 +43,7 @@ struct PackedWeight {
   Placement lies = Replicate();
   // Values [out, in], floating, on the CPU. Error kConfig for kGguf, which takes blocks as they are.
   void pack(const at::Tensor& values);
-  void take(const QuantizedWeight& packed);
+  void take(const kernels::QuantizedWeight& packed);
   // As linear(x, weight, bias) of plain tensors; with a mesh of DTensors, x replicated or, for Shard(1), cut in its
   // last dim: [..., out] as Shard(-1), Partial or Replicate.
   at::Tensor product(const at::Tensor& x, const at::Tensor& bias) const;
@@ -51,7 +51,7 @@ struct PackedWeight {
   at::Tensor values() const;
 
  private:
-  QuantizedWeight own_part() const;
+  kernels::QuantizedWeight own_part() const;
 };
 
 // bias [out] where there is one; `weight` is not defined.

@@ -16,12 +16,10 @@
 namespace tessera::optim::detail {
 namespace {
 
-using tessera::detail::Region;
-
 // Calls visit(local, count, block) for stretches of one block each, from several threads.
 template <class Visit>
 void for_each_block_part(const Region& region, const Visit& visit) {
-  tessera::detail::for_each_stretch(region, [&](int64_t local, int64_t global, int64_t count) {
+  tessera::for_each_stretch(region, [&](int64_t local, int64_t global, int64_t count) {
     while (count > 0) {
       const int64_t part = std::min(count, kMomentBlock - global % kMomentBlock);
       visit(local, part, global / kMomentBlock);
@@ -104,9 +102,7 @@ void quantize(const at::Tensor& values, const at::Tensor& largest, const at::Ten
 at::Tensor new_state(std::string_view name, const at::Tensor& parameter, const at::Tensor& local,
                      const at::TensorOptions& options) {
   if (is_whole_state(name)) return at::zeros({parameter.numel() / kMomentBlock}, options.dtype(at::kFloat));
-  if (name.ends_with("_codes")) {
-    return at::zeros(local.sizes(), options.dtype(at::kByte));
-  }
+  if (name.ends_with("_codes")) return at::zeros(local.sizes(), options.dtype(at::kByte));
   return at::zeros_like(local, options);
 }
 

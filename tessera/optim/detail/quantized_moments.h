@@ -33,12 +33,12 @@ at::Tensor dynamic_map(bool is_signed);
 
 // float32, shaped as codes.
 at::Tensor dequantized(const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& map,
-                       const tessera::detail::Region& region);
+                       const tessera::Region& region);
 // The largest |value| of each block into `largest`, where it is larger than what is there.
-void add_block_maxima(const at::Tensor& values, const tessera::detail::Region& region, const at::Tensor& largest);
+void add_block_maxima(const at::Tensor& values, const tessera::Region& region, const at::Tensor& largest);
 // The code nearest to each value over its block's scale, which is `largest`, but at least 1e-12.
-void quantize(const at::Tensor& values, const at::Tensor& largest, const at::Tensor& map,
-              const tessera::detail::Region& region, const at::Tensor& codes, const at::Tensor& scale);
+void quantize(const at::Tensor& values, const at::Tensor& largest, const at::Tensor& map, const tessera::Region& region,
+              const at::Tensor& codes, const at::Tensor& scale);
 
 // Zeros for a state of a parameter whose part here is `local`: *_codes is uint8, *_scale has a float32 for each block,
 // others are like `local` with these options.

@@ -9,8 +9,8 @@
 namespace tessera::optim::detail {
 
 // The part of `parameter`, a DTensor or plain, that lies on this rank. No communication.
-inline tessera::detail::Region region_of(const at::Tensor& parameter) {
-  if (!is_dtensor(parameter)) return tessera::detail::Region(parameter.sizes());
+inline tessera::Region region_of(const at::Tensor& parameter) {
+  if (!is_dtensor(parameter)) return tessera::Region(parameter.sizes());
   return {parameter.sizes(), *device_mesh(parameter), placements(parameter)};
 }
 

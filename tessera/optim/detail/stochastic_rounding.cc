@@ -18,9 +18,9 @@ void round_stochastically(const at::Tensor& into, const at::Tensor& values, cons
                           std::string_view name, int64_t step) {
   if (into.numel() == 0) return;
   const auto bits = at::empty(values.sizes(), values.options().dtype(at::kInt));
-  const tessera::detail::RandomKey key{.seed = seed ^ philox_stream(name), .operation = static_cast<uint64_t>(step)};
-  tessera::detail::fill_random(bits, region_of(parameter), key,
-                               {.law = tessera::detail::Law::kInteger, .low = 0, .range = uint64_t{1} << kDroppedBits});
+  const tessera::RandomKey key{.seed = seed ^ philox_stream(name), .operation = static_cast<uint64_t>(step)};
+  tessera::fill_random(bits, region_of(parameter), key,
+                       {.law = tessera::Law::kInteger, .low = 0, .range = uint64_t{1} << kDroppedBits});
   // The magnitude grows past the next bfloat16 as often as what is dropped says.
   bits.add_(values.contiguous().view(at::kInt)).bitwise_and_(-(int64_t{1} << kDroppedBits));
   into.copy_(at::where(values.isfinite(), bits.view(at::kFloat), values));

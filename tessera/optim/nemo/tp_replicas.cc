@@ -76,7 +76,7 @@ using Rules = std::map<std::string, ReplicaReduction>;
 Rules rules_of(nn::Module& part, const TpReplicaOptions& options) {
   Rules rules;
   const auto listed = [](const std::vector<const nn::Module*>& list, const nn::Module* module) {
-    return std::find(list.begin(), list.end(), module) != list.end();
+    return std::ranges::find(list, module) != list.end();
   };
   for (const auto& [path, module] : part.named_modules()) {
     const auto* marks = nn::gradient_marks(*module);

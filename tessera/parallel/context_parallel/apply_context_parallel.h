@@ -1,7 +1,7 @@
 // A model whose rows lie over the ranks of a mesh dim, each of which has some tokens of every row.
 //
 //   apply_context_parallel(*model, mesh->slice({"cp"}), {.rotate_method = "alltoall"});
-//   const ContextLayout layout(/*tokens=*/T, mesh->size(mesh->dim_of("cp")));
+//   const kernels::ContextLayout layout(/*tokens=*/T, mesh->size(mesh->dim_of("cp")));
 //   at::Tensor loss = model->loss_sum({.tokens = layout.shard(tokens, 1, rank)}, layout.shard(labels, 1, rank));
 //
 // Only attention is told: everything else works token by token. A rank's loss is the sum over its own labels, and its

@@ -15,7 +15,7 @@ namespace {
 thread_local nn::RotateMethod scope_rotate_method = nn::RotateMethod::kAllGather;
 
 bool holds_tensor(const std::vector<at::Tensor>& tensors, const at::Tensor& wanted) {
-  return std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& each) { return each.is_same(wanted); });
+  return std::ranges::any_of(tensors, [&](const at::Tensor& each) { return each.is_same(wanted); });
 }
 
 void check_sequences(const char* verb, const std::vector<at::Tensor>& buffers, const std::vector<int64_t>& seq_dims) {
@@ -67,11 +67,11 @@ ContextParallel::ContextParallel(const MeshPtr& mesh, const ContextParallelOptio
   }
   for (size_t i = 0; i < buffers.size(); ++i) {
     const auto is_same = [&](const at::Tensor& other) { return other.is_same(buffers[i]); };
-    TESSERA_CHECK(std::count_if(buffers.begin(), buffers.end(), is_same) == 1, ErrorKind::kShape,
+    TESSERA_CHECK(std::ranges::count_if(buffers, is_same) == 1, ErrorKind::kShape,
                   "[parallel.context_parallel] found buffer {}, {}, more than once, wanted each once.", i,
                   c10::str(buffers[i].sizes()));
   }
-  const auto layout = ContextLayout::of_pytorch(buffers[0].size(options.buffer_seq_dims[0]), mesh->size());
+  const auto layout = kernels::ContextLayout::of_pytorch(buffers[0].size(options.buffer_seq_dims[0]), mesh->size());
   const auto how = detail::context_over(mesh, scope_rotate_method);
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> parts;
@@ -114,7 +114,7 @@ std::vector<at::Tensor> context_parallel_unshard(const MeshPtr& mesh, const std:
   const auto& group = mesh->group(0);
   const auto tokens = at::full({1}, buffers[0].size(seq_dims[0]), at::kLong).to(mesh->device());
   comm::all_reduce(*group, tokens, comm::ReduceOp::kSum, "context_parallel_unshard").wait();
-  const auto layout = ContextLayout::of_pytorch(tokens.item<int64_t>(), mesh->size());
+  const auto layout = kernels::ContextLayout::of_pytorch(tokens.item<int64_t>(), mesh->size());
   std::vector<at::Tensor> whole;
   for (size_t i = 0; i < buffers.size(); ++i) whole.push_back(layout.unshard(group, buffers[i].detach(), seq_dims[i]));
   return whole;

@@ -9,7 +9,7 @@
 #include <mutex>
 #include <utility>
 
-namespace tessera::parallel {
+namespace tessera {
 
 struct BufferPool::Shelf {
   using Kind = std::pair<c10::Allocator*, size_t>;  // whose, and bytes
@@ -47,8 +47,9 @@ c10::DataPtr take_idle(BufferPool::Shelf& shelf, BufferPool::Shelf::Kind& kind) 
   const auto& [allocator, bytes] = kind;
   const std::lock_guard lock(shelf.mutex);
   const auto found = shelf.idle.lower_bound(kind);
-  if (found == shelf.idle.end() || found->first.first != allocator || found->first.second > bytes + bytes / 4)
+  if (found == shelf.idle.end() || found->first.first != allocator || found->first.second > bytes + bytes / 4) {
     return {};
+  }
   kind = found->first;
   c10::DataPtr memory = std::move(found->second);
   shelf.idle_bytes -= kind.second;
@@ -91,4 +92,4 @@ void BufferPool::trim() {
   shelf_->clear();
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -19,7 +19,7 @@ namespace at {
 class Tensor;
 }
 
-namespace tessera::parallel {
+namespace tessera {
 
 class BufferPool {
  public:
@@ -37,4 +37,4 @@ class BufferPool {
   std::shared_ptr<Shelf> shelf_;
 };
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -4,7 +4,7 @@
 
 #include "tessera/comm/rendezvous/further_group.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 CommStreams::CommStreams(c10::Device device)
     : gather(device),
@@ -41,4 +41,4 @@ void CommStreams::free_retired() {
   retired_memory_.clear();
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -19,7 +19,7 @@
 #include "tessera/comm/group/group.h"
 #include "tessera/mesh/side_stream.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 class CommStreams {
  public:
@@ -54,4 +54,4 @@ class CommStreams {
   StreamMark last_use_;
 };
 
-}  // namespace tessera::parallel
+}  // namespace tessera

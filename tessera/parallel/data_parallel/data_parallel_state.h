@@ -7,7 +7,7 @@
 
 #include "tessera/nn/module.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 class DataParallelState : public nn::Module::Attachment {
  public:
@@ -25,4 +25,4 @@ void cast_floating(const nn::TensorRefs& tensors, c10::ScalarType dtype);
 // leaves the range (FSDP2's rule: the largest power of two below about the square root of the divisor).
 double fp16_pre_divisor(double divide);
 
-}  // namespace tessera::parallel
+}  // namespace tessera

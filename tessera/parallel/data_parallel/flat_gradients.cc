@@ -7,7 +7,7 @@
 
 #include "tessera/parallel/data_parallel/data_parallel_state.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 void FlatGradients::open(FlatLayout layout, c10::ScalarType dtype, c10::Device device, c10::Allocator* memory) {
   layout_ = std::move(layout);
@@ -29,8 +29,8 @@ void FlatGradients::add(size_t index, const at::Tensor& gradient) {
 void FlatGradients::add_all(std::vector<at::Tensor>&& gradients) {
   const c10::NoGradGuard no_grad;
   const auto is_there = [](const at::Tensor& gradient) { return gradient.defined(); };
-  const bool first = std::find(filled_.begin(), filled_.end(), true) == filled_.end();
-  const bool at_once = !buffer_.is_cpu() && std::all_of(gradients.begin(), gradients.end(), is_there);
+  const bool first = std::ranges::find(filled_, true) == filled_.end();
+  const bool at_once = !buffer_.is_cpu() && std::ranges::all_of(gradients, is_there);
   if (at_once && (first || complete_)) {  // a kernel or two
     const at::Tensor packed = first ? buffer_ : pool_->empty(buffer_.numel(), buffer_.scalar_type(), buffer_.device());
     pack_gradients(layout_, gradients, static_cast<int64_t>(filled_.size()), packed, fill_);
@@ -89,7 +89,7 @@ void FlatGradients::hand_over(const at::Tensor& sum, const at::Tensor& values, i
   const c10::NoGradGuard no_grad;
   // What this rank has used, all ranks count as used: only the others need the reduced flags.
   at::Tensor flags;
-  if (std::find(filled_.begin(), filled_.end(), false) != filled_.end()) {
+  if (std::ranges::find(filled_, false) != filled_.end()) {
     flags = sum.narrow(0, flags_offset_, static_cast<int64_t>(filled_.size())).to(c10::kCPU, c10::kFloat);
   }
   for (size_t i = 0; i < filled_.size(); ++i) {
@@ -102,4 +102,4 @@ at::Tensor FlatGradients::values_of(const at::Tensor& part, size_t index, int64_
   return part.narrow(0, entry.offset / entry.itemsize, entry.rows_on(rank) * entry.row_numel);
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -20,7 +20,7 @@
 #include "tessera/parallel/data_parallel/buffer_pool.h"
 #include "tessera/parallel/data_parallel/flat_layout.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 class FlatGradients {
  public:
@@ -73,4 +73,4 @@ class FlatGradients {
   FlatFill fill_;
 };
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -11,10 +11,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "tessera/base/files/copy_bytes.h"
 #include "tessera/base/error.h"
+#include "tessera/base/files/copy_bytes.h"
 
-namespace tessera::parallel {
+namespace tessera {
 namespace {
 
 constexpr int64_t kAlignElements = 64;
@@ -56,7 +56,7 @@ void unpack_columns(const FlatLayout& layout, const at::Tensor& gathered, const 
                     const std::vector<int64_t>& whole_offsets) {
   const auto& entries = layout.entries;
   const auto same = [&](const FlatEntry& entry) { return entry.itemsize == entries[0].itemsize; };
-  const int64_t unit = std::all_of(entries.begin(), entries.end(), same) ? entries[0].itemsize : 1;
+  const int64_t unit = std::ranges::all_of(entries, same) ? entries[0].itemsize : 1;
   const at::Tensor from = gathered.view(type_of_size(unit)).view({layout.ranks, -1});
   std::vector<int64_t> widths;
   std::vector<at::Tensor> columns;
@@ -153,8 +153,9 @@ void pack_gradient(const FlatLayout& layout, size_t index, const at::Tensor& gra
   const int64_t part = layout.part_bytes / entry.itemsize;
   const int64_t offset = parts.storage_offset() + entry.offset / entry.itemsize;
   const at::Tensor flat = source.view({-1});
-  if (full > 0)
+  if (full > 0) {
     put(parts.as_strided({full, chunk}, {part, 1}, offset), flat.narrow(0, 0, full * chunk).view({full, chunk}));
+  }
   const int64_t rest = entry.numel() - full * chunk;
   if (rest > 0) put(parts.as_strided({rest}, {1}, offset + full * part), flat.narrow(0, full * chunk, rest));
 }
@@ -222,4 +223,4 @@ void zero_unfilled(const FlatLayout& layout, const at::Tensor& parts, const std:
   }
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace tessera::parallel {
+namespace tessera {
 
 struct FlatEntry {
   int64_t rows = 0;        // of the whole parameter
@@ -59,4 +59,4 @@ void pack_gradients(const FlatLayout& layout, const std::vector<at::Tensor>& gra
 // Zeroes padding, and the chunks of entries whose `filled` is false, in all parts.
 void zero_unfilled(const FlatLayout& layout, const at::Tensor& parts, const std::vector<bool>& filled);
 
-}  // namespace tessera::parallel
+}  // namespace tessera

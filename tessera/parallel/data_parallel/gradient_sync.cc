@@ -8,16 +8,14 @@
 namespace tessera {
 namespace {
 
-std::vector<parallel::DataParallelState*> states_of(nn::Module& module, const char* verb) {
-  auto states = parallel::data_parallel_states(module);
+std::vector<DataParallelState*> states_of(nn::Module& module, const char* verb) {
+  auto states = data_parallel_states(module);
   TESSERA_CHECK(!states.empty(), ErrorKind::kShape,
                 "[parallel.{}] no module here is sharded or replicated. Call fully_shard or replicate first.", verb);
   return states;
 }
 
 }  // namespace
-
-namespace parallel {
 
 std::vector<DataParallelState*> data_parallel_states(nn::Module& module) {
   std::vector<DataParallelState*> out;
@@ -39,15 +37,13 @@ double fp16_pre_divisor(double divide) {
   return factor;
 }
 
-}  // namespace parallel
-
 void set_requires_gradient_sync(nn::Module& module, bool on, bool recurse) {
   const auto states = states_of(module, "set_requires_gradient_sync");
   if (recurse) {
     for (auto* state : states) state->set_synchronize(on);
     return;
   }
-  auto* own = dynamic_cast<parallel::DataParallelState*>(module.sharding().get());
+  auto* own = dynamic_cast<DataParallelState*>(module.sharding().get());
   TESSERA_CHECK(
       own != nullptr, ErrorKind::kShape,
       "[parallel.set_requires_gradient_sync] this module is not sharded or replicated itself. Pass recurse, or a "

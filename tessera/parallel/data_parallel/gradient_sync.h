@@ -16,9 +16,7 @@
 
 namespace tessera {
 
-namespace parallel {
 class DataParallelState;
-}
 
 // Switches of one module and, when recurse is set, all data-parallel modules below it.
 // false: gradients accumulate on this rank and are reduced by the next backward with true. Error kShape when no
@@ -37,7 +35,7 @@ class NoSync {
   NoSync& operator=(const NoSync&) = delete;
 
  private:
-  std::vector<std::pair<parallel::DataParallelState*, bool>> before_;
+  std::vector<std::pair<DataParallelState*, bool>> before_;
 };
 
 }  // namespace tessera

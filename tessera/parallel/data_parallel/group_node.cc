@@ -8,7 +8,7 @@
 
 #include "tessera/parallel/data_parallel/make_node.h"
 
-namespace tessera::parallel {
+namespace tessera {
 namespace {
 
 using torch::autograd::variable_list;
@@ -90,4 +90,4 @@ void at_end_of_backward(std::function<void()> callback) {
 
 bool inside_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -9,7 +9,7 @@
 #include <unordered_set>
 #include <vector>
 
-namespace tessera::parallel {
+namespace tessera {
 
 // Gets the gradients of the unsharded parameters, undefined where there was none.
 using GradientSink = std::function<void(std::vector<at::Tensor>&& gradients)>;
@@ -45,4 +45,4 @@ void at_end_of_backward(std::function<void()> callback);
 // Whether this thread is inside a backward.
 bool inside_backward();
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace tessera::parallel {
+namespace tessera {
 
 // shared_ptr or intrusive_ptr.
 using NodePtr = std::remove_cvref_t<decltype(std::declval<torch::autograd::Edge>().function)>;
@@ -26,4 +26,4 @@ std::pair<Pointer, NodeType*> make_node() {
   return {Pointer(std::move(node)), plain};
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/mesh/host_memory.h"
 
-namespace tessera::parallel {
+namespace tessera {
 namespace {
 
 bool communicates(const std::shared_ptr<comm::Group>& group, const at::Tensor& tensor) {
@@ -112,4 +112,4 @@ void ReductionStages::drop() {
   stage_ = Stage::kIdle;
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

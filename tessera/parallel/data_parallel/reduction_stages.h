@@ -19,7 +19,7 @@
 #include "tessera/parallel/data_parallel/buffer_pool.h"
 #include "tessera/parallel/data_parallel/comm_streams.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 // Stages that a null group, or one of one rank, has no part in are left out.
 struct ReductionRoute {
@@ -61,4 +61,4 @@ class ReductionStages {
   comm::Pending pending_;
 };
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-namespace tessera::parallel {
+namespace tessera {
 
 std::vector<std::vector<size_t>> assign_buckets(const std::vector<BucketItem>& items, int64_t first_limit,
                                                 int64_t limit) {
@@ -25,8 +25,8 @@ std::vector<std::vector<size_t>> assign_buckets(const std::vector<BucketItem>& i
     if (bucket.bytes >= (bucket.first ? first_limit : limit)) close(bucket);
   }
   for (auto& [dtype, bucket] : open) close(bucket);
-  std::sort(buckets.begin(), buckets.end());
+  std::ranges::sort(buckets);
   return buckets;
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace tessera::parallel {
+namespace tessera {
 
 struct BucketItem {
   int64_t bytes;
@@ -19,4 +19,4 @@ struct BucketItem {
 std::vector<std::vector<size_t>> assign_buckets(const std::vector<BucketItem>& items, int64_t first_limit,
                                                 int64_t limit);
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/local_part.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 GradBucket::GradBucket(std::vector<ReplicatedParam*> params, c10::ScalarType dtype, std::shared_ptr<BufferPool> pool,
                        std::shared_ptr<CommStreams> streams, c10::Allocator* memory, std::string name)
@@ -128,7 +128,7 @@ void GradBucket::finish() {
   }
   sum_.reset(), values_.reset();  // the gradients hold them
   started_ = false;
-  std::fill(shown_.begin(), shown_.end(), false);
+  std::ranges::fill(shown_, false);
 }
 
 void GradBucket::drop() {
@@ -139,7 +139,7 @@ void GradBucket::drop() {
   flat_.drop();
   sum_.reset(), values_.reset();
   started_ = false;
-  std::fill(shown_.begin(), shown_.end(), false);
+  std::ranges::fill(shown_, false);
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -24,7 +24,7 @@
 #include "tessera/parallel/data_parallel/reduction_stages.h"
 #include "tessera/parallel/fsdp/sharded_param.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 struct ReplicatedParam {
   std::string name;
@@ -78,4 +78,4 @@ class GradBucket {
   StreamMark brought_;
 };
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -6,8 +6,8 @@
 namespace tessera {
 namespace {
 
-parallel::ReplicateState& state_of(nn::Module& module) {
-  auto* state = parallel::replicate_state(module);
+ReplicateState& state_of(nn::Module& module) {
+  auto* state = replicate_state(module);
   TESSERA_CHECK(state != nullptr, ErrorKind::kShape,
                 "[replicate.stats] this module is no replica. Call replicate on it first.");
   return *state;
@@ -27,10 +27,10 @@ void replicate(nn::Module& module, const ReplicateOptions& options) {
   TESSERA_CHECK(options.bucket_bytes > 0 && options.first_bucket_bytes > 0, ErrorKind::kShape,
                 "[replicate] bucket_bytes {} and first_bucket_bytes {}: wanted positive sizes", options.bucket_bytes,
                 options.first_bucket_bytes);
-  TESSERA_CHECK(parallel::data_parallel_states(module).empty(), ErrorKind::kShape,
+  TESSERA_CHECK(data_parallel_states(module).empty(), ErrorKind::kShape,
                 "[replicate] fully_shard or replicate was called on this module or one below it already. Use one of "
                 "the two, once.");
-  auto state = std::make_shared<parallel::ReplicateState>(module, options);
+  auto state = std::make_shared<ReplicateState>(module, options);
   module.set_sharding(state);
   state->install_hooks();
 }

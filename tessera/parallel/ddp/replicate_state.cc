@@ -13,7 +13,7 @@
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/parallel/ddp/bucket_plan.h"
 
-namespace tessera::parallel {
+namespace tessera {
 namespace {
 
 // Lines "name [shape] dtype" of what must be the same on all ranks.
@@ -67,8 +67,7 @@ bool ReplicateState::parameters_are_the_same() {
 
 void ReplicateState::collect_parameters() {
   TESSERA_CHECK(
-      std::none_of(buckets_.begin(), buckets_.end(), [](const auto& bucket) { return bucket.accumulated(); }),
-      ErrorKind::kShape,
+      std::ranges::none_of(buckets_, [](const auto& bucket) { return bucket.accumulated(); }), ErrorKind::kShape,
       "[replicate.forward] parameters were replaced, frozen or unfrozen while gradients were accumulating without "
       "synchronisation. Run a synchronised backward first.");
   ++params_generation_;
@@ -176,8 +175,9 @@ void ReplicateState::make_buckets(const std::vector<size_t>& order, bool one_sou
   missing_.assign(buckets_.size(), 0);
   for (size_t i = 0; i < sources_.size(); ++i) {
     std::vector<at::Tensor> like;
-    for (const size_t index : sources_[i].params)
+    for (const size_t index : sources_[i].params) {
       like.push_back(params_[index].parameter.detach().to(params_[index].compute_dtype));
+    }
     sources_[i].end.emplace(like, [weak = weak_from_this(), i, params = sources_[i].params, all = params_generation_,
                                    generation = buckets_generation_](std::vector<at::Tensor>&& gradients) {
       const auto self = weak.lock();
@@ -399,7 +399,7 @@ void ReplicateState::end_backward() {
     for (auto& bucket : buckets_) bucket.show_accumulated();
   }
   const bool learn = options_.static_graph && synchronize_ && !learning_order_;
-  std::fill(missing_.begin(), missing_.end(), 0);
+  std::ranges::fill(missing_, 0);
   for (auto& source : sources_) {
     if (learn && source.learned_runs < 0) source.learned_runs = source.runs;
     source.runs = 0;
@@ -415,7 +415,7 @@ void ReplicateState::end_backward() {
 void ReplicateState::reset() {
   release_packed();
   for (auto& bucket : buckets_) bucket.drop();
-  std::fill(missing_.begin(), missing_.end(), 0);
+  std::ranges::fill(missing_, 0);
   for (auto& source : sources_) {
     source.runs = 0;
     source.done = false;
@@ -431,4 +431,4 @@ ReplicateState* replicate_state(const nn::Module& module) {
   return dynamic_cast<ReplicateState*>(module.sharding().get());
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "tessera/parallel/data_parallel/data_parallel_state.h"
-#include "tessera/parallel/ddp/grad_bucket.h"
 #include "tessera/parallel/data_parallel/group_node.h"
+#include "tessera/parallel/ddp/grad_bucket.h"
 #include "tessera/parallel/ddp/replicate.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 class ReplicateState : public DataParallelState, public std::enable_shared_from_this<ReplicateState> {
  public:
@@ -112,4 +112,4 @@ class ReplicateState : public DataParallelState, public std::enable_shared_from_
 // Null when replicate was not called on this module.
 ReplicateState* replicate_state(const nn::Module& module);
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -78,7 +78,7 @@ void apply_expert_parallel(nn::Module& model, const ExpertParallelOptions& optio
   check_expert_parallel(model, options);
   const auto mesh = options.mesh->slice({"ep"});
   const auto& replicas = options.tensor_parallel;
-  const auto exchange = std::make_shared<parallel::AllToAllExchange>(mesh, replicas, options.sequence_parallel);
+  const auto exchange = std::make_shared<AllToAllExchange>(mesh, replicas, options.sequence_parallel);
   for (const auto& [path, block] : expert_blocks(model)) {
     for (auto& slot : block->experts->own_parameters()) {
       auto part = distribute_tensor(slot.parameter.detach(), mesh, {Shard(0)}, /*src_data_rank=*/std::nullopt);

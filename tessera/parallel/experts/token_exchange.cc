@@ -9,7 +9,7 @@
 #include "tessera/kernels/linear/permute_rows.h"
 #include "tessera/mesh/host_memory.h"
 
-namespace tessera::parallel {
+namespace tessera {
 namespace {
 
 std::vector<int64_t> row_sums(const at::Tensor& counts) {
@@ -63,9 +63,9 @@ at::Tensor AllToAllExchange::results_of(nn::MoE& block, const at::Tensor& sorted
   const functional::Along along{experts_, 0};
   const auto arrived = functional::all_to_all(sorted, along, from_them, to_them);
   const auto order = sent_to(sorted.device(), by_expert_then_rank(received));
-  const auto inverse = inverse_permutation(order);
-  const auto results = (*block.experts)(permute_rows(arrived, order, inverse), received.sum(0));
-  return functional::all_to_all(permute_rows(results, inverse, order), along, to_them, from_them);
+  const auto inverse = kernels::inverse_permutation(order);
+  const auto results = (*block.experts)(kernels::permute_rows(arrived, order, inverse), received.sum(0));
+  return functional::all_to_all(kernels::permute_rows(results, inverse, order), along, to_them, from_them);
 }
 
 at::Tensor AllToAllExchange::of_own_rows(nn::MoE& block, const at::Tensor& rows, int64_t length,
@@ -110,4 +110,4 @@ at::Tensor AllToAllExchange::run(nn::MoE& block, const at::Tensor& x, const nn::
   return of_replicas(block, is_dtensor(x) ? to_local(redistribute(x, {Replicate()})) : x, real.mask);
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -4,7 +4,7 @@
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/experts/moe.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 // Runs a block whose experts are spread over `experts` (1-d), with tokens that are alike along `replicas` (1-d or
 // null). run() is COLLECTIVE over both, and so is its backward.
@@ -25,4 +25,4 @@ class AllToAllExchange : public nn::TokenExchange {
   bool sequence_parallel_;
 };
 
-}  // namespace tessera::parallel
+}  // namespace tessera

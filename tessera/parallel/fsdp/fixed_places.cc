@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace tessera::parallel {
+namespace tessera {
 
 struct FixedPlaces::Place {
   size_t bytes = 0;
@@ -41,4 +41,4 @@ c10::DataPtr FixedPlaces::take(size_t place) {
   return {found->memory.get(), new std::shared_ptr<Place>(found), give_back, device_};
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

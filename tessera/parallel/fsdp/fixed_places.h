@@ -17,7 +17,7 @@
 #include <memory>
 #include <vector>
 
-namespace tessera::parallel {
+namespace tessera {
 
 class FixedPlaces {
  public:
@@ -34,4 +34,4 @@ class FixedPlaces {
   size_t turns_ = 0;
 };
 
-}  // namespace tessera::parallel
+}  // namespace tessera

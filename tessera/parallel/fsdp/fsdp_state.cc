@@ -5,7 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/parallel/fsdp/prefetch_choice.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 FsdpState::FsdpState(nn::Module& module, const FullyShardOptions& options, std::shared_ptr<ParamGroup> group)
     : GatheredState(module, options.mp_policy, group),
@@ -31,7 +31,7 @@ bool FsdpState::begin_root(const std::vector<Named>& states) {
   for (const auto& [path, each] : states) {
     const auto& state = dynamic_cast<FsdpState&>(*each);
     const auto is_theirs = [&](const MeshPtr& mesh) { return *mesh == *state.mesh_; };
-    if (std::none_of(meshes.begin(), meshes.end(), is_theirs)) meshes.push_back(state.mesh_);
+    if (std::ranges::none_of(meshes, is_theirs)) meshes.push_back(state.mesh_);
     if (state.group_ == nullptr) continue;
     if (state.fixed_places_) {
       if (!places) places = std::make_shared<FixedPlaces>(state.mesh_->device());
@@ -39,8 +39,9 @@ bool FsdpState::begin_root(const std::vector<Named>& states) {
       state.group_->fix_place(places);
     }
     for (const auto& param : state.group_->params()) {
-      if (param.slots[0].get().parameter.is_meta())
+      if (param.slots[0].get().parameter.is_meta()) {
         on_meta += (on_meta.empty() ? "" : ", ") + (path.empty() ? "" : path + ".") + param.name;
+      }
     }
   }
   TESSERA_CHECK(on_meta.empty(), ErrorKind::kShape,
@@ -65,4 +66,4 @@ std::vector<FsdpState*> fsdp_states(nn::Module& module) {
   return out;
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "tessera/nn/module.h"
+#include "tessera/parallel/fsdp/fully_shard.h"
 #include "tessera/parallel/fsdp/gathered_state.h"
 #include "tessera/parallel/fsdp/param_group.h"
-#include "tessera/parallel/fsdp/fully_shard.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 class FsdpState : public GatheredState {
  public:
@@ -37,4 +37,4 @@ FsdpState* fsdp_state(const nn::Module& module);
 // Those of the module and all below it, outermost first.
 std::vector<FsdpState*> fsdp_states(nn::Module& module);
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -15,9 +15,6 @@
 
 namespace tessera {
 namespace {
-
-using parallel::FsdpState;
-using parallel::ShardedParam;
 using SlotKey = std::pair<nn::Module*, size_t>;
 
 SlotKey key_of(const nn::NamedParameter& named) {
@@ -49,25 +46,23 @@ void check_parameter(const std::string& name, const at::Tensor& tensor) {
 }
 
 // Null for a parameter that lies over no other dims.
-std::shared_ptr<const parallel::TensorParallelPart> part_over_other_dims(const std::string& name,
-                                                                         const at::Tensor& tensor,
-                                                                         const FullyShardOptions& options) {
+std::shared_ptr<const TensorParallelPart> part_over_other_dims(const std::string& name, const at::Tensor& tensor,
+                                                               const FullyShardOptions& options) {
   if (is_dtensor(tensor)) {
-    return parallel::tensor_parallel_part(name, options.mesh, device_mesh(tensor), placements(tensor),
-                                          tensor.sizes().vec(), /*plain=*/false);
+    return tensor_parallel_part(name, options.mesh, device_mesh(tensor), placements(tensor), tensor.sizes().vec(),
+                                /*plain=*/false);
   }
   if (!options.replicated_over) return nullptr;
   const auto& mesh = options.replicated_over;
-  return parallel::tensor_parallel_part(name, options.mesh, mesh,
-                                        Placements(static_cast<size_t>(mesh->ndim()), Replicate()),
-                                        tensor.sizes().vec(), /*plain=*/true);
+  return tensor_parallel_part(name, options.mesh, mesh, Placements(static_cast<size_t>(mesh->ndim()), Replicate()),
+                              tensor.sizes().vec(), /*plain=*/true);
 }
 
 // The parameters below `module` that no nested call manages; a tied one once, with all its slots.
 std::vector<ShardedParam> unmanaged_parameters(nn::Module& module, const FullyShardOptions& options) {
   std::set<SlotKey> managed;
   std::set<const c10::TensorImpl*> managed_tensors;
-  for (auto* state : parallel::fsdp_states(module)) {
+  for (auto* state : fsdp_states(module)) {
     if (state->group() == nullptr) continue;
     for (const auto& param : state->group()->params()) {
       managed_tensors.insert(param.parameter.unsafeGetTensorImpl());
@@ -107,19 +102,19 @@ std::vector<ShardedParam> unmanaged_parameters(nn::Module& module, const FullySh
 }
 
 std::vector<FsdpState*> states_of(nn::Module& module, bool recurse, const char* verb) {
-  auto states = parallel::fsdp_states(module);
+  auto states = fsdp_states(module);
   TESSERA_CHECK(!states.empty(), ErrorKind::kShape, "[fsdp.{}] no module here is sharded. Call fully_shard first.",
                 verb);
   if (recurse) return states;
-  auto* own = parallel::fsdp_state(module);
+  auto* own = fsdp_state(module);
   TESSERA_CHECK(
       own != nullptr, ErrorKind::kShape,
       "[fsdp.{}] this module is not sharded itself. Pass recurse, or a module that fully_shard was called on.", verb);
   return {own};
 }
 
-std::vector<parallel::GatheredState*> gathered_states_of(nn::Module& module) {
-  auto states = parallel::gathered_states(module);
+std::vector<GatheredState*> gathered_states_of(nn::Module& module) {
+  auto states = gathered_states(module);
   TESSERA_CHECK(!states.empty(), ErrorKind::kShape,
                 "[fsdp.stats] no module here is sharded. Call fully_shard or wrap_fsdp1 first.");
   return states;
@@ -130,21 +125,20 @@ std::vector<parallel::GatheredState*> gathered_states_of(nn::Module& module) {
 void fully_shard(nn::Module& module, const FullyShardOptions& options) {
   check_mesh(options);
   TESSERA_CHECK(!module.sharding(), ErrorKind::kShape, "[fsdp.shard] fully_shard was called on this module already");
-  TESSERA_CHECK(parallel::data_parallel_states(module).size() == parallel::fsdp_states(module).size(),
-                ErrorKind::kShape,
+  TESSERA_CHECK(data_parallel_states(module).size() == fsdp_states(module).size(), ErrorKind::kShape,
                 "[fsdp.shard] replicate or wrap_fsdp1 was called on a module below this one. Use one of the two.");
   auto params = unmanaged_parameters(module, options);
-  std::shared_ptr<parallel::ParamGroup> group;
+  std::shared_ptr<ParamGroup> group;
   if (!params.empty()) {
     const bool on_host = options.cpu_offload && options.mesh->device_type() != c10::DeviceType::CPU;
-    group = std::make_shared<parallel::ParamGroup>(std::move(params), options.mesh, options.mp_policy, on_host);
+    group = std::make_shared<ParamGroup>(std::move(params), options.mesh, options.mp_policy, on_host);
   }
   auto state = std::make_shared<FsdpState>(module, options, std::move(group));
   module.set_sharding(state);
   state->install_hooks();
 }
 
-bool is_fully_sharded(nn::Module& module) { return !parallel::fsdp_states(module).empty(); }
+bool is_fully_sharded(nn::Module& module) { return !fsdp_states(module).empty(); }
 
 void set_reshard_after_forward(nn::Module& module, bool on, bool recurse) {
   for (auto* state : states_of(module, recurse, "set_reshard_after_forward")) state->set_reshard_after_forward(on);
@@ -183,7 +177,7 @@ void reshard(nn::Module& module) {
 
 FsdpStats fsdp_stats(nn::Module& root) {
   FsdpStats sum;
-  std::set<parallel::GatherSchedule*> seen;
+  std::set<GatherSchedule*> seen;
   for (auto* state : gathered_states_of(root)) {
     if (state->gathered() != nullptr) sum.accumulated_bytes += state->gathered()->accumulated_bytes();
     auto* schedule = state->schedule();
@@ -209,7 +203,7 @@ void reset_fsdp_stats(nn::Module& root) {
 }
 
 void to_empty(nn::Module& module, c10::Device device) {
-  for (auto* state : parallel::fsdp_states(module)) {
+  for (auto* state : fsdp_states(module)) {
     if (state->group() == nullptr) continue;
     TESSERA_CHECK(state->group()->mesh()->device_type() == device.type(), ErrorKind::kShape,
                   "[fsdp.to_empty] parameters are sharded over {}, wanted {}", state->group()->mesh()->to_string(),

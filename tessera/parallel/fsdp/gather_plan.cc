@@ -4,16 +4,15 @@
 
 #include <algorithm>
 
-namespace tessera::parallel {
+namespace tessera {
 namespace {
 
 GatherWay choose_way(std::vector<ShardedParam>& params, int64_t ranks, c10::Device device, bool shards_on_host) {
   const auto casts = [](const ShardedParam& param) { return param.gather_dtype != param.dtype; };
-  if (ranks == 1 && !shards_on_host && std::none_of(params.begin(), params.end(), casts)) return GatherWay::kAlias;
+  if (ranks == 1 && !shards_on_host && std::ranges::none_of(params, casts)) return GatherWay::kAlias;
   if (ranks == 1 || params.size() == 1) return GatherWay::kInPlace;
-  const auto largest = std::max_element(params.begin(), params.end(), [](const auto& a, const auto& b) {
-    return a.numel_of_all_ranks() < b.numel_of_all_ranks();
-  });
+  const auto largest = std::ranges::max_element(
+      params, [](const auto& a, const auto& b) { return a.numel_of_all_ranks() < b.numel_of_all_ranks(); });
   // By the sizes over all ranks: their tensor-parallel parts may differ, but not the order in which gradients come.
   int64_t all = 0;
   for (const auto& param : params) all += param.numel_of_all_ranks();
@@ -67,4 +66,4 @@ void lay_out(const GatherPlan& plan, const at::TensorBase& gathered, const Whole
   }
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

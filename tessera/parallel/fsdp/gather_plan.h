@@ -5,11 +5,11 @@
 #include <vector>
 
 #include "tessera/parallel/data_parallel/flat_layout.h"
+#include "tessera/parallel/data_parallel/mixed_precision.h"
 #include "tessera/parallel/fsdp/sharded_param.h"
 #include "tessera/parallel/fsdp/whole_storage.h"
-#include "tessera/parallel/data_parallel/mixed_precision.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 enum class GatherWay {
   kAlias,    // one rank that computes as and where it stores: forward reads the shards themselves
@@ -38,4 +38,4 @@ GatherPlan plan_gather(std::vector<ShardedParam>& params, const DeviceMesh& mesh
 // `gathered` lies in it.
 void lay_out(const GatherPlan& plan, const at::TensorBase& gathered, const WholeStorage& whole, BufferPool& pool);
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -9,7 +9,7 @@
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/parallel/data_parallel/group_node.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 void GatherSchedule::add(const std::shared_ptr<GatheredGroup>& group) {
   if (!streams_) streams_ = std::make_shared<CommStreams>(group->device());
@@ -37,7 +37,7 @@ void GatherSchedule::free_stale() {
   for (const auto& group : groups_) {
     if (!group->may_be_stale()) continue;
     auto* ranks = &group->ranks();
-    auto found = std::find_if(kept.begin(), kept.end(), [&](const auto& each) { return each.first == ranks; });
+    auto found = std::ranges::find_if(kept, [&](const auto& each) { return each.first == ranks; });
     if (found == kept.end()) found = kept.insert(kept.end(), {ranks, {}});
     found->second.push_back(group.get());
   }
@@ -171,4 +171,4 @@ void GatherSchedule::reset() {
   in_forward_ = in_backward_ = false;
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

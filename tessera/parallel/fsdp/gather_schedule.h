@@ -11,10 +11,10 @@
 #include <memory>
 #include <vector>
 
-#include "tessera/parallel/fsdp/gathered_group.h"
 #include "tessera/parallel/fsdp/fully_shard.h"
+#include "tessera/parallel/fsdp/gathered_group.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 // One forward of one sharded module, as its backward hooks see it.
 struct ForwardRun {
@@ -75,4 +75,4 @@ class GatherSchedule : public std::enable_shared_from_this<GatherSchedule> {
   bool is_last_backward_ = true;
 };
 
-}  // namespace tessera::parallel
+}  // namespace tessera

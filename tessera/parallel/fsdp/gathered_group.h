@@ -18,7 +18,7 @@
 #include "tessera/parallel/data_parallel/comm_streams.h"
 #include "tessera/parallel/fsdp/fully_shard.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 class GatheredGroup {
  public:
@@ -107,4 +107,4 @@ class GatheredGroup {
   std::string name_;
 };
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/parallel/data_parallel/group_node.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 GatheredState::GatheredState(nn::Module& module, MixedPrecisionPolicy policy, std::shared_ptr<GatheredGroup> group)
     : module_(module), policy_(policy), group_(std::move(group)) {}
@@ -48,7 +48,7 @@ void GatheredState::settle() {
   }
   auto schedule = std::make_shared<GatherSchedule>(begin_root(states));
   schedule->set_is_last_backward(
-      std::all_of(states.begin(), states.end(), [](const Named& each) { return each.second->is_last_backward_; }));
+      std::ranges::all_of(states, [](const Named& each) { return each.second->is_last_backward_; }));
   for (const auto& [path, state] : states) {
     state->schedule_ = schedule;
     if (!state->group_) continue;
@@ -131,4 +131,4 @@ std::vector<GatheredState*> gathered_states(nn::Module& module) {
   return out;
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

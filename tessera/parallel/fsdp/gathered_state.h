@@ -9,11 +9,11 @@
 
 #include "tessera/nn/module.h"
 #include "tessera/parallel/data_parallel/data_parallel_state.h"
+#include "tessera/parallel/data_parallel/mixed_precision.h"
 #include "tessera/parallel/fsdp/gather_schedule.h"
 #include "tessera/parallel/fsdp/gathered_group.h"
-#include "tessera/parallel/data_parallel/mixed_precision.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 class GatheredState : public DataParallelState, public std::enable_shared_from_this<GatheredState> {
  public:
@@ -55,4 +55,4 @@ class GatheredState : public DataParallelState, public std::enable_shared_from_t
 // Those of the module and all below it, outermost first.
 std::vector<GatheredState*> gathered_states(nn::Module& module);
 
-}  // namespace tessera::parallel
+}  // namespace tessera

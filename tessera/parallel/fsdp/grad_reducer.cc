@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/local_part.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 GradReducer::GradReducer(MeshPtr mesh, std::shared_ptr<BufferPool> pool, std::optional<c10::ScalarType> reduce_dtype,
                          bool to_host)
@@ -130,4 +130,4 @@ void GradReducer::drop() {
   flat_.drop();
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -24,10 +24,10 @@
 #include "tessera/parallel/data_parallel/comm_streams.h"
 #include "tessera/parallel/data_parallel/flat_gradients.h"
 #include "tessera/parallel/data_parallel/reduction_stages.h"
-#include "tessera/parallel/fsdp/sharded_param.h"
 #include "tessera/parallel/fsdp/fully_shard.h"
+#include "tessera/parallel/fsdp/sharded_param.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 class GradReducer {
  public:
@@ -73,4 +73,4 @@ class GradReducer {
   GradientsHook hook_;
 };
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -8,7 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
-namespace tessera::parallel {
+namespace tessera {
 namespace {
 
 std::vector<ParamGroup::WeakTensor> weak_handles(const std::vector<ShardedParam>& params) {
@@ -165,4 +165,4 @@ void ParamGroup::show_shards() {
   shows_whole_ = false;
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -11,14 +11,14 @@
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/parallel/data_parallel/buffer_pool.h"
 #include "tessera/parallel/fsdp/fixed_places.h"
+#include "tessera/parallel/fsdp/fully_shard.h"
 #include "tessera/parallel/fsdp/gather_plan.h"
 #include "tessera/parallel/fsdp/gathered_group.h"
 #include "tessera/parallel/fsdp/grad_reducer.h"
 #include "tessera/parallel/fsdp/shards.h"
 #include "tessera/parallel/fsdp/whole_storage.h"
-#include "tessera/parallel/fsdp/fully_shard.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 class ParamGroup : public GatheredGroup {
  public:
@@ -87,4 +87,4 @@ class ParamGroup : public GatheredGroup {
   GradReducer reducer_;
 };
 
-}  // namespace tessera::parallel
+}  // namespace tessera

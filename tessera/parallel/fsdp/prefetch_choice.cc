@@ -9,7 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 
-namespace tessera::parallel {
+namespace tessera {
 namespace {
 
 // One line: rank, wish, whether there are cores.
@@ -38,12 +38,11 @@ bool prefetch_of(const std::vector<PrefetchVote>& votes) {
                   word(votes[0]), votes[0].rank, word(vote), vote.rank);
   }
   return votes.at(0).wish.value_or(
-      std::all_of(votes.begin(), votes.end(), [](const PrefetchVote& vote) { return vote.core_for_each; }));
+      std::ranges::all_of(votes, [](const PrefetchVote& vote) { return vote.core_for_each; }));
 }
 
 bool agree_on_prefetch(const comm::World& world, const std::vector<MeshPtr>& meshes, std::optional<bool> wish) {
-  const bool on_device =
-      std::any_of(meshes.begin(), meshes.end(), [](const MeshPtr& mesh) { return !mesh->device().is_cpu(); });
+  const bool on_device = std::ranges::any_of(meshes, [](const MeshPtr& mesh) { return !mesh->device().is_cpu(); });
   const bool core_for_each = on_device || world.info().hosts.least_cores_per_rank >= 1;
   std::set<std::string> lines = {line_of({.rank = world.rank(), .wish = wish, .core_for_each = core_for_each})};
   for (const auto& mesh : meshes) {
@@ -57,8 +56,8 @@ bool agree_on_prefetch(const comm::World& world, const std::vector<MeshPtr>& mes
   }
   std::vector<PrefetchVote> votes;
   for (const auto& line : lines) votes.push_back(vote_of(line));
-  std::sort(votes.begin(), votes.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
+  std::ranges::sort(votes, [](const auto& a, const auto& b) { return a.rank < b.rank; });
   return prefetch_of(votes);
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

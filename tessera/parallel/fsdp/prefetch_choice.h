@@ -12,7 +12,7 @@
 #include "tessera/comm/rendezvous/world.h"
 #include "tessera/mesh/device_mesh.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 // What a rank has to say.
 struct PrefetchVote {
@@ -29,4 +29,4 @@ bool prefetch_of(const std::vector<PrefetchVote>& votes);
 // The same of all ranks of `meshes`. COLLECTIVE over each of them, in their order; the Error is that of all ranks.
 bool agree_on_prefetch(const comm::World& world, const std::vector<MeshPtr>& meshes, std::optional<bool> wish);
 
-}  // namespace tessera::parallel
+}  // namespace tessera

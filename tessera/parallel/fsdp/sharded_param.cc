@@ -7,7 +7,7 @@
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/dtensor/tensor/dtensor_impl.h"
 
-namespace tessera::parallel {
+namespace tessera {
 int64_t ShardedParam::numel_of_all_ranks() const { return c10::multiply_integers(full_shape()); }
 
 Placements ShardedParam::placements_on(const DeviceMesh& mesh) const {
@@ -17,7 +17,7 @@ Placements ShardedParam::placements_on(const DeviceMesh& mesh) const {
 
 at::Tensor ShardedParam::distributed(const at::Tensor& part, const MeshPtr& mesh) const {
   // Where `part` lies, which is the host when shards are offloaded.
-  return tessera::detail::make_dtensor(part, mesh_of(mesh), tessera::detail::share(placements_on(*mesh)), full_shape());
+  return tessera::make_dtensor(part, mesh_of(mesh), tessera::share(placements_on(*mesh)), full_shape());
 }
 
 at::Tensor ShardedParam::as_seen(const at::Tensor& gathered) const {
@@ -61,4 +61,4 @@ std::shared_ptr<const TensorParallelPart> tensor_parallel_part(const std::string
   return part;
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

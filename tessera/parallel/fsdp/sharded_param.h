@@ -12,7 +12,7 @@
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/module.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 // A slot by owner and position: the owner's list may grow.
 struct SlotRef {
@@ -69,4 +69,4 @@ std::shared_ptr<const TensorParallelPart> tensor_parallel_part(const std::string
                                                                const Placements& placements,
                                                                const std::vector<int64_t>& shape, bool plain);
 
-}  // namespace tessera::parallel
+}  // namespace tessera

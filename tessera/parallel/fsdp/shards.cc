@@ -8,7 +8,7 @@
 #include "tessera/mesh/host_memory.h"
 #include "tessera/parallel/fsdp/whole_storage.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 Shards::Shards(std::vector<ShardedParam> params, MeshPtr mesh, bool on_host)
     : params_(std::move(params)),
@@ -182,4 +182,4 @@ void Shards::copy_from_host(const at::Tensor& part, const FlatLayout& layout) co
   }
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -17,7 +17,7 @@
 #include "tessera/parallel/data_parallel/flat_layout.h"
 #include "tessera/parallel/fsdp/sharded_param.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 class Shards {
  public:
@@ -67,4 +67,4 @@ class Shards {
   at::Tensor buffer_;  // bytes; this rank's part
 };
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -6,7 +6,7 @@
 
 #include <utility>
 
-namespace tessera::parallel {
+namespace tessera {
 namespace {
 
 // Access to freed memory raises `why`, which allow_access takes back. libtorch 2.11 cannot take it back: there such an
@@ -57,4 +57,4 @@ at::Tensor WholeStorage::tensor(int64_t offset_bytes, c10::IntArrayRef shape, c1
   return tensor_over(storage_, offset_bytes, shape, dtype);
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -18,7 +18,7 @@
 
 #include "tessera/parallel/data_parallel/buffer_pool.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 // A tensor over part of a storage, with a version counter of its own.
 at::Tensor tensor_over(const c10::Storage& storage, int64_t offset_bytes, c10::IntArrayRef shape,
@@ -40,4 +40,4 @@ class WholeStorage {
   c10::Storage storage_;
 };
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -55,7 +55,7 @@ class AtPlace {
 struct Recomputation : torch::autograd::Node {
   nn::Rerun rerun;
   std::vector<at::Tensor> inputs;
-  parallel::ShownParameters parameters;
+  ShownParameters parameters;
   std::vector<size_t> differentiable_outputs;
   std::shared_ptr<kernels::KeptResults> kept;
   RowPlace rows;
@@ -68,11 +68,11 @@ struct Recomputation : torch::autograd::Node {
     const auto taken = again ? std::make_shared<kernels::KeptResults>(*kept) : kept;
     // The graph behind the inner weights ends here.
     const kernels::DeferredGradients::Scope all_at_once(nullptr);
-    const auto inner_inputs = parallel::leaves_of(inputs), inner_parameters = parallel::leaves_of(parameters.tensors);
+    const auto inner_inputs = leaves_of(inputs), inner_parameters = leaves_of(parameters.tensors);
     variable_list outputs, output_gradients;
     {
       const c10::AutoGradMode on(true);
-      const parallel::ShowLeaves show(parameters, inner_parameters);
+      const ShowLeaves show(parameters, inner_parameters);
       const AtPlace same_rows(rows);
       kernels::KeptResults::Scope replay(taken, kernels::KeptResults::Mode::kReplay);
       const auto results = rerun(inner_inputs);
@@ -82,7 +82,7 @@ struct Recomputation : torch::autograd::Node {
         output_gradients.push_back(gradients[i]);
       }
     }
-    const auto wanted = parallel::that_require_grad(inner_inputs, inner_parameters);
+    const auto wanted = that_require_grad(inner_inputs, inner_parameters);
     variable_list found(wanted.size());
     if (!outputs.empty()) {
       found = torch::autograd::grad(outputs, wanted, output_gradients, /*retain_graph=*/false, /*create_graph=*/false,
@@ -103,10 +103,10 @@ struct Recomputation : torch::autograd::Node {
 
 void wrap_forward(nn::Module& module, const nn::TensorRefs& inputs, nn::TensorRefs& outputs, nn::Rerun rerun,
                   std::shared_ptr<kernels::KeptResults> kept) {
-  auto [pointer, node] = parallel::make_node<Recomputation>();
-  node->parameters = parallel::shown_parameters(module);
+  auto [pointer, node] = make_node<Recomputation>();
+  node->parameters = shown_parameters(module);
   for (const auto* input : inputs) node->inputs.push_back(*input);
-  const auto depends_on = parallel::that_require_grad(node->inputs, node->parameters.tensors);
+  const auto depends_on = that_require_grad(node->inputs, node->parameters.tensors);
   if (depends_on.empty()) return;
   node->rerun = std::move(rerun);
   node->kept = std::move(kept);
@@ -156,8 +156,7 @@ void checkpoint_layers(const std::vector<nn::Module*>& layers, ActivationCheckpo
       continue;
     }
     const auto& children = layers[i]->named_children();
-    const auto mlp =
-        std::find_if(children.begin(), children.end(), [](const auto& child) { return child.first == "mlp"; });
+    const auto mlp = std::ranges::find_if(children, [](const auto& child) { return child.first == "mlp"; });
     TESSERA_CHECK(mlp != children.end(), ErrorKind::kConfig,
                   "[parallel.checkpoint] layer {} has no child named mlp. Use full checkpointing.", i);
     checkpoint_activations(*mlp->second);

@@ -6,12 +6,12 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/nn/experts/moe.h"
 #include "tessera/nn/linear/float8.h"
 #include "tessera/nn/linear/lora.h"
-#include "tessera/nn/experts/moe.h"
 #include "tessera/nn/linear/quantized_linear.h"
 
-namespace tessera::parallel {
+namespace tessera {
 namespace {
 
 void refuse_if(bool found, const char* what, const char* advice) {
@@ -52,7 +52,7 @@ GraphedLayer look_at(nn::Module& layer) {
   });
   const auto& shown = out.parameters.tensors;
   // Those of modules below that are sharded are shown as shards outside their hooks.
-  refuse_tensor_parallel_if(!out.sharded && std::any_of(shown.begin(), shown.end(), is_dtensor));
+  refuse_tensor_parallel_if(!out.sharded && std::ranges::any_of(shown, is_dtensor));
   return out;
 }
 
@@ -78,4 +78,4 @@ std::vector<const void*> addresses(const std::vector<at::Tensor>& tensors) {
   return out;
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

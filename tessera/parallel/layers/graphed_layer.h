@@ -9,7 +9,7 @@
 #include "tessera/nn/module.h"
 #include "tessera/parallel/layers/shown_parameters.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 struct GraphedLayer {
   ShownParameters parameters;
@@ -34,4 +34,4 @@ RecordingKind kind_of(const nn::Module& module, const nn::ForwardCall& call, con
 // Null where undefined.
 std::vector<const void*> addresses(const std::vector<at::Tensor>& tensors);
 
-}  // namespace tessera::parallel
+}  // namespace tessera

@@ -22,17 +22,14 @@
 #include "tessera/kernels/autograd/deferred_gradients.h"
 #include "tessera/kernels/autograd/kept_results.h"
 #include "tessera/mesh/device_graph.h"
-#include "tessera/parallel/layers/activation_checkpoint.h"
-#include "tessera/parallel/layers/graphed_layer.h"
 #include "tessera/parallel/data_parallel/group_node.h"
 #include "tessera/parallel/data_parallel/make_node.h"
+#include "tessera/parallel/layers/activation_checkpoint.h"
+#include "tessera/parallel/layers/graphed_layer.h"
 #include "tessera/parallel/layers/shown_parameters.h"
 
 namespace tessera {
 namespace {
-
-using parallel::GraphedLayer;
-using parallel::RecordingKind;
 using torch::autograd::variable_list;
 using Tensors = std::vector<at::Tensor>;
 
@@ -123,7 +120,7 @@ class Recording {
 
   // Without autograd. The parameters of the first call stay those of all: the same tensors, or others at the same
   // places.
-  at::Tensor forward(const nn::ForwardCall& call, const parallel::ShownParameters& parameters) {
+  at::Tensor forward(const nn::ForwardCall& call, const ShownParameters& parameters) {
     copy_all(inputs_, given_to(call));  // without autograd
     if (!forward_) capture_forward(call, parameters);
     forward_->replay();
@@ -173,7 +170,7 @@ class Recording {
           found->what());
   }
 
-  void capture_forward(const nn::ForwardCall& call, const parallel::ShownParameters& parameters) {
+  void capture_forward(const nn::ForwardCall& call, const ShownParameters& parameters) {
     Tensors leaves;
     for (const auto& each : parameters.tensors) leaves.push_back(leaf_over(each));
     at::accelerator::emptyCache();  // of what warm-ups had: graphs have memory of their own
@@ -182,7 +179,7 @@ class Recording {
     capture_as("forward", *graph, shared_->stream, [&] {
       const c10::AutoGradMode on(true);
       const kernels::DeferredGradients::Scope all_at_once(nullptr);
-      const parallel::ShowLeaves show(parameters, leaves);
+      const ShowLeaves show(parameters, leaves);
       output = call.run(input_leaves_).at(0);
     });
     forward_ = std::move(graph);
@@ -202,8 +199,8 @@ class Recording {
   // The graph of autograd stays, and with it what forward leaves for backward.
   Tensors differentiate() const {
     const kernels::DeferredGradients::Scope all_at_once(nullptr);
-    return torch::autograd::grad({output_}, parallel::that_require_grad(input_leaves_, parameter_leaves_),
-                                 {output_gradient_}, /*retain_graph=*/true, /*create_graph=*/false,
+    return torch::autograd::grad({output_}, that_require_grad(input_leaves_, parameter_leaves_), {output_gradient_},
+                                 /*retain_graph=*/true, /*create_graph=*/false,
                                  /*allow_unused=*/true);
   }
 
@@ -253,7 +250,7 @@ struct ReplayedLayer : torch::autograd::Node {
                   "[parallel.layer_graphs] a layer that is a graph has no second derivative. Differentiate without "
                   "create_graph, or do not graph layers.");
     TESSERA_CHECK(
-        parallel::addresses(parameters) == lease->kind().parameters, ErrorKind::kShape,
+        addresses(parameters) == lease->kind().parameters, ErrorKind::kShape,
         "[parallel.layer_graphs] the parameters of a layer lie elsewhere in its backward than in its forward. "
         "Do not move them in between, set fixed_places where they are sharded or replicated, or do not graph layers.");
     variable_list found(num_outputs());
@@ -284,18 +281,18 @@ class LayerGraphs {
   explicit LayerGraphs(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
 
   std::optional<at::Tensor> run(nn::Module& module, const nn::ForwardCall& call) {
-    const GraphedLayer layer = parallel::look_at(module);
+    const GraphedLayer layer = look_at(module);
     const auto& parameters = layer.parameters;
-    const auto depends_on = parallel::that_require_grad(given_to(call), parameters.tensors);
+    const auto depends_on = that_require_grad(given_to(call), parameters.tensors);
     if (depends_on.empty()) return std::nullopt;
     // Nor does a forward that is part of one whose results are kept (selective checkpoints around the layer).
     const bool repeats = call.numbers && !layer.hooked && !layer.sharded && !kernels::KeptResults::current();
-    const auto recordings = repeats ? recordings_of(parallel::kind_of(module, call, layer)) : nullptr;
+    const auto recordings = repeats ? recordings_of(kind_of(module, call, layer)) : nullptr;
     if (!recordings) tell();
     if (!recordings) return std::nullopt;
     if (recordings->warm_ups < kWarmUps) return warm_up(recordings, call);
 
-    auto [pointer, node] = parallel::make_node<ReplayedLayer>();
+    auto [pointer, node] = make_node<ReplayedLayer>();
     node->lease = lease(recordings, module, call);
     node->parameters = parameters.tensors;
     node->versions = versions_of(parameters.tensors);
@@ -314,7 +311,7 @@ class LayerGraphs {
   std::shared_ptr<Recordings> recordings_of(RecordingKind kind) {
     ++calls_;
     std::erase_if(kinds_, [&](const auto& each) { return each->last_call + kForgottenAfter < calls_; });
-    auto found = std::find_if(kinds_.begin(), kinds_.end(), [&](const auto& each) { return each->kind == kind; });
+    auto found = std::ranges::find_if(kinds_, [&](const auto& each) { return each->kind == kind; });
     if (found == kinds_.end()) {
       if (kinds_.size() == kMostKinds) return nullptr;
       found = kinds_.insert(found, std::make_shared<Recordings>(Recordings{.kind = std::move(kind), .idle = {}}));
@@ -325,7 +322,7 @@ class LayerGraphs {
 
   static at::Tensor warm_up(const std::shared_ptr<Recordings>& recordings, const nn::ForwardCall& call) {
     at::Tensor result = call.run(given_to(call)).at(0);
-    parallel::before_backward_of(result, [recordings] { ++recordings->warm_ups; });
+    before_backward_of(result, [recordings] { ++recordings->warm_ups; });
     return result;
   }
 
@@ -358,7 +355,7 @@ class LayerGraphs {
 }  // namespace
 
 void graph_layers(const std::vector<nn::Module*>& layers, c10::Device device) {
-  for (auto* layer : layers) parallel::look_at(*layer);
+  for (auto* layer : layers) look_at(*layer);
   const auto shared = std::make_shared<Shared>(device);
   for (auto* layer : layers) {
     layer->set_forward_replay(

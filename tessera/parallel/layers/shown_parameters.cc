@@ -6,8 +6,7 @@
 #include <mutex>
 #include <set>
 
-
-namespace tessera::parallel {
+namespace tessera {
 namespace {
 
 struct UnregisteredMembers {
@@ -38,8 +37,7 @@ void remove_unregistered_member(const nn::Module& module, at::Tensor* member) {
 
 void ShownParameters::add_own(nn::Module& module) {
   const auto add = [this](at::Tensor* member) {
-    const auto found =
-        std::find_if(tensors.begin(), tensors.end(), [&](const at::Tensor& each) { return each.is_same(*member); });
+    const auto found = std::ranges::find_if(tensors, [&](const at::Tensor& each) { return each.is_same(*member); });
     if (found != tensors.end()) {
       members[static_cast<size_t>(found - tensors.begin())].push_back(member);
     } else {
@@ -93,4 +91,4 @@ std::vector<at::Tensor> leaves_of(const std::vector<at::Tensor>& tensors) {
   return out;
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

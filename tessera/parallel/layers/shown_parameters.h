@@ -9,7 +9,7 @@
 
 #include "tessera/nn/module.h"
 
-namespace tessera::parallel {
+namespace tessera {
 
 // Members that a module's forward reads and that are not registered as parameters, because they are views of a flat
 // parameter (FSDP1 without use_orig_params). One list for the process, safe to use from several threads.
@@ -43,4 +43,4 @@ std::vector<at::Tensor> that_require_grad(const std::vector<at::Tensor>& first, 
 // The same values as leaves, which require a gradient where the tensors do. Undefined ones stay so.
 std::vector<at::Tensor> leaves_of(const std::vector<at::Tensor>& tensors);
 
-}  // namespace tessera::parallel
+}  // namespace tessera

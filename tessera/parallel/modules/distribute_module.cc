@@ -21,9 +21,7 @@ class Replicator {
       }
     }
     for (auto& buffer : module.own_buffers()) {
-      if (buffer.slot->defined() && !is_dtensor(*buffer.slot)) {
-        *buffer.slot = replicated(*buffer.slot);
-      }
+      if (buffer.slot->defined() && !is_dtensor(*buffer.slot)) *buffer.slot = replicated(*buffer.slot);
     }
   }
 
@@ -53,14 +51,10 @@ void distribute_module(nn::Module& module, const MeshPtr& mesh, const Distribute
       "called on this module!");
   const auto modules = module.named_modules();
   if (options.partition_fn) {
-    for (const auto& [name, each] : modules) {
-      options.partition_fn(name, *each, mesh);
-    }
+    for (const auto& [name, each] : modules) options.partition_fn(name, *each, mesh);
   }
   Replicator replicator(mesh);
-  for (const auto& [name, each] : modules) {
-    replicator.replicate(*each);
-  }
+  for (const auto& [name, each] : modules) replicator.replicate(*each);
   if (options.input_fn) {
     module.register_forward_pre_hook(
         [mesh, hook = options.input_fn](nn::Module& of, nn::TensorRefs& inputs) { hook(of, inputs, mesh); });

@@ -52,9 +52,7 @@ ModuleTrace::ModuleTrace(nn::Module& root, const std::string& name) {
 }
 
 ModuleTrace::~ModuleTrace() {
-  for (const auto& [module, id] : hooks_) {
-    module->remove_hook(id);
-  }
+  for (const auto& [module, id] : hooks_) module->remove_hook(id);
   for (const auto& name : names_) {  // of a call that ended with an exception
     CommDebugMode::leave_module(name);
   }

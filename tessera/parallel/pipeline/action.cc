@@ -28,7 +28,7 @@ std::string_view trimmed(std::string_view text) {
 }
 
 std::optional<ActionKind> kind_of(std::string_view name) {
-  const auto found = std::find(kKindNames.begin(), kKindNames.end(), name);
+  const auto found = std::ranges::find(kKindNames, name);
   if (found == kKindNames.end()) return std::nullopt;
   return static_cast<ActionKind>(found - kKindNames.begin());
 }

@@ -82,7 +82,7 @@ class Clockwork {
   const Step* waits(size_t rank) const {
     return next_[rank] < steps_[rank].size() ? &steps_[rank][next_[rank]] : nullptr;
   }
-  double time() const { return *std::max_element(clock_.begin(), clock_.end()); }
+  double time() const { return *std::ranges::max_element(clock_); }
   double busy() const { return busy_; }
 
  private:

@@ -18,7 +18,7 @@ std::vector<int> next_stages(const ActionRow& row, size_t first, int count) {
   for (size_t i = first; i < row.size() && static_cast<int>(out.size()) < count; ++i) {
     if (!row[i]) continue;
     for (const auto& step : row[i]->steps()) {
-      if (std::find(out.begin(), out.end(), step.stage) == out.end()) out.push_back(step.stage);
+      if (std::ranges::find(out, step.stage) == out.end()) out.push_back(step.stage);
     }
   }
   return out;
@@ -64,7 +64,7 @@ Actions add_unshard_reshard(const ActionRow& row, int most_active) {
     if (!row[i]) continue;
     const auto wanted = next_stages(row, i, most_active);
     for (auto stage = active.begin(); stage != active.end();) {
-      if (std::find(wanted.begin(), wanted.end(), *stage) != wanted.end()) {
+      if (std::ranges::find(wanted, *stage) != wanted.end()) {
         ++stage;
         continue;
       }
@@ -130,7 +130,7 @@ std::vector<Actions> add_send_recv(const std::vector<Actions>& rows, const std::
       const auto& action = rows[rank][next[rank]];
       const auto steps = action.steps();
       const auto can_run = [&](const Action& step) { return has_inputs(step, done[rank], stages); };
-      if (!std::all_of(steps.begin(), steps.end(), can_run)) continue;
+      if (!std::ranges::all_of(steps, can_run)) continue;
       out[rank].push_back(action);
       for (const auto& step : steps) {
         done[rank].insert({step.stage, step.kind, step.micro_batch});

@@ -17,10 +17,10 @@
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/models/decoder/decoder.h"
-#include "tessera/parallel/fsdp/gathered_state.h"
+#include "tessera/parallel/data_parallel/gradient_sync.h"
 #include "tessera/parallel/ddp/replicate_state.h"
 #include "tessera/parallel/fsdp/fully_shard.h"
-#include "tessera/parallel/data_parallel/gradient_sync.h"
+#include "tessera/parallel/fsdp/gathered_state.h"
 #include "tessera/parallel/pipeline/check_schedule.h"
 #include "tessera/parallel/pipeline/detail/execution.h"
 #include "tessera/parallel/pipeline/lowering.h"
@@ -97,7 +97,7 @@ class Pipeline::Switches : public detail::DataParallelHooks {
         plan_(plan),
         how_(how),
         reduce_each_(how.reduce_each),
-        has_states_(!parallel::data_parallel_states(model).empty()),
+        has_states_(!data_parallel_states(model).empty()),
         keeps_gathered_(has_states_ && !reduce_each_ && plan.stages() > 1),
         layers_(decoder_layers(model)) {}
   ~Switches() override {
@@ -128,7 +128,7 @@ class Pipeline::Switches : public detail::DataParallelHooks {
     if (!has_states_ || action.kind != ActionKind::kWeightBackward) return;
     if (!reduce_each_ && !completes.all && !completes.stage) return;
     switch_on(action, completes, reduce_each_);
-    const auto states = parallel::gathered_states(model_);
+    const auto states = gathered_states(model_);
     if (!states.empty() && states.front()->schedule() != nullptr) states.front()->schedule()->reduce_accumulated();
   }
 
@@ -220,7 +220,7 @@ const detail::RankProgram& Pipeline::program(int micro_batches, bool with_gradie
   const auto table = with_gradients ? lower(schedule(micro_batches)) : lower_forward(forward);
   check_lowered(table, plan_.rank_of, micro_batches);
   // The buckets of replicas are reduced within one backward.
-  const bool splits = parallel::replicate_state(model_) == nullptr;
+  const bool splits = replicate_state(model_) == nullptr;
   return program.emplace(table.ranks.at(static_cast<size_t>(rank_)), splits);
 }
 
@@ -284,9 +284,8 @@ std::vector<int64_t> Pipeline::generate(std::span<const int64_t> prompt, const G
                       .group = group};
   if (group != nullptr && group->size() > 1) {
     const auto has_logits = comm::all_gather_bytes(*group, has_last_stage() ? "1" : "");
-    source.chooser = static_cast<int>(
-        std::find_if(has_logits.begin(), has_logits.end(), [](const auto& each) { return !each.empty(); }) -
-        has_logits.begin());
+    source.chooser = static_cast<int>(std::ranges::find_if(has_logits, [](const auto& each) { return !each.empty(); }) -
+                                      has_logits.begin());
   }
   source.after = [&](const at::Tensor& tokens) {
     const std::vector<ModelInputs> one = {{.tokens = tokens, .logits_to_keep = 1}};

@@ -62,8 +62,9 @@ std::string ScheduleTable::to_text(std::optional<size_t> error_step) const {
   std::vector<size_t> widths;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     size_t width = fmt::format("Rank {}", rank).size();
-    for (size_t step = 0; step < ranks[rank].size(); ++step)
+    for (size_t step = 0; step < ranks[rank].size(); ++step) {
       width = std::max(width, cell_text(ranks[rank], step).size());
+    }
     widths.push_back(width);
   }
   std::string out(digits + 7, ' ');
@@ -73,8 +74,9 @@ std::string ScheduleTable::to_text(std::optional<size_t> error_step) const {
   out += "\n";
   for (size_t step = 0; step < steps; ++step) {
     out += fmt::format("Step {:0{}}: ", step, digits);
-    for (size_t rank = 0; rank < ranks.size(); ++rank)
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
       out += fmt::format("{:<{}} ", cell_text(ranks[rank], step), widths[rank]);
+    }
     out += error_step == step ? "<-- ERROR HERE\n" : "\n";
   }
   return out;

@@ -30,8 +30,9 @@ ParallelPlan base_plan(const std::string& inner, bool head_norms) {
   plan.set(layer + "self_attn", whole_input);
   for (const char* name : {"q_proj", "k_proj", "v_proj"}) plan.set(layer + "self_attn." + name, columns);
   if (head_norms) {
-    for (const char* name : {"q_norm", "k_norm"})
+    for (const char* name : {"q_norm", "k_norm"}) {
       plan.set(layer + "self_attn." + name, std::make_shared<QKNormParallel>());
+    }
   }
   plan.set(layer + "self_attn.o_proj", rows);
   plan.set(layer + "mlp", whole_input);

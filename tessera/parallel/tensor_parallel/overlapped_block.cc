@@ -37,7 +37,7 @@ struct SharedProducts {
     if (!input.defined() || !input.is_same(x) || !ready[index].defined()) compute(x);
     const at::Tensor result = std::exchange(ready[index], at::Tensor());
     const auto waits = [](const at::Tensor& tensor) { return tensor.defined(); };
-    if (std::none_of(ready.begin(), ready.end(), waits)) input.reset();
+    if (std::ranges::none_of(ready, waits)) input.reset();
     return result;
   }
 

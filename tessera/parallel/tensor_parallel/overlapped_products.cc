@@ -117,13 +117,15 @@ class ScatteredChunks {
 at::Tensor flat_rows(const at::Tensor& chunk) { return chunk.reshape({-1, chunk.size(-1)}); }
 // The product with weight [o, d] of rows [ranks, length, B, d].
 at::Tensor product(const at::Tensor& chunk, const at::Tensor& weight) {
-  return product_nt(flat_rows(chunk), weight).view({chunk.size(0), chunk.size(1), chunk.size(2), weight.size(0)});
+  return kernels::product_nt(flat_rows(chunk), weight)
+      .view({chunk.size(0), chunk.size(1), chunk.size(2), weight.size(0)});
 }
 at::Tensor product_transposed(const at::Tensor& chunk, const at::Tensor& weight) {
-  return product_nt(flat_rows(chunk), weight.t()).view({chunk.size(0), chunk.size(1), chunk.size(2), weight.size(1)});
+  return kernels::product_nt(flat_rows(chunk), weight.t())
+      .view({chunk.size(0), chunk.size(1), chunk.size(2), weight.size(1)});
 }
 void add_outer(at::Tensor& sum, const at::Tensor& left, const at::Tensor& right) {
-  const auto outer = product_nt(flat_rows(left).t(), flat_rows(right).t());
+  const auto outer = kernels::product_nt(flat_rows(left).t(), flat_rows(right).t());
   sum = sum.defined() ? sum.add_(outer) : outer;
 }
 

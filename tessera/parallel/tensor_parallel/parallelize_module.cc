@@ -101,7 +101,7 @@ std::vector<std::string> parallelize_module(nn::Module& module, const MeshPtr& m
   std::set<nn::Module*> styled;
   for (const auto& [path, each] : module.named_modules()) {
     const auto& own = each->own_parameters();
-    if (std::any_of(own.begin(), own.end(), [](const auto& slot) { return is_dtensor(slot.parameter); })) {
+    if (std::ranges::any_of(own, [](const auto& slot) { return is_dtensor(slot.parameter); })) {
       styled.insert(each);  // by an earlier call
     }
   }

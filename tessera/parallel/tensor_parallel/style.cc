@@ -62,8 +62,7 @@ ParallelPlan::ParallelPlan(std::initializer_list<std::pair<std::string, StylePtr
 }
 
 void ParallelPlan::set(const std::string& pattern, StylePtr style) {
-  const auto found =
-      std::find_if(entries_.begin(), entries_.end(), [&](const auto& entry) { return entry.first == pattern; });
+  const auto found = std::ranges::find_if(entries_, [&](const auto& entry) { return entry.first == pattern; });
   if (found != entries_.end()) {
     found->second = std::move(style);
   } else {
@@ -80,8 +79,7 @@ void ParallelPlan::erase(const std::string& pattern) {
 }
 
 const ParallelStyle* ParallelPlan::find(const std::string& pattern) const {
-  const auto found =
-      std::find_if(entries_.begin(), entries_.end(), [&](const auto& entry) { return entry.first == pattern; });
+  const auto found = std::ranges::find_if(entries_, [&](const auto& entry) { return entry.first == pattern; });
   return found == entries_.end() ? nullptr : found->second.get();
 }
 

@@ -36,9 +36,7 @@ void lock_pages(void* memory, size_t bytes) {
 bool can_pin_memory() {
   if (at::globalContext().hasCUDA()) return true;
   static std::atomic_flag warned;
-  if (!warned.test_and_set()) {
-    log_warning("[state] pin_memory: there is no accelerator, so memory is not page-locked");
-  }
+  if (!warned.test_and_set()) log_warning("[state] pin_memory: there is no accelerator, so memory is not page-locked");
   return false;
 }
 

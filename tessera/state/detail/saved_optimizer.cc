@@ -14,7 +14,7 @@ namespace {
 bool is_by_id(const StateDict& saved) {
   const auto& state = saved.at("state").dict();
   const auto is_id = [](const auto& item) { return std::holds_alternative<int64_t>(item.first); };
-  if (!state.empty()) return std::all_of(state.begin(), state.end(), is_id);
+  if (!state.empty()) return std::ranges::all_of(state, is_id);
   for (const auto& group : saved.at("param_groups").list()) {
     for (const auto& param : group.dict().at("params").list()) return param.is_int();
   }

@@ -52,7 +52,7 @@ class ControlTokenMarker {
     }
     if (places.empty()) return text;
     any_ = true;
-    std::sort(places.begin(), places.end());
+    std::ranges::sort(places);
     std::string out;
     size_t done = 0;
     for (size_t i = 0; i < places.size();) {  // tokens that overlap get one pair of marks
@@ -117,7 +117,7 @@ std::vector<size_t> take_marks(std::string& text) {
     at += kBegin.size();
   }
   text = std::move(without);
-  std::sort(places.begin(), places.end());
+  std::ranges::sort(places);
   places.erase(std::unique(places.begin(), places.end()), places.end());
   return places;
 }

@@ -71,8 +71,9 @@ Value value_of(const Json& json, int depth, int max_depth) {
     case Json::value_t::number_integer:
       return Value::integer(json.get<int64_t>());
     case Json::value_t::number_unsigned:
-      if (json.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX))
+      if (json.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) {
         return Value::big_integer(std::to_string(json.get<uint64_t>()));
+      }
       return Value::integer(json.get<int64_t>());
     case Json::value_t::binary: {
       const auto digits = *exact_digits(json);
@@ -198,8 +199,9 @@ RenderedChat ChatTemplate::render(const Json& messages, bool add_generation_prom
   try {
     evaluator.define("tools", Value::none());
     evaluator.define("documents", Value::none());
-    for (const auto& [key, token] : state_->special_tokens.items())
+    for (const auto& [key, token] : state_->special_tokens.items()) {
       evaluator.define(key, value_of(token, 0, limits.max_depth));
+    }
     if (extra.is_object()) {
       for (const auto& [key, value] : extra.items()) evaluator.define(key, value_of(value, 0, limits.max_depth));
     }

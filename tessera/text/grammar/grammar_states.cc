@@ -136,9 +136,7 @@ void GrammarStates::read_item(Item of) {
       return push(begun(child, at + 1 == here.second ? tail : item(part, at + 1, tail)));
     }
     case Kind::kChoice:
-      for (int32_t i = 0; i < here.second; ++i) {
-        push(begun(parts.lists[static_cast<size_t>(here.first + i)], tail));
-      }
+      for (int32_t i = 0; i < here.second; ++i) push(begun(parts.lists[static_cast<size_t>(here.first + i)], tail));
       return;
     case Kind::kForward:
       return push(begun(here.first, tail));
@@ -217,13 +215,13 @@ void GrammarStates::keep_equal_bytes(Item of, uint8_t byte, ByteSet& equal) cons
 
 int32_t GrammarStates::state_of_reading() {
   if (found_.empty() && !accepts_) return kDead;
-  std::sort(found_.begin(), found_.end());
+  std::ranges::sort(found_);
   uint64_t hash = accepts_ ? 1 : 2;
   for (const auto item : found_) hash = hash_with(hash, item);
   const auto known = state_ids_.find(hash, [&](int32_t id) {
     const auto& state = states_[static_cast<size_t>(id)];
     if (state.accepts != accepts_ || state.places != found_.size()) return false;
-    return std::equal(found_.begin(), found_.end(), open_.begin() + state.first);
+    return std::ranges::equal(found_, open_.begin() + state.first);
   });
   if (known >= 0) return known;
   const auto id = static_cast<int32_t>(states_.size());

@@ -194,7 +194,7 @@ JsonParts::Part JsonParts::key_other_than(const std::vector<std::string>& names)
   };
   std::vector<std::string_view> texts;
   for (const auto& name : names) {
-    if (std::none_of(name.begin(), name.end(), needs_escape)) texts.push_back(name);
+    if (std::ranges::none_of(name, needs_escape)) texts.push_back(name);
   }
   const auto after = build_.sequence({build_.many(plain_), build_.literal("\"")});
   return build_.sequence(

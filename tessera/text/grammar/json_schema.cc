@@ -92,7 +92,7 @@ bool is_within_bounds(const JsonReader& schema, const Json& value) {
   if (value.is_string()) {
     const auto& text = value.get_ref<const std::string&>();
     const auto length =
-        std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
+        std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
     const auto least = schema.integer("minLength", 0, 0, kMostItems);
     return length >= least && (!schema.has("maxLength") || length <= schema.integer("maxLength", 0, 0, kMostItems));
   }
@@ -127,9 +127,7 @@ std::vector<std::string> types_of(const JsonReader& schema) {
   const auto there = says(schema);
   for (const auto& [type, keys] : keys_of_types()) {
     if (type == "integer") continue;  // whose keys are those of numbers
-    if (std::any_of(there.begin(), there.end(), [&, of = keys](const auto& key) { return of.contains(key); })) {
-      types.push_back(type);
-    }
+    if (std::ranges::any_of(there, [&, of = keys](const auto& key) { return of.contains(key); })) types.push_back(type);
   }
   return types;
 }
@@ -192,7 +190,7 @@ JsonSchema::Part JsonSchema::read(const JsonReader& schema) {
   }
   const auto types = types_of(schema);
   for (const auto& key : says(schema)) {
-    const bool known = key == "type" || std::any_of(types.begin(), types.end(), [&](const auto& type) {
+    const bool known = key == "type" || std::ranges::any_of(types, [&](const auto& type) {
                          return keys_of_types().at(type).contains(key);
                        });
     if (!known) {
@@ -257,8 +255,8 @@ JsonSchema::Part JsonSchema::literals(const JsonReader& schema, const std::vecto
   const auto types = schema.has("type") ? types_of(schema) : std::vector<std::string>{};
   std::vector<std::string> texts;
   for (const auto& value : values) {
-    const bool fits = types.empty() || std::any_of(types.begin(), types.end(),
-                                                   [&](const auto& type) { return is_of_type(value, type); });
+    const bool fits =
+        types.empty() || std::ranges::any_of(types, [&](const auto& type) { return is_of_type(value, type); });
     if (!fits || !is_within_bounds(schema, value)) continue;
     texts.push_back(dump_json(value));
     literal_bytes_ += static_cast<int64_t>(texts.back().size());
@@ -373,9 +371,7 @@ JsonSchema::Part JsonSchema::array_of(const JsonReader& schema) {
   }
   const auto leading_count = static_cast<int64_t>(leading.size());
   const bool closed = items && items->value() == false;  // nothing behind the leading ones
-  if (closed && least > leading_count) {
-    schema.fail(fmt::format("minItems {}", least), "as many as prefixItems at most");
-  }
+  if (closed && least > leading_count) schema.fail(fmt::format("minItems {}", least), "as many as prefixItems at most");
   const auto most = std::min(most_items, closed ? leading_count : kMostItems + 1);
   if (most == 0) return json_.brackets(build_.literal(""));
   const auto other = closed ? build_.literal("") : items ? part_of(*items) : json_.any_value();

@@ -11,8 +11,8 @@ SortedVocabulary::SortedVocabulary(const Tokenizer& tokenizer)
     if (tokenizer.is_special(id)) continue;
     if (auto bytes = tokenizer.token_bytes(id); !bytes.empty()) tokens_.push_back({std::move(bytes), id, 0});
   }
-  std::sort(tokens_.begin(), tokens_.end(),
-            [](const Token& a, const Token& b) { return a.bytes != b.bytes ? a.bytes < b.bytes : a.id < b.id; });
+  std::ranges::sort(
+      tokens_, [](const Token& a, const Token& b) { return a.bytes != b.bytes ? a.bytes < b.bytes : a.id < b.id; });
   for (size_t i = 0; i < tokens_.size(); ++i) {
     auto& token = tokens_[i];
     place_[static_cast<size_t>(token.id)] = static_cast<int32_t>(i);

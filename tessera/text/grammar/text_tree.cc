@@ -11,7 +11,7 @@ size_t TextTree::most_bytes(const std::vector<std::string_view>& texts) {
 }
 
 TextTree::TextTree(std::vector<std::string_view> texts) {
-  std::sort(texts.begin(), texts.end());
+  std::ranges::sort(texts);
   texts.erase(std::unique(texts.begin(), texts.end()), texts.end());
   struct Group {
     size_t first, last;  // texts that have the bytes of the branch in common

@@ -38,7 +38,7 @@ TokenMask TokenConstraint::allowed(std::span<const int64_t> made) {
   for (const int64_t token : stop_tokens_) {
     if (token >= 0 && static_cast<size_t>(token) < mask.size()) mask[static_cast<size_t>(token)] = answer.accepts;
   }
-  TESSERA_CHECK(std::find(mask.begin(), mask.end(), true) != mask.end(), ErrorKind::kConfig,
+  TESSERA_CHECK(std::ranges::find(mask, true) != mask.end(), ErrorKind::kConfig,
                 "[text.grammar] no token of the vocabulary may come after {} tokens: the grammar of the answer wants "
                 "bytes that it lacks",
                 made.size());

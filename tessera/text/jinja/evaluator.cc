@@ -145,8 +145,9 @@ Value Evaluator::evaluate(const Expression& node) {
 
 Value Evaluator::evaluate_name(const Expression& node) {
   if (const Value* found = scope_->find(node.text, budget_)) return *found;
-  if (is_global(node.text))
+  if (is_global(node.text)) {
     return Value::object(Kind::kFunction, std::make_shared<Function>(Function{node.text, Value()}));
+  }
   return Value::undefined(fmt::format("'{}' is undefined", node.text.substr(0, 80)));
 }
 
@@ -241,8 +242,9 @@ Arguments Evaluator::evaluate_arguments(const CallArguments& node) {
   for (const auto& argument : node.positional) made.positional.push_back(evaluate(*argument));
   for (const auto& [name, argument] : node.named) made.named.emplace_back(name, evaluate(*argument));
   if (node.unpacked_list) {
-    for (auto& element : elements(evaluate(*node.unpacked_list), budget_))
+    for (auto& element : elements(evaluate(*node.unpacked_list), budget_)) {
       made.positional.push_back(std::move(element));
+    }
   }
   if (node.unpacked_named) {
     const Value named = evaluate(*node.unpacked_named);

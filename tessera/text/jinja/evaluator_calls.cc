@@ -12,7 +12,7 @@ std::vector<const Value*> bind(std::string_view function, const Arguments& argum
   }
   for (size_t i = 0; i < arguments.positional.size(); ++i) bound[i] = &arguments.positional[i];
   for (const auto& [name, value] : arguments.named) {
-    const auto* found = std::find(parameters.begin(), parameters.end(), name);
+    const auto* found = std::ranges::find(parameters, name);
     if (found == parameters.end()) fail("{} has no argument '{}'", function, name.substr(0, 80));
     const auto at = static_cast<size_t>(found - parameters.begin());
     if (bound[at]) fail("{} is given its argument '{}' twice", function, name);
@@ -73,7 +73,7 @@ void Evaluator::bind_parameters(const MacroDefinition& tree, const Arguments& ar
   auto extra = std::make_shared<Dict>();
   Value caller = Value::undefined("the macro was not called with a caller");
   for (const auto& [name, value] : arguments.named) {
-    const auto found = std::find(tree.parameters.begin(), tree.parameters.end(), name);
+    const auto found = std::ranges::find(tree.parameters, name);
     if (found != tree.parameters.end()) {
       const Value*& slot = given[static_cast<size_t>(found - tree.parameters.begin())];
       if (slot) fail("macro '{}' is given its argument '{}' twice", tree.name, name);

@@ -191,8 +191,9 @@ void Evaluator::execute_generation(const Statement& statement) {
 void Evaluator::assign(const Target& target, Value value) {
   if (!target.attribute.empty()) {
     Value* space = scope_->find(target.name, budget_);
-    if (!space || !space->is(Kind::kNamespace))
+    if (!space || !space->is(Kind::kNamespace)) {
       fail("cannot assign an attribute of '{}': it is no namespace", target.name);
+    }
     if (target.attribute.starts_with('_')) fail("a namespace cannot hold '{}'", target.attribute.substr(0, 80));
     auto& attributes = *space->get<Namespace>().attributes;
     const int depth = value.depth();
@@ -203,8 +204,9 @@ void Evaluator::assign(const Target& target, Value value) {
   }
   if (target.parts.empty()) return set_variable(target.name, std::move(value));
   std::vector<Value> parts = elements(value, budget_);
-  if (parts.size() != target.parts.size())
+  if (parts.size() != target.parts.size()) {
     fail("cannot unpack {} values into {} names", parts.size(), target.parts.size());
+  }
   for (size_t i = 0; i < parts.size(); ++i) assign(target.parts[i], std::move(parts[i]));
 }
 

@@ -59,8 +59,9 @@ Value center(Evaluator& evaluator, const Value& input, const Arguments& argument
 }
 
 Value format(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  if (!arguments.named.empty() && !arguments.positional.empty())
+  if (!arguments.named.empty() && !arguments.positional.empty()) {
     fail("format takes positional or keyword arguments, not both");
+  }
   Value values = evaluator.make_list(arguments.positional, Kind::kTuple);
   if (!arguments.named.empty()) {
     auto named = std::make_shared<Dict>();
@@ -148,8 +149,9 @@ bool parse_integer(std::string_view text, int base, int64_t& value) {
   const bool negative = rest.starts_with('-');
   if (negative || rest.starts_with('+')) rest.remove_prefix(1);
   const char letter = rest.size() > 2 && rest[0] == '0' ? static_cast<char>(rest[1] | 0x20) : ' ';
-  if ((base == 16 && letter == 'x') || (base == 8 && letter == 'o') || (base == 2 && letter == 'b'))
+  if ((base == 16 && letter == 'x') || (base == 8 && letter == 'o') || (base == 2 && letter == 'b')) {
     rest.remove_prefix(2);
+  }
   const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), value, base);
   if (rest.empty() || rest[0] == '-' || end != rest.data() + rest.size()) return false;
   if (error != std::errc()) fail("an integer outgrows 64 bits");
@@ -244,8 +246,9 @@ Value json(Evaluator& evaluator, const Value& input, const Arguments& arguments)
   }
   if (bound[2] && !bound[2]->is(Kind::kNone)) {
     const auto parts = elements(*bound[2], evaluator.budget());
-    if (parts.size() != 2 || !parts[0].is(Kind::kString) || !parts[1].is(Kind::kString))
+    if (parts.size() != 2 || !parts[0].is(Kind::kString) || !parts[1].is(Kind::kString)) {
       fail("tojson wants two separators");
+    }
     style.item_separator = parts[0].as_text();
     style.key_separator = parts[1].as_text();
   }

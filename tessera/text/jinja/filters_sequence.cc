@@ -39,7 +39,7 @@ std::vector<Value> sorted(Evaluator& evaluator, std::vector<Keyed> items, bool r
   const auto before = [&](const Keyed& a, const Keyed& b) {
     return reverse ? less(b.key, a.key, evaluator.budget()) : less(a.key, b.key, evaluator.budget());
   };
-  std::stable_sort(items.begin(), items.end(), before);
+  std::ranges::stable_sort(items, before);
   std::vector<Value> values;
   for (auto& item : items) values.push_back(std::move(item.value));
   return values;
@@ -60,8 +60,9 @@ Value items(Evaluator& evaluator, const Value& input, const Arguments& arguments
   std::vector<Value> pairs;
   if (!input.is(Kind::kUndefined)) {
     if (!input.is(Kind::kDict)) fail("items wants a mapping, not {}", type_name(input));
-    for (const auto& [key, value] : input.get<Dict>().entries)
+    for (const auto& [key, value] : input.get<Dict>().entries) {
       pairs.push_back(evaluator.make_list({key, value}, Kind::kTuple));
+    }
   }
   return evaluator.make_list(std::move(pairs), Kind::kGenerator);
 }
@@ -172,10 +173,11 @@ Value last(Evaluator& evaluator, const Value& input, const Arguments& arguments)
 
 Value reverse(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
   bind("reverse", arguments, {}, 0);
-  if (input.is(Kind::kString))
+  if (input.is(Kind::kString)) {
     return slice(input, Value::none(), Value::none(), Value::integer(-1), evaluator.budget());
+  }
   auto all = elements(input, evaluator.budget());
-  std::reverse(all.begin(), all.end());
+  std::ranges::reverse(all);
   return evaluator.make_list(std::move(all), input.is(Kind::kGenerator) ? Kind::kList : Kind::kGenerator);
 }
 
@@ -184,11 +186,13 @@ Value map(Evaluator& evaluator, const Value& input, const Arguments& arguments) 
   if (!truthy(input)) return evaluator.make_list({}, Kind::kGenerator);  // None too
   if (arguments.positional.empty() && !arguments.named.empty()) {
     const auto bound = bind("map", arguments, {"attribute", "default"}, 1);
-    for (auto& item : elements(input, evaluator.budget()))
+    for (auto& item : elements(input, evaluator.budget())) {
       mapped.push_back(look_up(evaluator, std::move(item), *bound[0], bound[1]));
+    }
   } else {
-    if (arguments.positional.empty() || !arguments.positional[0].is(Kind::kString))
+    if (arguments.positional.empty() || !arguments.positional[0].is(Kind::kString)) {
       fail("map wants the name of a filter");
+    }
     const Arguments rest{{arguments.positional.begin() + 1, arguments.positional.end()}, arguments.named};
     for (const auto& item : elements(input, evaluator.budget())) {
       mapped.push_back(apply_filter(evaluator, arguments.positional[0].as_text(), item, rest));
@@ -220,8 +224,9 @@ Value select(Evaluator& evaluator, const Value& input, const Arguments& argument
 Value attribute_only(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
   const auto bound = bind("attr", arguments, {"name"}, 1);
   const std::string name = evaluator.text_of(*bound[0]);
-  if (input.is(Kind::kDict) && !has_method(input, name))
+  if (input.is(Kind::kDict) && !has_method(input, name)) {
     return Value::undefined(fmt::format("a dict has no attribute '{}'", name.substr(0, 80)));
+  }
   return evaluator.attribute(input, name);
 }
 

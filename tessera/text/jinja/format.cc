@@ -116,10 +116,12 @@ std::string formatted_integer(int64_t value, const Specification& spec) {
     default:
       digits = fmt::format("{}", size);
   }
-  if (spec.grouping)
+  if (spec.grouping) {
     digits = grouped(std::move(digits), spec.grouping, spec.type && spec.type != 'd' && spec.type != 'n' ? 4 : 3);
-  if (spec.alternate && spec.type && std::string_view("boxX").find(spec.type) != std::string_view::npos)
+  }
+  if (spec.alternate && spec.type && std::string_view("boxX").find(spec.type) != std::string_view::npos) {
     (sign += '0') += spec.type;
+  }
   return padded(sign, std::move(digits), spec, '>');
 }
 
@@ -270,8 +272,9 @@ class Formatter {
     if (name.find_first_not_of("0123456789") == std::string_view::npos) {
       size_t at = 0;
       const size_t index = name.empty() ? automatic_++ : number_at(name, at);
-      if (index >= arguments_.positional.size())
+      if (index >= arguments_.positional.size()) {
         fail("a format wants argument {}, {} are given", index, arguments_.positional.size());
+      }
       return arguments_.positional[index];
     }
     evaluator_.budget().charge(arguments_.named.size() * 16);

@@ -265,8 +265,9 @@ class Lexer {
       } else if (c >= '0' && c <= '7') {
         int32_t value = 0;
         size_t end = i;
-        while (end < text.size() && end < i + 3 && text[end] >= '0' && text[end] <= '7')
+        while (end < text.size() && end < i + 3 && text[end] >= '0' && text[end] <= '7') {
           value = value * 8 + text[end++] - '0';
+        }
         append_code_point(out, value);
         i = end - 1;
       } else if (c == 'x' || c == 'u' || c == 'U') {
@@ -280,8 +281,9 @@ class Lexer {
             i += 6;
           }
         }
-        if (value > 0x10ffff || (value >= 0xd800 && value < 0xe000))
+        if (value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) {
           fail_here("a string holds an escape that is no character");
+        }
         append_code_point(out, value);
       } else if (c == 'N') {
         fail_here("character names (\\N{...}) are not supported");
@@ -297,10 +299,10 @@ class Lexer {
     static constexpr std::array<std::string_view, 26> kOperators = {"//", "**", "==", "!=", ">=", "<=", "+", "-", "/",
                                                                     "*",  "%",  "~",  "[",  "]",  "(",  ")", "{", "}",
                                                                     ">",  "<",  "=",  ".",  ":",  "|",  ",", ";"};
-    const auto* found =
-        std::find_if(kOperators.begin(), kOperators.end(), [&](std::string_view op) { return next_is(op); });
-    if (found == kOperators.end())
+    const auto* found = std::ranges::find_if(kOperators, [&](std::string_view op) { return next_is(op); });
+    if (found == kOperators.end()) {
       fail_here(fmt::format("unexpected character '{}'", rest().substr(0, code_point_bytes(source_, at_))));
+    }
     const char c = (*found)[0];
     if (c == '(' || c == '[' || c == '{') open += c;
     if (c == ')' || c == ']' || c == '}') {

@@ -92,7 +92,7 @@ std::vector<std::string_view> split_space(std::string_view text, int64_t limit, 
     if (limit > 0) --limit;
   }
   if (!text.empty()) pieces.push_back(text);
-  if (from_right) std::reverse(pieces.begin(), pieces.end());
+  if (from_right) std::ranges::reverse(pieces);
   return pieces;
 }
 
@@ -109,8 +109,9 @@ template <bool kFromRight>
 Value split_text(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
   const auto bound = bind("split", arguments, {"sep", "maxsplit"}, 0);
   const int64_t limit = bound[1] ? integer_argument(*bound[1], "split") : -1;
-  if (!bound[0] || bound[0]->is(Kind::kNone))
+  if (!bound[0] || bound[0]->is(Kind::kNone)) {
     return text_list(evaluator, self, split_space(self.as_text(), limit, kFromRight));
+  }
   const std::string& separator = text_argument(*bound[0], "split");
   if (separator.empty()) fail("split wants a separator that is not empty");
   return text_list(evaluator, self, split_at(self.as_text(), separator, limit, kFromRight, evaluator.budget()));
@@ -190,7 +191,7 @@ Value has_affix(Evaluator& evaluator, const Value& self, const Arguments& argume
   };
   if (!bound[0]->is(Kind::kTuple)) return Value::boolean(matches(*bound[0]));
   const auto& affixes = bound[0]->items();
-  return Value::boolean(std::any_of(affixes.begin(), affixes.end(), matches));
+  return Value::boolean(std::ranges::any_of(affixes, matches));
 }
 
 template <bool kFromRight, bool kMustBeThere>
@@ -201,8 +202,9 @@ Value find_text(Evaluator& evaluator, const Value& self, const Arguments& argume
   const std::string& wanted = text_argument(*bound[0], "find");
   const size_t at =
       kFromRight ? find_last(text, wanted, evaluator.budget()) : Search(text, wanted, evaluator.budget()).find();
-  if (at != std::string_view::npos)
+  if (at != std::string_view::npos) {
     return Value::integer(static_cast<int64_t>(first + count_code_points(text.substr(0, at))));
+  }
   if (kMustBeThere) fail("the substring is not there");
   return Value::integer(-1);
 }

@@ -177,8 +177,9 @@ Value binary(Operator op, const Value& left, const Value& right, Budget& budget)
     if (left.is_integral() && right.is_integral()) return integers(op, left.as_int(), right.as_int());
     return reals(op, left.as_double(), right.as_double());
   }
-  if (op == Operator::kModulo && left.is(Kind::kString))
+  if (op == Operator::kModulo && left.is(Kind::kString)) {
     return text_result(format_percent(left.as_text(), right, budget), left.is_markup(), budget);
+  }
   if (right.is(Kind::kUndefined)) fail("{}", right.hint());
   if (op == Operator::kAdd && left.kind() == right.kind()) {
     if (left.is(Kind::kString)) return joined_texts(left, right, budget);

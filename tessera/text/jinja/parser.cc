@@ -105,7 +105,7 @@ Body Parser::body_until(EndWords words) {
       continue;
     }
     next();
-    if (std::any_of(words.begin(), words.end(), [&](std::string_view word) { return at_name(word); })) return body;
+    if (std::ranges::any_of(words, [&](std::string_view word) { return at_name(word); })) return body;
     statement(body);
     expect_block_end();
   }

@@ -187,8 +187,9 @@ ExpressionPtr Parser::number() {
   }
   int64_t value = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, base);
-  if (error != std::errc() || end != digits.data() + digits.size())
+  if (error != std::errc() || end != digits.data() + digits.size()) {
     fail_here(fmt::format("the number '{}' does not fit 64 bits", token.text.substr(0, 40)));
+  }
   node->literal = Value::integer(value);
   return node;
 }

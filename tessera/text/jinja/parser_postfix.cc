@@ -97,7 +97,7 @@ ExpressionPtr Parser::subscript(ExpressionPtr of) {
     node->operands.push_back(std::move(parts[0]));
   } else {
     const bool slices =
-        std::any_of(parts.begin(), parts.end(), [](const auto& part) { return part->kind == ExpressionKind::kSlice; });
+        std::ranges::any_of(parts, [](const auto& part) { return part->kind == ExpressionKind::kSlice; });
     if (slices) fail_here("a slice among several subscripts");
     auto several = make(ExpressionKind::kTuple, opening.line);
     several->operands = std::move(parts);

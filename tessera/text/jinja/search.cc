@@ -45,7 +45,7 @@ std::vector<std::string_view> split_at(std::string_view text, std::string_view w
     begin = at + wanted.size();
   }
   add(begin, text.size());
-  if (from_right) std::reverse(pieces.begin(), pieces.end());
+  if (from_right) std::ranges::reverse(pieces);
   return pieces;
 }
 

@@ -8,7 +8,7 @@
 namespace tessera::text::jinja {
 
 bool is_ascii_only(std::string_view text) {
-  return std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; });
+  return std::ranges::all_of(text, [](char c) { return static_cast<unsigned char>(c) < 0x80; });
 }
 
 namespace {
@@ -140,9 +140,8 @@ std::string_view strip(std::string_view text, bool left, bool right) {
 std::string_view strip(std::string_view text, bool left, bool right, std::string_view characters) {
   std::vector<std::string_view> stripped;
   for_each_code_point(characters, [&](std::string_view one) { stripped.push_back(one); });
-  std::sort(stripped.begin(), stripped.end());
-  return strip_if(text, left, right,
-                  [&](std::string_view one) { return std::binary_search(stripped.begin(), stripped.end(), one); });
+  std::ranges::sort(stripped);
+  return strip_if(text, left, right, [&](std::string_view one) { return std::ranges::binary_search(stripped, one); });
 }
 
 }  // namespace tessera::text::jinja

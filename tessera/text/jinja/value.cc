@@ -323,9 +323,7 @@ bool contains(const Value& container, const Value& item, Budget& budget) {
     case Kind::kUndefined:
       return false;
     case Kind::kString:
-      if (!item.is(Kind::kString)) {
-        fail("'in <string>' requires string as left operand, not {}", type_name(item));
-      }
+      if (!item.is(Kind::kString)) fail("'in <string>' requires string as left operand, not {}", type_name(item));
       if (!container.is_ascii() && has_marks(container.as_text())) {
         budget.charge(container.as_text().size());
         const auto plain = without_marks(container.as_text());

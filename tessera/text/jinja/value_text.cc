@@ -230,8 +230,8 @@ class Writer {
     std::vector<const std::pair<Value, Value>*> entries;
     for (const auto& entry : dict.entries) entries.push_back(&entry);
     if (style_->sort_keys) {
-      std::stable_sort(entries.begin(), entries.end(),
-                       [&](const auto* a, const auto* b) { return less(a->first, b->first, budget_); });
+      std::ranges::stable_sort(entries,
+                               [&](const auto* a, const auto* b) { return less(a->first, b->first, budget_); });
     }
     out_ += '{';
     for (size_t i = 0; i < entries.size(); ++i) {

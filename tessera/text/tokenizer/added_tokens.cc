@@ -27,8 +27,9 @@ bool same(const AddedToken& a, const AddedToken& b) {
 AddedToken read_token(const JsonReader& node) {
   AddedToken token;
   token.content = node.string("content");
-  if (token.content.size() > kMaxContentBytes)
+  if (token.content.size() > kMaxContentBytes) {
     node.at("content").fail("a string of " + std::to_string(token.content.size()) + " bytes", "at most 4096");
+  }
   node.at("id").as_unsigned();
   token.single_word = node.boolean("single_word");
   token.lstrip = node.boolean("lstrip");
@@ -93,7 +94,7 @@ bool AddedWanted::takes(const AddedToken& token, size_t begin, size_t end) const
   if (token.special && !parse_special) return false;
   if (barriers.empty()) return true;
   const size_t from = origins ? origins[begin].begin : begin, to = origins ? origins[end - 1].end : end;
-  const auto next = std::upper_bound(barriers.begin(), barriers.end(), from);
+  const auto next = std::ranges::upper_bound(barriers, from);
   return next == barriers.end() || *next >= to;
 }
 
@@ -130,8 +131,9 @@ void AddedMatcher::split(std::string_view text, const AddedWanted& wanted, std::
     if (!wanted.takes(token, begin, end)) continue;
     if (token.single_word && (word_before(text, begin) || word_after(text, end))) continue;
     if (token.lstrip) {
-      while (begin > done && is_space(previous_char(text.data() + begin)))
+      while (begin > done && is_space(previous_char(text.data() + begin))) {
         begin = static_cast<size_t>(previous_char(text.data() + begin) - text.data());
+      }
       begin = std::max(begin, done);
     }
     if (token.rstrip) {
@@ -165,8 +167,9 @@ AddedTokens::AddedTokens(const JsonReader& root, std::span<const AddedToken> nam
     if (added != ids_.end() && same(by_id.at(added->second), token)) continue;
     int32_t id = added != ids_.end() ? added->second : vocab.find(token.content);
     const auto vocab_size = static_cast<int64_t>(vocab.distinct());
-    if (id == TokenTable::kNone)
+    if (id == TokenTable::kNone) {
       id = static_cast<int32_t>(largest >= vocab_size || vocab_size == 0 ? largest + 1 : vocab_size);
+    }
     largest = std::max<int64_t>(largest, id);
     ids_[token.content] = id;
     token.id = id;
@@ -189,10 +192,11 @@ AddedTokens::AddedTokens(const JsonReader& root, std::span<const AddedToken> nam
     token.special = special_.contains(token.content);
     if (token.special) written_.add(token.content, token);
     all_written_.add(token.content, token);
-    if (listed.normalized)
+    if (listed.normalized) {
       normalized_.add(normalize(listed.content), token);
-    else
+    } else {
       raw_.add(listed.content, token);
+    }
   }
   raw_.build();
   normalized_.build();

@@ -46,9 +46,10 @@ struct AlignedText {
   void append(const AlignedText& other, size_t begin, size_t end) {
     check_text_size(text.size() + (end - begin));
     text.append(other.text, begin, end - begin);
-    if (tracked)
+    if (tracked) {
       origins.insert(origins.end(), other.origins.begin() + static_cast<ptrdiff_t>(begin),
                      other.origins.begin() + static_cast<ptrdiff_t>(end));
+    }
   }
   Span origin(size_t byte) const { return tracked ? origins[byte] : Span{0, 0}; }
 };

@@ -146,7 +146,7 @@ void BpeModel::find_cut_points(const TokenizerFile& file) {
     if (joined.size() > kMaxJoined) return;
   }
   joined_before_mark_.assign(joined.begin(), joined.end());
-  std::sort(joined_before_mark_.begin(), joined_before_mark_.end());
+  std::ranges::sort(joined_before_mark_);
   cuts_ = true;
 }
 
@@ -158,7 +158,7 @@ size_t BpeModel::segment_end(std::string_view word, size_t begin) const {
     at = static_cast<size_t>(static_cast<const char*>(found) - word.data());
     if (word.substr(at, kSpaceMark.size()) != kSpaceMark) continue;
     const uint32_t before = decode_utf8(previous_char(word.data() + at)).code;
-    if (!std::binary_search(joined_before_mark_.begin(), joined_before_mark_.end(), before)) return at;
+    if (!std::ranges::binary_search(joined_before_mark_, before)) return at;
   }
 }
 
@@ -204,10 +204,11 @@ void BpeModel::encode_symbols(std::string_view word, BpeScratch& scratch) const 
     }
   }
   split_units(word, scratch);
-  if (scratch.symbols.size() <= kShortWord)
+  if (scratch.symbols.size() <= kShortWord) {
     merge_short(scratch);
-  else
+  } else {
     merge_long(scratch);
+  }
 }
 
 // The word as characters (or bytes), each an id; what has none becomes byte tokens, else the unknown token, else
@@ -239,7 +240,7 @@ void BpeModel::split_units(std::string_view word, BpeScratch& scratch) const {
     const auto has_fallback = [&](char byte) {
       return fallback_ids_[static_cast<unsigned char>(byte)] != TokenTable::kNone;
     };
-    if (byte_fallback_ && std::all_of(unit.begin(), unit.end(), has_fallback)) {
+    if (byte_fallback_ && std::ranges::all_of(unit, has_fallback)) {
       for (const char byte : unit) symbols.push_back({fallback_ids_[static_cast<unsigned char>(byte)], 1});
       continue;  // as upstream: a waiting unknown token stays behind the byte tokens
     }

@@ -25,10 +25,11 @@ class ByteLevelStep : public DecoderStep {
   void apply(std::vector<std::string>& tokens) const override {
     std::string bytes;
     for (const auto& token : tokens) {
-      if (const auto spelled = bytes_of_token(token))
+      if (const auto spelled = bytes_of_token(token)) {
         bytes += *spelled;
-      else
+      } else {
         bytes += token;
+      }
     }
     std::string text;
     append_lossy(bytes, text);
@@ -78,10 +79,11 @@ class ByteFallbackStep : public DecoderStep {
     std::string bytes;
     const auto flush = [&] {
       if (bytes.empty()) return;
-      if (is_valid_utf8(bytes))
+      if (is_valid_utf8(bytes)) {
         result.push_back(bytes);
-      else
+      } else {
         result.insert(result.end(), bytes.size(), std::string(kReplacement));
+      }
       bytes.clear();
     };
     for (auto& token : tokens) {
@@ -182,15 +184,15 @@ Decoder Decoder::from_json(const JsonReader& node) {
 
 void Decoder::add(const JsonReader& node) {
   const std::string type = node.string("type");
-  if (type == "ByteLevel")
+  if (type == "ByteLevel") {
     steps_.push_back(std::make_unique<ByteLevelStep>());
-  else if (type == "Replace")
+  } else if (type == "Replace") {
     steps_.push_back(std::make_unique<ReplaceStep>(TextPattern::from_json(node.at("pattern")), node.string("content")));
-  else if (type == "ByteFallback")
+  } else if (type == "ByteFallback") {
     steps_.push_back(std::make_unique<ByteFallbackStep>());
-  else if (type == "Fuse")
+  } else if (type == "Fuse") {
     steps_.push_back(std::make_unique<FuseStep>());
-  else if (type == "Strip") {
+  } else if (type == "Strip") {
     steps_.push_back(std::make_unique<StripStep>(character_of(node, "content"), node.at("start").as_unsigned(),
                                                  node.at("stop").as_unsigned()));
   } else if (type == "Metaspace") {

@@ -94,7 +94,7 @@ std::vector<AddedToken> named_tokens(const JsonReader& config, const JsonReader&
   }
   bool has_own = false;  // a token under a name of the model's own, beside which transformers ignores the last object
   for (const auto& [key, node] : config.members()) {
-    const bool is_own = key.ends_with("_token") && std::find(standard.begin(), standard.end(), key) == standard.end();
+    const bool is_own = key.ends_with("_token") && std::ranges::find(standard, key) == standard.end();
     if (is_own && add(node)) has_own = true;
   }
   const auto add_members = [&](const char* key) {

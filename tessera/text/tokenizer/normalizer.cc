@@ -36,10 +36,11 @@ class UnicodeForm : public NormalizerStep {
         changes |= changes_alone(c.code, table);
         end += c.length;
       } while (end < in.size() && joins_before(decode_utf8(in.data() + end).code, table));
-      if (changes)
+      if (changes) {
         normalize_cluster(text, begin, end, parts, out);
-      else
+      } else {
         out.append(text, begin, end);
+      }
       begin = end;
     }
     std::swap(text, out);
@@ -197,10 +198,11 @@ class Lowercase : public NormalizerStep {
     for (size_t at = 0; at < text.text.size();) {
       const auto c = decode_utf8(text.text.data() + at);
       lower.clear();
-      if (c.code == 0x130)
+      if (c.code == 0x130) {
         lower = "i\xCC\x87";  // the one character with a longer lower case
-      else
+      } else {
         append_utf8(static_cast<uint32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c.code))), lower);
+      }
       out.append(lower, text.origin(at));
       at += c.length;
     }
@@ -259,25 +261,25 @@ void Normalizer::add(const JsonReader& node) {
   const auto form = [&](bool compose, bool compatibility) {
     steps_.push_back(std::make_unique<UnicodeForm>(compose, compatibility));
   };
-  if (type == "NFC")
+  if (type == "NFC") {
     form(true, false);
-  else if (type == "NFD")
+  } else if (type == "NFD") {
     form(false, false);
-  else if (type == "NFKC")
+  } else if (type == "NFKC") {
     form(true, true);
-  else if (type == "NFKD")
+  } else if (type == "NFKD") {
     form(false, true);
-  else if (type == "Prepend")
+  } else if (type == "Prepend") {
     steps_.push_back(std::make_unique<Prepend>(node.string("prepend")));
-  else if (type == "Replace")
+  } else if (type == "Replace") {
     steps_.push_back(std::make_unique<Replace>(TextPattern::from_json(node.at("pattern")), node.string("content")));
-  else if (type == "Lowercase")
+  } else if (type == "Lowercase") {
     steps_.push_back(std::make_unique<Lowercase>());
-  else if (type == "Strip")
+  } else if (type == "Strip") {
     steps_.push_back(std::make_unique<Strip>(node.boolean("strip_left"), node.boolean("strip_right")));
-  else if (type == "StripAccents")
+  } else if (type == "StripAccents") {
     steps_.push_back(std::make_unique<StripAccents>());
-  else if (type == "Sequence") {
+  } else if (type == "Sequence") {
     for (const auto& item : node.at("normalizers").items()) add(item);
   } else {
     node.at("type").fail(
@@ -287,12 +289,13 @@ void Normalizer::add(const JsonReader& node) {
 
 TextPattern TextPattern::from_json(const JsonReader& node) {
   TextPattern pattern;
-  if (node.has("Regex"))
+  if (node.has("Regex")) {
     pattern.regex_ = std::make_unique<Regex>(node.string("Regex"), node.name());
-  else if (node.has("String"))
+  } else if (node.has("String")) {
     pattern.literal_ = node.string("String");
-  else
+  } else {
     node.fail("neither String nor Regex", "one of them");
+  }
   return pattern;
 }
 

@@ -30,8 +30,9 @@ void trim(std::string_view text, Offsets& offsets, const std::vector<int32_t>& i
     const std::string& token = token_of(ids[i]);
     auto& [begin, end] = offsets[i];
     size_t leading = 0, trailing = 0;
-    for (size_t at = 0; at < token.size() && counts_as_space(decode_utf8(token.data() + at).code); ++leading)
+    for (size_t at = 0; at < token.size() && counts_as_space(decode_utf8(token.data() + at).code); ++leading) {
       at += utf8_length(token[at]);
+    }
     for (const char* p = token.data() + token.size(); p > token.data(); ++trailing) {
       p = previous_char(p);
       if (!counts_as_space(decode_utf8(p).code)) break;
@@ -93,8 +94,9 @@ PostProcessor::Stage PostProcessor::read_template(const JsonReader& node) {
     if (found == special.end()) node.at("special_tokens").fail("no token " + quote(id), "one");
     for (const auto& value : found->second.at("ids").items()) {
       const uint64_t token = value.as_unsigned();
-      if (token > static_cast<uint64_t>(std::numeric_limits<int32_t>::max()))
+      if (token > static_cast<uint64_t>(std::numeric_limits<int32_t>::max())) {
         value.fail("id " + std::to_string(token), "less than 2^31");
+      }
       (text_seen ? stage.after : stage.before).push_back(static_cast<int32_t>(token));
     }
   }

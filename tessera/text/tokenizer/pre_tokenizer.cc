@@ -67,10 +67,11 @@ class Cutter {
         joins = any && is_match == previous_match_;
         break;
     }
-    if (joins)
+    if (joins) {
       pieces_.back().end = span.end;
-    else
+    } else {
       pieces_.push_back(span);
+    }
     previous_match_ = is_match;
   }
 
@@ -97,10 +98,11 @@ class SplitPattern : public PreTokenizerStep {
       }
       tokens.matches.clear();
       pattern_.find_all(tokens.piece(piece), tokens.regex, tokens.matches);
-      if (tokens.matches.empty() && !invert_)
+      if (tokens.matches.empty() && !invert_) {
         tokens.cut.push_back(piece);
-      else
+      } else {
         cutter.cut(piece, tokens.matches);
+      }
     }
     std::swap(tokens.pieces, tokens.cut);
   }
@@ -124,14 +126,16 @@ class SplitClass : public PreTokenizerStep {
       tokens.matches.clear();
       for (uint32_t at = piece.begin; at < piece.end;) {
         const auto c = decode_utf8(tokens.text.data() + at);
-        if (char_class(table, c.code) & classes_)
+        if (char_class(table, c.code) & classes_) {
           tokens.matches.push_back({at - piece.begin, at - piece.begin + c.length});
+        }
         at += c.length;
       }
-      if (tokens.matches.empty())
+      if (tokens.matches.empty()) {
         tokens.cut.push_back(piece);
-      else
+      } else {
         cutter.cut(piece, tokens.matches);
+      }
     }
     std::swap(tokens.pieces, tokens.cut);
   }
@@ -152,10 +156,11 @@ class SplitWhitespace : public PreTokenizerStep {
         const auto c = decode_utf8(tokens.text.data() + at);
         const uint8_t classes = char_class(c.code);
         const int kind = classes & kWord ? kWordRun : classes & kSpace ? kGap : kSignRun;
-        if (kind != kGap && kind == previous)
+        if (kind != kGap && kind == previous) {
           tokens.cut.back().end += c.length;
-        else if (kind != kGap)
+        } else if (kind != kGap) {
           tokens.cut.push_back({at, at + c.length});
+        }
         previous = kind;
         at += c.length;
       }
@@ -171,7 +176,7 @@ class PrefixSpace : public PreTokenizerStep {
  public:
   void apply(PreTokens& tokens) const override {
     const auto has_space = [&](const Span& piece) { return tokens.text[piece.begin] == ' '; };
-    if (std::all_of(tokens.pieces.begin(), tokens.pieces.end(), has_space)) return;
+    if (std::ranges::all_of(tokens.pieces, has_space)) return;
     tokens.begin_rewrite();
     for (const Span piece : tokens.pieces) {
       const auto begin = static_cast<uint32_t>(tokens.building.text.size());
@@ -187,8 +192,9 @@ class SplitGpt2Words : public PreTokenizerStep {
  public:
   void apply(PreTokens& tokens) const override {
     tokens.cut.clear();
-    for (const Span piece : tokens.pieces)
+    for (const Span piece : tokens.pieces) {
       split_words(WordPattern::kGpt2, tokens.text, piece.begin, piece.end, tokens.cut);
+    }
     std::swap(tokens.pieces, tokens.cut);
   }
 };
@@ -219,8 +225,9 @@ class Metaspace : public PreTokenizerStep {
     for (const Span piece : tokens.pieces) {
       auto begin = static_cast<uint32_t>(tokens.building.text.size());
       const std::string_view whole = tokens.piece(piece);
-      if (prepends(tokens, piece) && whole[0] != ' ' && !whole.starts_with(replacement_))
+      if (prepends(tokens, piece) && whole[0] != ' ' && !whole.starts_with(replacement_)) {
         tokens.append_bytes(replacement_, piece.begin);
+      }
       for (uint32_t at = piece.begin; at < piece.end;) {
         const size_t space = tokens.text.substr(0, piece.end).find(' ', at);
         const uint32_t stop = space == std::string_view::npos ? piece.end : static_cast<uint32_t>(space);
@@ -330,10 +337,11 @@ void PreTokenizer::add(const JsonReader& node, bool last) {
 void PreTokenizer::add_byte_level(const JsonReader& node, bool last) {
   if (node.boolean("add_prefix_space")) steps_.push_back(std::make_unique<PrefixSpace>());
   if (node.boolean("use_regex", true)) steps_.push_back(std::make_unique<SplitGpt2Words>());
-  if (last)
+  if (last) {
     byte_level_ = true;
-  else
+  } else {
     steps_.push_back(std::make_unique<SpellBytes>());
+  }
 }
 
 void PreTokenizer::add_metaspace(const JsonReader& node) {

@@ -17,8 +17,9 @@ void take_token(const Json& from, const char* name, Json& tokens) {
   const auto found = from.find(name);
   if (found == from.end()) return;
   if (found->is_string()) tokens[name] = *found;
-  if (found->is_object() && found->contains("content") && found->at("content").is_string())
+  if (found->is_object() && found->contains("content") && found->at("content").is_string()) {
     tokens[name] = found->at("content");
+  }
 }
 
 }  // namespace

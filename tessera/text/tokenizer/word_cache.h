@@ -42,10 +42,11 @@ class WordCache {
       const size_t used_bits = (word.size() + 2) * 8;
       for (size_t i = 0; i < 4; ++i) {
         const size_t first = i * 64;
-        if (used_bits <= first)
+        if (used_bits <= first) {
           key.parts[i] = 0;
-        else if (used_bits < first + 64)
+        } else if (used_bits < first + 64) {
           key.parts[i] &= (uint64_t{1} << (used_bits - first)) - 1;
+        }
       }
     } else {
       std::memcpy(bytes + 2, word.data(), word.size());

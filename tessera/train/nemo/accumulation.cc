@@ -1,7 +1,7 @@
 #include "tessera/train/nemo/accumulation.h"
 
-#include "tessera/parallel/fsdp/fully_shard.h"
 #include "tessera/parallel/data_parallel/gradient_sync.h"
+#include "tessera/parallel/fsdp/fully_shard.h"
 
 namespace tessera::train {
 namespace {

@@ -24,8 +24,9 @@ void visit_tensors_of(nn::Module& model, const Visit& visit) {
     if (tensor.defined() && seen.insert(tensor.unsafeGetTensorImpl()).second) visit(name, tensor);
   };
   for (const auto& [path, module] : model.named_modules()) {
-    for (auto& buffer : module->own_buffers())
+    for (auto& buffer : module->own_buffers()) {
       once(path.empty() ? buffer.name : path + "." + buffer.name, *buffer.slot);
+    }
   }
   for (const auto& named : model.named_parameters(true)) {
     for (at::Tensor* tensor : {&named.slot->parameter, named.slot->slot}) {

@@ -10,9 +10,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
-#include "tessera/base/text/json.h"
-#include "tessera/base/log.h"
 #include "tessera/base/files/staged.h"
+#include "tessera/base/log.h"
+#include "tessera/base/text/json.h"
 
 namespace tessera::train {
 namespace {
@@ -45,8 +45,9 @@ std::string lines_until(std::string_view text, int64_t last_step) {
 void LineFile::keep_until(int64_t last_step, const std::filesystem::path& staging) {
   if (!std::filesystem::exists(path_)) return;
   const std::string before = read_file(path_);
-  if (const auto kept = lines_until(before, last_step); kept.size() != before.size())
+  if (const auto kept = lines_until(before, last_step); kept.size() != before.size()) {
     publish_file(path_, kept, staging);
+  }
 }
 
 void LineFile::open() {

@@ -62,8 +62,9 @@ ProgressOptions progress_for_stderr() {
   options.terminal = ::isatty(STDERR_FILENO) == 1 && variable("TERM") != "dumb";
   options.colour = options.terminal && variable("NO_COLOR").empty();
   winsize size{};
-  if (options.terminal && ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
+  if (options.terminal && ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
     options.columns = size.ws_col;
+  }
   return options;
 }
 

@@ -16,10 +16,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
+#include "tessera/base/files/staged.h"
+#include "tessera/base/log.h"
 #include "tessera/base/machine/host.h"
 #include "tessera/base/text/json.h"
-#include "tessera/base/log.h"
-#include "tessera/base/files/staged.h"
 #include "tessera/checkpoint/folder.h"
 #include "tessera/train/recipe/recipe_print.h"
 
@@ -244,7 +244,7 @@ void RunFolder::append(const StepMetrics& metrics) {
   if (!by_rank.empty()) {
     // Collectives end for all ranks at once: who spends least in them is waited for, and waits for nobody.
     const double mean = std::accumulate(by_rank.begin(), by_rank.end(), 0.0) / static_cast<double>(by_rank.size());
-    const double least = *std::min_element(by_rank.begin(), by_rank.end());
+    const double least = *std::ranges::min_element(by_rank);
     line["parts"] = {
         {"compute", std::max(metrics.seconds - mean - metrics.data_seconds - metrics.snapshot_seconds, 0.0)},
         {"communication", least},

@@ -8,10 +8,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
-#include "tessera/base/text/json.h"
 #include "tessera/base/files/mapped_file.h"
-#include "tessera/base/text/random_word.h"
 #include "tessera/base/files/staged.h"
+#include "tessera/base/text/json.h"
+#include "tessera/base/text/random_word.h"
 
 namespace tessera::train {
 namespace {
@@ -71,10 +71,11 @@ std::string fingerprint_of(const fs::path& path) {
   for (const auto& entry : fs::recursive_directory_iterator(path)) {
     const auto name = entry.path().lexically_relative(path).string();
     const auto each = entry.symlink_status();
-    if (!fs::is_directory(each))
+    if (!fs::is_directory(each)) {
       lines.push_back(fs::is_regular_file(each) ? line_of(entry.path(), name) : name + " other\n");
+    }
   }
-  std::sort(lines.begin(), lines.end());
+  std::ranges::sort(lines);
   std::string listing;
   for (const auto& line : lines) listing += line;
   return hash_of(listing);
@@ -135,12 +136,12 @@ bool RunMark::owns(const std::string& name) const {
   const auto found = own_.find(name);
   if (found == own_.end()) return false;
   const auto hash = fingerprint_of(dir_ / name);
-  return !hash.empty() && std::find(found->second.begin(), found->second.end(), hash) != found->second.end();
+  return !hash.empty() && std::ranges::find(found->second, hash) != found->second.end();
 }
 
 void RunMark::announce(const std::string& name, const std::string& fingerprint) {
   auto& known = own_[name];
-  if (std::find(known.begin(), known.end(), fingerprint) != known.end()) return;
+  if (std::ranges::find(known, fingerprint) != known.end()) return;
   known.push_back(fingerprint);
   write();
 }

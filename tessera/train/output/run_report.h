@@ -17,10 +17,10 @@
 #include "tessera/models/config/config.h"
 #include "tessera/train/output/outliers.h"
 #include "tessera/train/output/progress.h"
-#include "tessera/train/recipe/recipe.h"
 #include "tessera/train/output/run_folder.h"
-#include "tessera/train/step/step.h"
 #include "tessera/train/output/tensorboard.h"
+#include "tessera/train/recipe/recipe.h"
+#include "tessera/train/step/step.h"
 
 namespace tessera::train {
 

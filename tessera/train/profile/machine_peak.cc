@@ -22,12 +22,12 @@ double measure_peak(c10::ScalarType dtype) {
   const at::NoGradGuard no_grad;
   const at::Tensor x = at::ones({kSize, kSize}, dtype);
   const at::Tensor weight = at::ones({kSize, kSize}, dtype);
-  tessera::linear(x, weight);  // kernels are chosen and memory is touched outside the measurement
+  tessera::kernels::linear(x, weight);  // kernels are chosen and memory is touched outside the measurement
   const auto now = [] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   };
   return best_rate(
-      kFlops, 0.2, [&] { tessera::linear(x, weight); }, now);
+      kFlops, 0.2, [&] { tessera::kernels::linear(x, weight); }, now);
 }
 
 }  // namespace

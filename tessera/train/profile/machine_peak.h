@@ -16,8 +16,8 @@ struct ModelConfig;
 
 namespace train {
 
-// FLOP/s of a 1024 x 1024 x 1024 product as tessera::linear does it, the best of about 0.2 s, at the current thread
-// count; measured once for each dtype (kFloat, kBFloat16) and thread count of the process.
+// FLOP/s of a 1024 x 1024 x 1024 product as tessera::kernels::linear does it, the best of about 0.2 s, at the current
+// thread count; measured once for each dtype (kFloat, kBFloat16) and thread count of the process.
 double matmul_peak(c10::ScalarType dtype);
 
 // `work` over the time of the fastest of the calls that fit into `seconds`, at least one. `now` tells seconds.

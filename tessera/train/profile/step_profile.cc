@@ -10,9 +10,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
+#include "tessera/base/log.h"
 #include "tessera/base/machine/host.h"
 #include "tessera/base/text/json.h"
-#include "tessera/base/log.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/collectives/communication_time.h"
 #include "tessera/comm/watch/monitor.h"
@@ -43,7 +43,7 @@ std::string without_numbers(const std::string& path) {
 
 nlohmann::ordered_json longest(const std::map<std::string, TraceTotals>& all) {
   std::vector<std::pair<std::string, TraceTotals>> rows(all.begin(), all.end());
-  std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
+  std::ranges::sort(rows, [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
   if (rows.size() > kMostRows) rows.resize(kMostRows);
   auto out = nlohmann::ordered_json::array();
   for (const auto& [name, totals] : rows) {
@@ -58,7 +58,7 @@ std::filesystem::path trace_path(const std::filesystem::path& folder, int rank) 
 
 // How long at least one of the intervals lasts, in seconds.
 double covered(std::vector<std::pair<int64_t, int64_t>> intervals_us) {
-  std::sort(intervals_us.begin(), intervals_us.end());
+  std::ranges::sort(intervals_us);
   int64_t sum = 0, until = INT64_MIN;
   for (const auto& [begin, end] : intervals_us) {
     sum += std::max<int64_t>(end - std::max(begin, until), 0);
@@ -160,8 +160,9 @@ std::optional<nlohmann::ordered_json> StepProfile::finish() {
   if (closed_ || options_.steps.last < options_.steps.first) return std::nullopt;
   closed_ = true;
   if (ended_ < 0) {
-    if (facts_.rank == 0)
+    if (facts_.rank == 0) {
       log_warning("[train.profile] nothing was traced: the run ended before step {}", options_.steps.first);
+    }
     return std::nullopt;
   }
   if (facts_.rank == 0) log_warning("[train.profile] cut off: the run ended before step {}", options_.steps.last);
@@ -211,8 +212,9 @@ void StepProfile::take_collectives() {
     if (!own) continue;
     const int64_t end = call.finished_us > 0 ? call.finished_us : record.written_us;
     under_way.push_back({call.started_us, end});
-    if (call.waiting_us > 0)
+    if (call.waiting_us > 0) {
       seconds_["waited"] += static_cast<double>(std::max<int64_t>(end - call.waiting_us, 0)) * 1e-6;
+    }
   }
   under_way_ += covered(std::move(under_way));
 }

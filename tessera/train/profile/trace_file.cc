@@ -54,7 +54,7 @@ std::string trace_json(const TraceRecorder& recorder, const std::vector<TraceCol
                      rank, quoted(fmt::format("rank {} on {}", rank, facts.host)), rank, rank);
   auto events = recorder.events();
   // Outer before inner, where both begin at once.
-  std::stable_sort(events.begin(), events.end(), [](const auto& a, const auto& b) {
+  std::ranges::stable_sort(events, [](const auto& a, const auto& b) {
     return a.begin_ns != b.begin_ns ? a.begin_ns < b.begin_ns : a.duration_ns > b.duration_ns;
   });
   uint32_t threads = 1;

@@ -16,7 +16,7 @@ namespace {
 using NodeKind = YamlNode::Kind;
 
 const std::string& text_value(const std::string& name, const YamlNode& value, const std::string& where) {
-  const bool printable = std::none_of(value.text.begin(), value.text.end(), [](unsigned char c) { return c < 0x20; });
+  const bool printable = std::ranges::none_of(value.text, [](unsigned char c) { return c < 0x20; });
   TESSERA_CHECK(value.kind == NodeKind::kScalar && !value.text.empty() && printable, ErrorKind::kConfig,
                 "[train.recipe] {}: {} of a data source: wanted text on one line.", where, quote(name));
   return value.text;

@@ -46,9 +46,9 @@ GroupSetting parse_group_setting(const std::string& text) {
   for (std::string word; words >> word;) {
     const size_t equals = word.find('=');
     const std::string key = word.substr(0, equals), value = equals == word.npos ? "" : word.substr(equals + 1);
-    TESSERA_CHECK(std::find(kKeys.begin(), kKeys.end(), key) != kKeys.end() && seen.insert(key).second,
-                  ErrorKind::kConfig, "[train.recipe] optimizer.groups: {}: found {}, wanted each of {} once at most.",
-                  quote(text), quote(word), fmt::join(kKeys, ", "));
+    TESSERA_CHECK(std::ranges::find(kKeys, key) != kKeys.end() && seen.insert(key).second, ErrorKind::kConfig,
+                  "[train.recipe] optimizer.groups: {}: found {}, wanted each of {} once at most.", quote(text),
+                  quote(word), fmt::join(kKeys, ", "));
     if (key == "lr") {
       group.lr = number_in(text, key, value);
     } else if (key == "weight_decay") {

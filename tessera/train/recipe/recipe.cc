@@ -12,9 +12,9 @@
 #include "tessera/base/text/quote.h"
 #include "tessera/train/recipe/data_sources.h"
 #include "tessera/train/recipe/parameter_groups.h"
+#include "tessera/train/recipe/recipe_schedule.h"
 #include "tessera/train/recipe/recipe_schema.h"
 #include "tessera/train/recipe/recipe_value.h"
-#include "tessera/train/recipe/recipe_schedule.h"
 #include "tessera/train/recipe/yaml_tree.h"
 
 namespace tessera::train {
@@ -372,7 +372,7 @@ RunLayout fit_layout(const ParallelSection& dims, int64_t world_size, const std:
                    .pp = dims.pp,
                    .ep = dims.ep};
   const auto sizes = {&layout.dp_replicate, &layout.dp_shard, &layout.tp, &layout.cp, &layout.pp};
-  const auto open = std::count_if(sizes.begin(), sizes.end(), [](const int64_t* size) { return *size == -1; });
+  const auto open = std::ranges::count_if(sizes, [](const int64_t* size) { return *size == -1; });
   TESSERA_CHECK(open <= 1, ErrorKind::kConfig, "[{}] parallel: found -1 twice, wanted at most one -1.", where);
   const bool fits = fit_to_ranks(sizes, world_size);
   TESSERA_CHECK(

@@ -46,9 +46,7 @@ bool in_range(double value, const Range& range) {
 
 // "bf16", "torch.bfloat16", "1f1b" and the like, as other frameworks write them.
 std::string canonical_word(const RecipeKey& key, std::string word) {
-  const auto has = [&](std::string_view name) {
-    return std::find(key.allowed.begin(), key.allowed.end(), name) != key.allowed.end();
-  };
+  const auto has = [&](std::string_view name) { return std::ranges::find(key.allowed, name) != key.allowed.end(); };
   if (has("bfloat16")) {
     if (word.rfind("torch.", 0) == 0) word.erase(0, 6);
     if (word == "bf16") return "bfloat16";
@@ -62,7 +60,7 @@ std::string canonical_word(const RecipeKey& key, std::string word) {
 
 bool is_text(std::string_view text) {
   return text.size() <= kLongestText &&
-         std::none_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+         std::ranges::none_of(text, [](unsigned char c) { return c < 0x20 || c == 0x7f; });
 }
 
 // Reads a node into a field; false: not of the field's type or range.
@@ -106,9 +104,7 @@ struct Assign {
     if (node.kind != Kind::kScalar || !is_text(node.text)) return false;
     std::string word = canonical_word(key, node.text);
     if (key.required && word.empty()) return false;
-    if (!key.allowed.empty() && std::find(key.allowed.begin(), key.allowed.end(), word) == key.allowed.end()) {
-      return false;
-    }
+    if (!key.allowed.empty() && std::ranges::find(key.allowed, word) == key.allowed.end()) return false;
     *field = std::move(word);
     return true;
   }
@@ -133,7 +129,7 @@ struct Assign {
       return item.kind == Kind::kScalar && !item.text.empty() && is_text(item.text);
     };
     if (node.kind == Kind::kScalar && !take(node)) return false;
-    if (!std::all_of(node.items.begin(), node.items.end(), take)) return false;
+    if (!std::ranges::all_of(node.items, take)) return false;
     *field = std::move(values);
     return true;
   }
@@ -160,10 +156,10 @@ std::string format_number(double value) {
 bool is_plain_word(std::string_view text) {
   if (text.empty() || text == "null" || text == "Null" || text == "NULL" || text == "~") return false;
   if (text.front() == '-' && text.size() == 1) return false;
-  return std::all_of(text.begin(), text.end(),
-                     [](unsigned char c) {
-                       return std::isalnum(c) || c == '_' || c == '-' || c == '.' || c == '/' || c >= 0x80;
-                     }) &&
+  return std::ranges::all_of(text,
+                             [](unsigned char c) {
+                               return std::isalnum(c) || c == '_' || c == '-' || c == '.' || c == '/' || c >= 0x80;
+                             }) &&
          (std::isalpha(static_cast<unsigned char>(text.front())) || text.front() == '/' ||
           (text.front() == '.' && text.find('/') != text.npos));
 }

@@ -2,15 +2,15 @@
 
 #include <filesystem>
 
-#include "tessera/base/text/count_text.h"
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/text/count_text.h"
 #include "tessera/models/files/weights.h"
-#include "tessera/train/run/recipe_notes.h"
-#include "tessera/train/recipe/recipe_print.h"
-#include "tessera/train/run/run_layout.h"
 #include "tessera/train/output/run_mark.h"
+#include "tessera/train/recipe/recipe_print.h"
 #include "tessera/train/recipe/recipe_schedule.h"
+#include "tessera/train/run/recipe_notes.h"
+#include "tessera/train/run/run_layout.h"
 #include "tessera/train/run/run_setup.h"
 
 namespace tessera::train {

@@ -2,9 +2,9 @@
 
 #include <fmt/ranges.h>
 
+#include "tessera/train/recipe/recipe_schedule.h"
 #include "tessera/train/recipe/recipe_schema.h"
 #include "tessera/train/recipe/recipe_value.h"
-#include "tessera/train/recipe/recipe_schedule.h"
 #include "tessera/train/run/run_setup.h"
 
 namespace tessera::train {
@@ -60,9 +60,7 @@ std::string idle_settings(const Recipe& recipe) {
 
 std::vector<std::string> recipe_notes(const Recipe& recipe, int64_t train_rows, int64_t steps) {
   std::vector<std::string> notes;
-  if (const auto idle = idle_settings(recipe); !idle.empty()) {
-    notes.push_back("[train.recipe] without effect: " + idle);
-  }
+  if (const auto idle = idle_settings(recipe); !idle.empty()) notes.push_back("[train.recipe] without effect: " + idle);
   if (const int64_t longest = longest_warmup(recipe.schedule, steps); recipe.schedule.warmup_steps > longest) {
     notes.push_back(
         fmt::format("[train.schedule] schedule.warmup_steps: {} in a run of {} steps: the rate rises over {}.",

@@ -8,8 +8,8 @@
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/data/rows/cache.h"
 #include "tessera/models/config/end_tokens.h"
-#include "tessera/train/recipe/data_sources.h"
 #include "tessera/train/output/run_mark.h"
+#include "tessera/train/recipe/data_sources.h"
 #include "tessera/train/run/run_setup.h"
 
 namespace tessera::train {
@@ -64,7 +64,7 @@ void attempt_long_together(comm::Group& group, const std::function<void(const st
     for (bool all_done = false; !all_done;) {
       const bool done = outcome.wait_for(pause) == std::future_status::ready;
       const auto told = comm::all_gather_bytes(group, done ? "done" : "");
-      all_done = std::none_of(told.begin(), told.end(), [](const auto& text) { return text.empty(); });
+      all_done = std::ranges::none_of(told, [](const auto& text) { return text.empty(); });
       pause = std::min(pause * 2, std::chrono::milliseconds(500));
     }
   } catch (...) {

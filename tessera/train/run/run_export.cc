@@ -7,8 +7,8 @@
 #include "tessera/models/adapters/adapters.h"
 #include "tessera/models/config/end_tokens.h"
 #include "tessera/models/files/weights.h"
-#include "tessera/train/run/model_source.h"
 #include "tessera/train/output/run_mark.h"
+#include "tessera/train/run/model_source.h"
 
 namespace tessera::train {
 

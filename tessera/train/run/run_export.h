@@ -7,8 +7,8 @@
 #pragma once
 
 #include "tessera/models/decoder/causal_lm.h"
-#include "tessera/train/recipe/recipe.h"
 #include "tessera/train/output/run_folder.h"
+#include "tessera/train/recipe/recipe.h"
 #include "tessera/train/run/run_mesh.h"
 #include "tessera/train/run/run_setup.h"
 

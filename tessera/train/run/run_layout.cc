@@ -143,7 +143,7 @@ std::string describe_pipeline(const Recipe& recipe, const RunLayout& layout, con
   return fmt::format("{}, stages of {} layers, ranks wait {:.0f} % of the time and hold {} micro-batches at most",
                      schedule.name,
                      fmt::join(pipeline::plan_stages(config.num_hidden_layers, schedule.rank_of).layers, ", "),
-                     100 * told.bubble_share, *std::max_element(told.most_held.begin(), told.most_held.end()));
+                     100 * told.bubble_share, *std::ranges::max_element(told.most_held));
 }
 
 pipeline::PipelineOptions pipeline_options(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh) {

@@ -32,7 +32,7 @@ bool RunMesh::counts() const { return mesh_->local_rank(mesh_->dim_of("tp")) == 
 data::Batch RunMesh::own_tokens(const data::Batch& rows) const {
   const int64_t dim = mesh_->dim_of("cp");
   if (mesh_->size(dim) == 1) return rows;
-  const ContextLayout layout(rows.tokens.size(1), mesh_->size(dim));
+  const kernels::ContextLayout layout(rows.tokens.size(1), mesh_->size(dim));
   const auto own = [&](const at::Tensor& tensor) { return layout.shard(tensor, 1, mesh_->local_rank(dim)); };
   return data::make_batch(own(rows.tokens), own(rows.labels), own(rows.positions), own(rows.document_ids));
 }

@@ -41,7 +41,7 @@ class RunMesh {
   // Whether this rank's tokens and losses count: those of the global batch are the sums over the ranks that do, one of
   // each tp group, of those with the last stage of a pipeline (which TrainStep knows).
   bool counts() const;
-  // Of rows that this rank's cp group reads, the tokens that are its own (ContextLayout); without cp, all.
+  // Of rows that this rank's cp group reads, the tokens that are its own (kernels::ContextLayout); without cp, all.
   data::Batch own_tokens(const data::Batch& rows) const;
   // Null without: the ranks of this one's pipeline.
   MeshPtr pipeline() const;

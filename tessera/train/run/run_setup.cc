@@ -23,11 +23,11 @@
 #include "tessera/nn/linear/quantized_linear.h"
 #include "tessera/parallel/parallelize_model.h"
 #include "tessera/state/state_dict.h"
+#include "tessera/train/output/run_mark.h"
 #include "tessera/train/recipe/parameter_groups.h"
 #include "tessera/train/recipe/recipe_schema.h"
 #include "tessera/train/recipe/recipe_value.h"
 #include "tessera/train/run/run_layout.h"
-#include "tessera/train/output/run_mark.h"
 
 namespace tessera::train {
 namespace {
@@ -114,7 +114,7 @@ std::string model_fingerprint(const Recipe& recipe) {
   if (recipe.model.init == "random") return identity + "-random";
   std::vector<std::string> hashes;
   for (const auto& file : weight_files(weights_path(recipe))) hashes.push_back(fingerprint_of(file));
-  std::sort(hashes.begin(), hashes.end());
+  std::ranges::sort(hashes);
   for (const auto& hash : hashes) identity += "-" + hash;
   return identity;
 }
@@ -147,7 +147,7 @@ std::string describe_run_device(const Recipe& recipe, int64_t ranks) {
 }
 
 RunMesh build_run_mesh(const Recipe& recipe, const std::shared_ptr<comm::World>& world) {
-  agree_on_kernels(*world->group());
+  kernels::agree_on_kernels(*world->group());
   return {resolve_layout(recipe, world->size()), mesh_device(recipe, *world), world};
 }
 
@@ -298,8 +298,7 @@ std::unique_ptr<optim::Optimizer> build_optimizer(const Recipe& recipe, CausalLM
 TrainingState training_state(CausalLM& model, optim::Optimizer& optimizer) {
   // A base that stays as it is comes from where the run has it from. A stage of a pipeline may have no adapter.
   const auto base = model.parameters();
-  const bool frozen =
-      std::none_of(base.begin(), base.end(), [](const at::Tensor& each) { return each.requires_grad(); });
+  const bool frozen = std::ranges::none_of(base, [](const at::Tensor& each) { return each.requires_grad(); });
   const auto [weights, states] = get_state_dict(
       model, {&optimizer},
       {.ignore_frozen_params = frozen || !adapted_linears(model).empty(), .flatten_optimizer_state_dict = true});

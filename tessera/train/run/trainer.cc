@@ -20,25 +20,25 @@
 #include "tessera/formats/tensor_files/finite.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/models/config/end_tokens.h"
-#include "tessera/models/generation/generate.h"
 #include "tessera/models/files/weights.h"
+#include "tessera/models/generation/generate.h"
+#include "tessera/train/output/run_folder.h"
+#include "tessera/train/output/run_report.h"
+#include "tessera/train/profile/step_profile.h"
+#include "tessera/train/recipe/recipe_print.h"
+#include "tessera/train/recipe/recipe_schedule.h"
 #include "tessera/train/run/check_run.h"
 #include "tessera/train/run/early_stopping.h"
 #include "tessera/train/run/model_source.h"
 #include "tessera/train/run/recipe_notes.h"
-#include "tessera/train/recipe/recipe_print.h"
 #include "tessera/train/run/resume_notes.h"
 #include "tessera/train/run/run_export.h"
-#include "tessera/train/output/run_folder.h"
 #include "tessera/train/run/run_layout.h"
 #include "tessera/train/run/run_mesh.h"
-#include "tessera/train/output/run_report.h"
 #include "tessera/train/run/run_rows.h"
-#include "tessera/train/recipe/recipe_schedule.h"
 #include "tessera/train/run/run_setup.h"
-#include "tessera/train/step/step.h"
-#include "tessera/train/profile/step_profile.h"
 #include "tessera/train/run/stop_signals.h"
+#include "tessera/train/step/step.h"
 
 namespace tessera::train {
 namespace {
@@ -203,7 +203,7 @@ nlohmann::json Trainer::Impl::extra_state() const {
           {"optimizer", recipe.optimizer.name},
           {"model", model_identity},
           {"lora", adapters_identity},
-          {"kernels", describe_cpu_kernels()},
+          {"kernels", kernels::describe_cpu_kernels()},
           {"validation", data.validation ? data.validation->fingerprint() : ""},
           {"early_stopping", early_stopping.state()},
           {"random", {{"seed", random.seed}, {"offset", random.offset}}}};
@@ -253,11 +253,11 @@ void Trainer::Impl::resume() {
     check("optimizer", recipe.optimizer.name);
     check("model", model_identity);
     check("lora", adapters_identity);
-    const auto kernels = extra.value("kernels", describe_cpu_kernels());
-    if (chief() && kernels != describe_cpu_kernels()) {
+    const auto kernels = extra.value("kernels", kernels::describe_cpu_kernels());
+    if (chief() && kernels != kernels::describe_cpu_kernels()) {
       log_warning(
           "[train.resume] {}: computed with {}, here with {}: later numbers agree up to rounding, not bit by bit",
-          checkpoint->path().string(), kernels, describe_cpu_kernels());
+          checkpoint->path().string(), kernels, kernels::describe_cpu_kernels());
     }
     // The best loss is of the data that it was measured on.
     const bool same_validation = data.validation && extra.value("validation", "") == data.validation->fingerprint();
@@ -281,8 +281,9 @@ void Trainer::Impl::resume() {
     if (goes_on && !named) return;
     const auto aside = goes_on ? folder->put_aside_beyond(std::filesystem::weakly_canonical(checkpoint->path()))
                                : folder->put_aside_history();
-    if (!aside.empty())
+    if (!aside.empty()) {
       log_info("[train.resume] what an earlier run left in {} is now in {}", run_path().string(), aside.string());
+    }
   });
   if (!checkpoint) return;
   first_step = checkpoint->step();
@@ -376,7 +377,7 @@ void Trainer::Impl::sample(int64_t step) {
   auto tokens = step_runner->pipeline().generate(prompt, options, &place.everyone());
   model->train(was_training);
   const auto& stops = options.stop_tokens;
-  const bool has_end = !tokens.empty() && std::find(stops.begin(), stops.end(), tokens.back()) != stops.end();
+  const bool has_end = !tokens.empty() && std::ranges::find(stops, tokens.back()) != stops.end();
   if (has_end) tokens.pop_back();
   const auto text_of = [&](const std::vector<int64_t>& ids) {
     return data.tokenizer->decode(std::vector<text::TokenId>(ids.begin(), ids.end()));
@@ -459,8 +460,9 @@ RunSummary Trainer::Impl::run() {
     const auto summary = profile->finish();
     if (summary && report) report->profile(step, *summary);
   }
-  if (!stopped_early && recipe.checkpoint.export_model != "never")
+  if (!stopped_early && recipe.checkpoint.export_model != "never") {
     export_run(recipe, place, data, *model, folder.get());
+  }
   if (report) {
     if (enough) report->early_stop(step, early_stopping.reason());
     report->finish(step, stopped_early

@@ -11,13 +11,13 @@
 #include <string>
 
 #include "tessera/base/error.h"
+#include "tessera/base/ignored_label.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/collectives/communication_time.h"
 #include "tessera/comm/group/carries.h"
 #include "tessera/comm/shm/shared_buffer.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/dtensor/tensor/local_part.h"
-#include "tessera/base/ignored_label.h"
 #include "tessera/kernels/loss/wrong_label.h"
 #include "tessera/mesh/host_memory.h"
 #include "tessera/models/adapters/adapters.h"
@@ -25,9 +25,9 @@
 #include "tessera/optim/found_inf.h"
 #include "tessera/optim/grad_norm.h"
 #include "tessera/optim/optimizer.h"
+#include "tessera/parallel/data_parallel/gradient_sync.h"
 #include "tessera/parallel/experts/expert_parallel.h"
 #include "tessera/parallel/fsdp/fully_shard.h"
-#include "tessera/parallel/data_parallel/gradient_sync.h"
 
 namespace tessera::train {
 namespace {
@@ -125,7 +125,7 @@ StepHeard TrainStep::exchange_counts(const std::vector<data::Batch>& micro_batch
   std::vector<double> own = {0, 0, signals.stop ? 1.0 : 0.0, signals.failed ? 1.0 : 0.0, kIgnoredLabel};
   for (const auto& batch : micro_batches) {
     // Looked at on the host, where they lie: a device would have to be waited for.
-    if (const int64_t wrong = first_wrong_label(batch.labels, classes); wrong >= 0) {
+    if (const int64_t wrong = kernels::first_wrong_label(batch.labels, classes); wrong >= 0) {
       own[4] = static_cast<double>(batch.labels.flatten()[wrong].item<int64_t>());
     }
     if (!options_.counts) continue;

@@ -27,8 +27,8 @@
 
 #include "tessera/comm/group/group.h"
 #include "tessera/data/rows/batch.h"
-#include "tessera/nn/linear/float8.h"
 #include "tessera/nn/experts/router_statistics.h"
+#include "tessera/nn/linear/float8.h"
 #include "tessera/parallel/pipeline/pipeline.h"
 #include "tessera/train/step/early_updates.h"
 #include "tessera/train/step/staged_inputs.h"

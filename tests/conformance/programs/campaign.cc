@@ -33,12 +33,8 @@ Rest run_rest(RanksSession& ranks, std::shared_ptr<const Trial> trial, Findings*
     if (verdict.parted) {  // on a busy machine ranks may come late
       verdict = ranks.run(trial);
     }
-    if (verdict.kind != Verdict::Kind::kRefused) {
-      return {std::move(verdict), std::move(trial)};
-    }
-    if (findings != nullptr) {
-      ++findings->refusals[to_string(verdict.refusal)];
-    }
+    if (verdict.kind != Verdict::Kind::kRefused) return {std::move(verdict), std::move(trial)};
+    if (findings != nullptr) ++findings->refusals[to_string(verdict.refusal)];
     const auto rest = without(trial->program, static_cast<size_t>(verdict.step), /*bypass=*/false);
     auto next = rest ? make_trial(*rest) : nullptr;
     if (next == nullptr && rest) {  // without what flows back
@@ -47,9 +43,7 @@ Rest run_rest(RanksSession& ranks, std::shared_ptr<const Trial> trial, Findings*
       forward.twice = false;
       next = make_trial(forward);
     }
-    if (next == nullptr) {
-      return {{}, std::move(trial)};
-    }
+    if (next == nullptr) return {{}, std::move(trial)};
     trial = std::move(next);
   }
 }
@@ -72,9 +66,7 @@ Program shrink_defect(RanksSession& ranks, const Program& program, const Verdict
   int partings = 0;
   Program shrunk = shrink(program, [&](const Program& candidate) {
     const auto trial = partings < kMostPartings ? make_trial(candidate) : nullptr;
-    if (trial == nullptr) {
-      return false;
-    }
+    if (trial == nullptr) return false;
     const Verdict now = ranks.run(trial);
     partings += now.label == kParted;
     return now.kind == Verdict::Kind::kWrong && now.label == verdict.label;
@@ -92,9 +84,7 @@ void record(RanksSession& ranks, uint64_t seed, const Rest& rest, Findings& find
   }
   ++findings.shrunk;
   const Program shrunk = shrink_defect(ranks, rest.trial->program, rest.verdict);
-  for (const auto& step : shrunk.steps) {
-    label += step.kind == Step::Kind::kCall ? " " + step.op : "";
-  }
+  for (const auto& step : shrunk.steps) label += step.kind == Step::Kind::kCall ? " " + step.op : "";
   label += shrunk.flows.empty() ? "" : shrunk.twice ? ", second derivative" : ", backward";
   if (++findings.wrong[label] == 1) {
     const auto again = make_trial(shrunk);
@@ -127,22 +117,14 @@ Findings run_programs(const std::vector<int64_t>& mesh, uint64_t first_seed, int
   auto next = drawn_later(0);
   for (int64_t i = 0; i < count_wanted; ++i) {
     Drawn drawn = next.get();
-    if (i + 1 < count_wanted) {
-      next = drawn_later(i + 1);
-    }
+    if (i + 1 < count_wanted) next = drawn_later(i + 1);
     const uint64_t seed = first_seed + static_cast<uint64_t>(i);
-    if (watch) {
-      std::cerr << "seed " << seed << "\n" << to_text(drawn.program) << std::flush;
-    }
-    if (!drawn.backward_note.empty()) {
-      ++findings.no_backward[drawn.backward_note.substr(0, 60)];
-    }
+    if (watch) std::cerr << "seed " << seed << "\n" << to_text(drawn.program) << std::flush;
+    if (!drawn.backward_note.empty()) ++findings.no_backward[drawn.backward_note.substr(0, 60)];
     const auto trial = std::make_shared<const Trial>(Trial{std::move(drawn.program), std::move(drawn.plain)});
     count(*trial, findings);
     const Rest rest = run_rest(ranks, trial, &findings);
-    if (rest.verdict.kind != Verdict::Kind::kWrong) {
-      continue;
-    }
+    if (rest.verdict.kind != Verdict::Kind::kWrong) continue;
     record(ranks, seed, rest, findings);
   }
   return findings;
@@ -170,9 +152,7 @@ KeptFindings run_kept_programs(const std::string& device) {
     const Program program = parse_program(text);
     const auto wanted = text.starts_with("# Refused: ") ? Verdict::Kind::kRefused : Verdict::Kind::kFine;
     auto& ranks = sessions[mesh_name(program.mesh)];
-    if (ranks == nullptr) {
-      ranks = std::make_unique<RanksSession>(program.mesh, device);
-    }
+    if (ranks == nullptr) ranks = std::make_unique<RanksSession>(program.mesh, device);
     ++findings.programs;
     const auto trial = make_trial(program);
     if (trial == nullptr) {
@@ -194,9 +174,7 @@ const std::vector<std::vector<int64_t>>& program_meshes() {
 
 std::string mesh_name(const std::vector<int64_t>& mesh) {
   std::string name;
-  for (const int64_t size : mesh) {
-    name += fmt::format("{}{}", name.empty() ? "" : "x", size);
-  }
+  for (const int64_t size : mesh) name += fmt::format("{}{}", name.empty() ? "" : "x", size);
   return name;
 }
 
@@ -206,9 +184,7 @@ std::string Findings::log() const {
       "narrow types\n",
       mesh_name(mesh), programs, steps, operations.size(), backward, twice, narrow);
   const auto list = [&](const char* title, const std::map<std::string, int64_t>& counts) {
-    for (const auto& [name, number] : counts) {
-      text += fmt::format("  {}: {} ({})\n", title, number, name);
-    }
+    for (const auto& [name, number] : counts) text += fmt::format("  {}: {} ({})\n", title, number, name);
   };
   list("refused", refusals);
   list("nothing flows back", no_backward);

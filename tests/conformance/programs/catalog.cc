@@ -9,9 +9,7 @@ const std::vector<Family>& catalog() {
     std::vector<Family> families;
     for (auto part : {pointwise_families(), view_families(), reduction_families(), product_families(), index_families(),
                       write_families()}) {
-      for (auto& family : part) {
-        families.push_back(std::move(family));
-      }
+      for (auto& family : part) families.push_back(std::move(family));
     }
     families.push_back({"redistribute", 12, {{"redistribute", [](Draw& draw) { return draw.redistribute(); }}}});
     return families;
@@ -23,9 +21,7 @@ const std::vector<Family>& catalog_with_kernels() {
   static const std::vector<Family> all = [] {
     auto families = catalog();
     for (auto part : {kernel_families(), class_families()}) {
-      for (auto& family : part) {
-        families.push_back(std::move(family));
-      }
+      for (auto& family : part) families.push_back(std::move(family));
     }
     return families;
   }();

@@ -76,9 +76,7 @@ std::vector<Row> reading() {
          const int bounds = draw.value({.min_dim = 1, .max_dim = 1, .also = [](const at::Tensor& t) {
                                           return t.numel() < 2 || (t.diff() > 0).all().item<bool>();
                                         }});
-         if (!draw.call("sort.stable", {ref(bounds), flag(true)})) {
-           return false;
-         }
+         if (!draw.call("sort.stable", {ref(bounds), flag(true)})) return false;
          const int sorted = draw.last_results()[0];
          return draw.call("bucketize.Tensor", {ref(draw.value({})), ref(sorted)});
        }},

@@ -106,9 +106,7 @@ Row unary(const Unary& one) {
   return {op, [one, op](Draw& draw) {
             const Wish wish{.kinds = one.kinds, .low = one.low, .high = one.high};
             if (one.in_place && draw.chance(25)) {
-              if (const auto self = draw.target(wish)) {
-                return draw.call(op + "_", {ref(*self)});
-              }
+              if (const auto self = draw.target(wish)) return draw.call(op + "_", {ref(*self)});
             }
             return draw.call(op, {ref(draw.value(wish))});
           }};
@@ -250,9 +248,7 @@ std::vector<Row> ternaries() {
                  const int one = draw.partner(self, "f");
                  const int two = draw.partner(self, "f", last_low, last_high);
                  std::vector<Arg> args{ref(self), ref(one), ref(two)};
-                 if (factor) {
-                   args.push_back(num(draw.coefficient()));
-                 }
+                 if (factor) args.push_back(num(draw.coefficient()));
                  const std::string name = op;
                  const size_t dot = std::min(name.find('.'), name.size());
                  return draw.call(write ? name.substr(0, dot) + "_" + name.substr(dot) : name, args);
@@ -359,9 +355,7 @@ std::vector<Row> foreach_rows() {
          const auto mine = list(draw);
          std::vector<int> others;
          others.reserve(mine.size());
-         for (const int id : mine) {
-           others.push_back(draw.partner(id, "f"));
-         }
+         for (const int id : mine) others.push_back(draw.partner(id, "f"));
          return draw.call("_foreach_add.List", {refs(mine), refs(others)});
        }},
       {"_foreach_neg", [=](Draw& draw) { return draw.call("_foreach_neg", {refs(list(draw))}); }},
@@ -370,9 +364,7 @@ std::vector<Row> foreach_rows() {
        [](Draw& draw) {
          const auto first = draw.target({});
          const auto second = draw.target({});
-         if (!first || !second) {
-           return false;
-         }
+         if (!first || !second) return false;
          return draw.call("_foreach_mul_.Scalar", {refs({*first, *second}), num(draw.coefficient())});
        }},
   };
@@ -382,15 +374,9 @@ std::vector<Row> foreach_rows() {
 
 std::vector<Family> pointwise_families() {
   Family unaries{"unary", 13, {}}, binaries{"binary", 16, {}}, scalars{"with a scalar", 7, {}};
-  for (const auto& one : kUnaries) {
-    unaries.rows.push_back(unary(one));
-  }
-  for (const auto& one : kBinaries) {
-    binaries.rows.push_back(binary(one));
-  }
-  for (const auto& one : with_scalars()) {
-    scalars.rows.push_back(with_scalar(one));
-  }
+  for (const auto& one : kUnaries) unaries.rows.push_back(unary(one));
+  for (const auto& one : kBinaries) binaries.rows.push_back(binary(one));
+  for (const auto& one : with_scalars()) scalars.rows.push_back(with_scalar(one));
   return {unaries,
           binaries,
           scalars,

@@ -39,9 +39,7 @@ std::vector<Row> products() {
          const int b = draw.value({.low = -30, .high = 30, .min_dim = 2});
          const auto sizes = draw.sizes_of(b);
          std::vector<int64_t> other{draw.extent(), sizes[sizes.size() - 2]};
-         if (draw.chance(50)) {
-           other.insert(other.begin(), sizes.size() > 2 ? sizes[sizes.size() - 3] : draw.extent());
-         }
+         if (draw.chance(50)) other.insert(other.begin(), sizes.size() > 2 ? sizes[sizes.size() - 3] : draw.extent());
          return draw.call("matmul", {ref(draw.value({.low = -30, .high = 30, .sizes = other})), ref(b)});
        }},
       {"linear",

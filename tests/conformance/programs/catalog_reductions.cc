@@ -9,9 +9,7 @@ namespace {
 
 Arg some_dims(Draw& draw, int self) {
   const int64_t dims = draw.tensor(self).dim();
-  if (dims >= 2 && draw.chance(35)) {
-    return ints({0, dims - 1});
-  }
+  if (dims >= 2 && draw.chance(35)) return ints({0, dims - 1});
   return ints({draw.dim_of(self)});
 }
 
@@ -19,9 +17,7 @@ Arg some_dims(Draw& draw, int self) {
 bool distinct_along(const at::Tensor& tensor, int64_t dim) {
   const at::NoGradGuard no_grad;
   const at::Tensor t = tensor.detach().to(at::kDouble);
-  if (t.dim() == 0 || t.size(dim) < 2) {
-    return true;
-  }
+  if (t.dim() == 0 || t.size(dim) < 2) return true;
   const at::Tensor sorted = std::get<0>(t.sort(dim));
   const at::Tensor gaps = sorted.narrow(dim, 1, t.size(dim) - 1) - sorted.narrow(dim, 0, t.size(dim) - 1);
   return gaps.numel() == 0 || gaps.min().item<double>() > 1e-6;
@@ -47,9 +43,7 @@ Row over_dim(const char* op, const char* kinds = "f", bool distinct = false) {
   return {op, [=](Draw& draw) {
             const int self = draw.value({.kinds = kinds, .min_dim = 1, .empty = false});
             const int64_t dim = draw.dim_of(self);
-            if (distinct && !distinct_along(draw.tensor(self), dim)) {
-              return false;
-            }
+            if (distinct && !distinct_along(draw.tensor(self), dim)) return false;
             return draw.call(op, {ref(self), num(dim), flag(draw.chance(50))});
           }};
 }
@@ -59,9 +53,7 @@ Row along_dim(const char* op, const char* kinds = "f", double low = -1e4, double
   return {op, [=](Draw& draw) {
             const int self = draw.value({.kinds = kinds, .low = low, .high = high, .min_dim = 1});
             const int64_t dim = draw.dim_of(self);
-            if (distinct && !distinct_along(draw.tensor(self), dim)) {
-              return false;
-            }
+            if (distinct && !distinct_along(draw.tensor(self), dim)) return false;
             return draw.call(op, {ref(self), num(dim)});
           }};
 }
@@ -89,9 +81,7 @@ std::vector<Row> reductions() {
       {"any.dim, counted",
        [](Draw& draw) {
          const int self = draw.value({.kinds = "b", .min_dim = 1, .empty = false});
-         if (!draw.call("any.dim", {ref(self), num(draw.dim_of(self)), flag(draw.chance(50))})) {
-           return false;
-         }
+         if (!draw.call("any.dim", {ref(self), num(draw.dim_of(self)), flag(draw.chance(50))})) return false;
          const int found = draw.last_results()[0];
          return draw.chance(50) ? draw.call("sum", {ref(found)})
                                 : draw.call("to.dtype", {ref(found), type_arg(draw.type_of('f'))});
@@ -129,9 +119,7 @@ std::vector<Row> reductions() {
        [](Draw& draw) {
          const int self = draw.value({.min_dim = 1, .empty = false});
          const int64_t dim = draw.dim_of(self);
-         if (!distinct_along(draw.tensor(self), dim)) {
-           return false;
-         }
+         if (!distinct_along(draw.tensor(self), dim)) return false;
          return draw.call("kthvalue", {ref(self), num(draw.between(1, draw.tensor(self).size(dim))), num(dim)});
        }},
       {"histc",
@@ -164,9 +152,7 @@ std::vector<Row> sorting() {
        [](Draw& draw) {
          const int self = draw.value({.kinds = "fi", .min_dim = 1});
          const int64_t dim = draw.dim_of(self);
-         if (!distinct_along(draw.tensor(self), dim)) {
-           return false;
-         }
+         if (!distinct_along(draw.tensor(self), dim)) return false;
          return draw.call("sort", {ref(self), num(dim), flag(draw.chance(50))});
        }},
       {"sort.stable",
@@ -183,9 +169,7 @@ std::vector<Row> sorting() {
        [](Draw& draw) {
          const int self = draw.value({.kinds = "fi", .min_dim = 1});
          const int64_t dim = draw.dim_of(self);
-         if (!distinct_along(draw.tensor(self), dim)) {
-           return false;
-         }
+         if (!distinct_along(draw.tensor(self), dim)) return false;
          return draw.call(
              "topk", {ref(self), num(draw.below(draw.tensor(self).size(dim) + 1)), num(dim), flag(draw.chance(50))});
        }},

@@ -18,15 +18,11 @@ std::vector<int64_t> other_sizes(Draw& draw, std::vector<int64_t> sizes) {
     sizes.erase(sizes.begin() + at + 1);
     return sizes;
   }
-  if (sizes.empty()) {
-    return {1};
-  }
+  if (sizes.empty()) return {1};
   const auto at = draw.below(static_cast<int64_t>(sizes.size()));
   std::vector<int64_t> factors{1};
   for (int64_t f = 2; f <= sizes[at]; ++f) {
-    if (sizes[at] % f == 0) {
-      factors.push_back(f);
-    }
+    if (sizes[at] % f == 0) factors.push_back(f);
   }
   const int64_t factor = draw.one_of(factors);
   sizes[at] /= factor;
@@ -37,9 +33,7 @@ std::vector<int64_t> other_sizes(Draw& draw, std::vector<int64_t> sizes) {
 std::vector<int64_t> order(Draw& draw, int64_t dims) {
   std::vector<int64_t> order(dims);
   std::iota(order.begin(), order.end(), 0);
-  for (int64_t i = dims - 1; i > 0; --i) {
-    std::swap(order[i], order[draw.below(i + 1)]);
-  }
+  for (int64_t i = dims - 1; i > 0; --i) std::swap(order[i], order[draw.below(i + 1)]);
   return order;
 }
 
@@ -49,9 +43,7 @@ std::vector<Row> shapes() {
        [](Draw& draw) {
          const int self = draw.value({.kinds = kAll, .also = [](const at::Tensor& t) { return t.is_contiguous(); }});
          auto sizes = other_sizes(draw, draw.sizes_of(self));
-         if (draw.chance(20)) {
-           sizes = {-1};
-         }
+         if (draw.chance(20)) sizes = {-1};
          return draw.call("view", {ref(self), ints(sizes)});
        }},
       {"reshape",
@@ -79,15 +71,11 @@ std::vector<Row> shapes() {
       {"expand",
        [](Draw& draw) {
          const int self = draw.value({.kinds = kAll, .also = [](const at::Tensor& t) {
-                                        return t.dim() == 0 || std::count(t.sizes().begin(), t.sizes().end(), 1) > 0;
+                                        return t.dim() == 0 || std::ranges::count(t.sizes(), 1) > 0;
                                       }});
          auto sizes = draw.sizes_of(self);
-         for (auto& size : sizes) {
-           size = size == 1 && draw.chance(70) ? draw.between(2, 5) : size;
-         }
-         if (draw.chance(40)) {
-           sizes.insert(sizes.begin(), draw.between(1, 4));
-         }
+         for (auto& size : sizes) size = size == 1 && draw.chance(70) ? draw.between(2, 5) : size;
+         if (draw.chance(40)) sizes.insert(sizes.begin(), draw.between(1, 4));
          return draw.call("expand", {ref(self), ints(sizes)});
        }},
       {"expand_as",
@@ -111,9 +99,7 @@ std::vector<Row> shapes() {
       {"view_as_complex",
        [](Draw& draw) {
          const int self = draw.value({.min_dim = 1, .also = [](const at::Tensor& t) { return t.size(-1) == 2; }});
-         if (draw.tensor(self).size(-1) != 2) {
-           return false;
-         }
+         if (draw.tensor(self).size(-1) != 2) return false;
          return draw.call("view_as_complex", {ref(self)});
        }},
   };

@@ -8,13 +8,9 @@ namespace {
 Row in_place(const std::string& op, const Wish& wish, std::function<std::vector<Arg>(Draw&, int)> others) {
   return {op, [=](Draw& draw) {
             const auto self = draw.target(wish);
-            if (!self) {
-              return false;
-            }
+            if (!self) return false;
             std::vector<Arg> args{ref(*self)};
-            for (auto& arg : others(draw, *self)) {
-              args.push_back(std::move(arg));
-            }
+            for (auto& arg : others(draw, *self)) args.push_back(std::move(arg));
             return draw.call(op, args);
           }};
 }
@@ -27,9 +23,7 @@ std::vector<Arg> alone(Draw&, int) { return {}; }
 // Takes a view and writes through it.
 bool through_a_view(Draw& draw) {
   const auto base = draw.target({.min_dim = 1, .empty = false});
-  if (!base) {
-    return false;
-  }
+  if (!base) return false;
   const int64_t dim = draw.dim_of(*base);
   const int64_t size = draw.tensor(*base).size(dim);
   bool taken = false;
@@ -50,9 +44,7 @@ bool through_a_view(Draw& draw) {
       taken = draw.call("view", {ref(*base), ints({-1})});
       break;
   }
-  if (!taken) {
-    return false;
-  }
+  if (!taken) return false;
   const int view = draw.last_results()[0];
   switch (draw.below(4)) {
     case 0:

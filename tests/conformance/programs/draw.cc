@@ -24,23 +24,15 @@ char kind_of(c10::ScalarType type) {
 }  // namespace
 
 Draw::Draw(uint64_t seed, std::vector<int64_t> mesh) : state_(seed * 0x2545f4914f6cdd1dULL + 99) {
-  for (const int64_t k : mesh) {
-    state_ = state_ * 31 + static_cast<uint64_t>(k);
-  }
+  for (const int64_t k : mesh) state_ = state_ * 31 + static_cast<uint64_t>(k);
   program_.mesh = std::move(mesh);
   program_.values = seed % 1000003;
   const int64_t k = program_.mesh[0];
   const int64_t all = c10::multiply_integers(program_.mesh);
   const std::vector<int64_t> pool{1, 2, 3, 4, 5, 6, 7, 8, k - 1, k, k + 1, 2 * k, 2 * k + 1, all, all + 1, 2, 3, 4, 6};
-  for (int i = 0; i < 3; ++i) {
-    extents_.push_back(std::max<int64_t>(one_of(pool), 1));
-  }
-  if (chance(6)) {
-    extents_.push_back(0);
-  }
-  if (chance(35)) {
-    extents_.push_back(1);
-  }
+  for (int i = 0; i < 3; ++i) extents_.push_back(std::max<int64_t>(one_of(pool), 1));
+  if (chance(6)) extents_.push_back(0);
+  if (chance(35)) extents_.push_back(1);
   narrow_ = chance(15);
   if (narrow_) {
     float_type_ = one_of(std::vector<c10::ScalarType>{at::kBFloat16, at::kBFloat16, at::kHalf, at::kFloat});
@@ -60,16 +52,10 @@ std::vector<int64_t> Draw::some_sizes(int64_t min_dim, int64_t max_dim, bool emp
                                         std::min<int64_t>(max_dim, kMostDims));
   for (;;) {
     std::vector<int64_t> sizes;
-    for (int64_t i = 0; i < dims; ++i) {
-      sizes.push_back(one_of(extents_));
-    }
+    for (int64_t i = 0; i < dims; ++i) sizes.push_back(one_of(extents_));
     const int64_t count = c10::multiply_integers(sizes);
-    if (count <= kMostElements && (empty || count > 0)) {
-      return sizes;
-    }
-    if (chance(20)) {
-      return std::vector<int64_t>(dims, 2);
-    }
+    if (count <= kMostElements && (empty || count > 0)) return sizes;
+    if (chance(20)) return std::vector<int64_t>(dims, 2);
   }
 }
 
@@ -117,9 +103,7 @@ int Draw::input(c10::ScalarType type, const std::vector<int64_t>& sizes, const F
   const bool nonnegative = fill.kind != Fill::Kind::kDistinct && (fill.kind != Fill::Kind::kUniform || fill.low >= 0);
   step.placements = placements(like, /*partial=*/true, nonnegative);
   ++inputs_;
-  if (!append(std::move(step))) {
-    throw NothingFits();
-  }
+  if (!append(std::move(step))) throw NothingFits();
   return last_results()[0];
 }
 
@@ -137,9 +121,7 @@ int Draw::new_input(const Wish& wish) {
   } else if (kind == 'i') {
     fill.kind = Fill::Kind::kBelow;
     fill.below = 5;
-    if (wish.low > 0) {
-      fill = {.kind = Fill::Kind::kUniform, .low = 1, .high = 4};
-    }
+    if (wish.low > 0) fill = {.kind = Fill::Kind::kUniform, .low = 1, .high = 4};
   } else if (wish.low < -1e3 && wish.high > 1e3 && chance(20)) {
     fill.kind = Fill::Kind::kDistinct;
   }
@@ -155,9 +137,7 @@ bool Draw::suits(int id, const Wish& wish) const {
   }
   if (wish.low > -kLargest || wish.high < kLargest) {
     const auto [low, high] = bounds(t);
-    if (low < wish.low || high > wish.high) {
-      return false;
-    }
+    if (low < wish.low || high > wish.high) return false;
   }
   return !wish.also || wish.also(t);
 }
@@ -170,9 +150,7 @@ int Draw::pick_recent(const std::vector<int>& ids) {
 int Draw::value(const Wish& wish) {
   std::vector<int> found;
   for (size_t id = 0; id < clean_.tensors.size(); ++id) {
-    if (suits(static_cast<int>(id), wish)) {
-      found.push_back(static_cast<int>(id));
-    }
+    if (suits(static_cast<int>(id), wish)) found.push_back(static_cast<int>(id));
   }
   const bool fresh = inputs_ < 2 ? chance(60) : inputs_ < 7 && chance(12);
   return found.empty() || fresh ? new_input(wish) : pick_recent(found);
@@ -186,27 +164,19 @@ int Draw::partner(int id, const std::string& kinds, double low, double high) {
     for (int64_t i = 1; i <= both; ++i) {
       const int64_t a = sizes[sizes.size() - i];
       const int64_t b = other.size(-i);
-      if (a != b && a != 1 && b != 1) {
-        return false;
-      }
+      if (a != b && a != 1 && b != 1) return false;
     }
     return true;
   };
   std::vector<int> found;
   for (size_t other = 0; other < clean_.tensors.size(); ++other) {
-    if (suits(static_cast<int>(other), wish)) {
-      found.push_back(static_cast<int>(other));
-    }
+    if (suits(static_cast<int>(other), wish)) found.push_back(static_cast<int>(other));
   }
-  if (!found.empty() && chance(inputs_ < 7 ? 75 : 100)) {
-    return pick_recent(found);
-  }
+  if (!found.empty() && chance(inputs_ < 7 ? 75 : 100)) return pick_recent(found);
   auto mine = sizes;
   if (chance(35)) {
     mine.erase(mine.begin(), mine.begin() + below(static_cast<int64_t>(mine.size()) + 1));
-    for (auto& size : mine) {
-      size = chance(30) ? 1 : size;
-    }
+    for (auto& size : mine) size = chance(30) ? 1 : size;
   }
   wish.sizes = mine;
   return new_input(wish);
@@ -229,9 +199,7 @@ std::optional<int> Draw::target(const Wish& wish) {
     }
     (t.is_view() ? views : others).push_back(static_cast<int>(id));
   }
-  if (!views.empty() && chance(75)) {
-    return pick_recent(views);
-  }
+  if (!views.empty() && chance(75)) return pick_recent(views);
   return others.empty() ? std::nullopt : std::optional(pick_recent(others));
 }
 
@@ -241,8 +209,8 @@ int64_t Draw::dim_of(int id) {
 }
 
 bool Draw::is_frozen(const at::Tensor& tensor) const {
-  return std::any_of(frozen_.begin(), frozen_.end(),
-                     [&](int id) { return clean_.tensors[id].defined() && clean_.tensors[id].is_alias_of(tensor); });
+  return std::ranges::any_of(
+      frozen_, [&](int id) { return clean_.tensors[id].defined() && clean_.tensors[id].is_alias_of(tensor); });
 }
 
 bool Draw::redistribute() {
@@ -273,9 +241,7 @@ bool Draw::append(Step step) {
     } else {
       forget_results(before);
       clean_.others.resize(others);
-      for (auto& values : disturbed_) {
-        values.others.resize(std::min(others, values.others.size()));
-      }
+      for (auto& values : disturbed_) values.others.resize(std::min(others, values.others.size()));
       wide_.others.resize(std::min(others, wide_.others.size()));
     }
     return false;
@@ -283,21 +249,15 @@ bool Draw::append(Step step) {
   try {
     PlainMachine clean(Twin::kClean), wide(Twin::kWide);
     clean.run_open(step, clean_, program_.values);
-    if (!fits_in(step)) {
-      return give_up();
-    }
+    if (!fits_in(step)) return give_up();
     for (size_t i = 0; i < kDisturbed.size(); ++i) {
       PlainMachine(kDisturbed[i]).run(step, disturbed_[i], program_.values);
     }
-    if (narrow_) {
-      wide.run(step, wide_, program_.values);
-    }
+    if (narrow_) wide.run(step, wide_, program_.values);
   } catch (const std::exception&) {
     return give_up();
   }
-  if (!same_in_twins(step)) {
-    return give_up();
-  }
+  if (!same_in_twins(step)) return give_up();
   if (may_share(step)) {
     const auto operands = refs_of(step.args);
     frozen_.insert(operands.begin(), operands.end());
@@ -313,9 +273,7 @@ bool Draw::append(Step step) {
 
 void Draw::forget_results(size_t count) {
   clean_.tensors.resize(count);
-  for (auto& values : disturbed_) {
-    values.tensors.resize(std::min(count, values.tensors.size()));
-  }
+  for (auto& values : disturbed_) values.tensors.resize(std::min(count, values.tensors.size()));
   wide_.tensors.resize(std::min(count, wide_.tensors.size()));
 }
 
@@ -330,18 +288,12 @@ void Draw::rebuild() {
 }
 
 bool Draw::fits_in(const Step& step) const {
-  if (step.results.size() > 6) {
-    return false;
-  }
+  if (step.results.size() > 6) return false;
   for (const int id : step.results) {
     const at::Tensor& t = clean_.tensors[id];
-    if (!t.defined() || t.numel() > kMostElements || t.dim() > kMostDims) {
-      return false;
-    }
+    if (!t.defined() || t.numel() > kMostElements || t.dim() > kMostDims) return false;
     const auto [low, high] = bounds(t);
-    if (low < -kLargest || high > kLargest) {
-      return false;
-    }
+    if (low < -kLargest || high > kLargest) return false;
   }
   return true;
 }
@@ -351,17 +303,14 @@ bool Draw::same_in_twins(const Step& step) const {
   const auto same = [&](int id) {
     const at::Tensor& t = clean_.tensors[id];
     const auto stable = [&](const Results& values) { return is_stable(t, values.tensors[id]); };
-    return std::all_of(disturbed_.begin(), disturbed_.end(), stable) && (!narrow_ || is_exact(t, wide_.tensors[id]));
+    return std::ranges::all_of(disturbed_, stable) && (!narrow_ || is_exact(t, wide_.tensors[id]));
   };
   if (!writes(step)) {
     const auto others_stable = [&](const Results& values) { return are_stable(clean_.others, values.others); };
-    return std::all_of(step.results.begin(), step.results.end(), same) &&
-           std::all_of(disturbed_.begin(), disturbed_.end(), others_stable);
+    return std::ranges::all_of(step.results, same) && std::ranges::all_of(disturbed_, others_stable);
   }
   for (size_t id = 0; id < clean_.tensors.size(); ++id) {
-    if (clean_.tensors[id].defined() && !same(static_cast<int>(id))) {
-      return false;
-    }
+    if (clean_.tensors[id].defined() && !same(static_cast<int>(id))) return false;
   }
   return true;
 }
@@ -414,14 +363,10 @@ std::pair<Program, Plain> Draw::finish() {
     std::string note;
     try {
       Plain plain = run_plain(whole, Twin::kClean);
-      if (whole.flows.empty() || is_sound(whole, plain)) {
-        return {whole, std::move(plain)};
-      }
+      if (whole.flows.empty() || is_sound(whole, plain)) return {whole, std::move(plain)};
       note = "unstable";
     } catch (const std::exception& error) {
-      if (whole.flows.empty()) {
-        throw;
-      }
+      if (whole.flows.empty()) throw;
       note = "plain tensors raise: " + text_of(error);
     }
     if (whole.twice) {

@@ -27,9 +27,8 @@ bool has_narrow(const Program& program) {
     const auto* type = std::get_if<Arg::Dtype>(&arg.value);
     return type != nullptr && is_narrow(type->type);
   };
-  return std::any_of(program.steps.begin(), program.steps.end(), [&](const Step& step) {
-    return (step.kind == Step::Kind::kInput && is_narrow(step.type)) ||
-           std::any_of(step.args.begin(), step.args.end(), narrow);
+  return std::ranges::any_of(program.steps, [&](const Step& step) {
+    return (step.kind == Step::Kind::kInput && is_narrow(step.type)) || std::ranges::any_of(step.args, narrow);
   });
 }
 
@@ -38,29 +37,21 @@ const c10::OperatorHandle& find_op(const std::string& name) {
   static std::unordered_map<std::string, c10::OperatorHandle> known;
   const std::lock_guard lock(mutex);
   const auto found = known.find(name);
-  if (found != known.end()) {
-    return found->second;
-  }
+  if (found != known.end()) return found->second;
   const auto dot = name.find('.');
   const bool ours = name.find("::") != std::string::npos;
-  if (ours) {
-    detail::ensure_operations();
-  }
+  if (ours) kernels::ensure_operations();
   const c10::OperatorName parts{(ours ? "" : "aten::") + name.substr(0, dot),
                                 dot == std::string::npos ? "" : name.substr(dot + 1)};
   const auto op = c10::Dispatcher::singleton().findSchema(parts);
-  if (!op) {
-    throw std::runtime_error("program: libtorch has no operation " + name);
-  }
+  if (!op) throw std::runtime_error("program: libtorch has no operation " + name);
   return known.emplace(name, *op).first->second;
 }
 
 bool writes(const Step& step) {
-  if (step.kind != Step::Kind::kCall) {
-    return false;
-  }
+  if (step.kind != Step::Kind::kCall) return false;
   const auto& arguments = find_op(step.op).schema().arguments();
-  return std::any_of(arguments.begin(), arguments.end(), [](const c10::Argument& argument) {
+  return std::ranges::any_of(arguments, [](const c10::Argument& argument) {
     return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
   });
 }
@@ -91,33 +82,21 @@ class ArgumentReader {
     if (const auto* list = std::get_if<Arg::List>(&arg.value)) {
       return list_of(*list, *type.castRaw<c10::ListType>()->getElementType());
     }
-    if (std::holds_alternative<Arg::None>(arg.value)) {
-      return {};
-    }
-    if (const auto* ref = std::get_if<Arg::Ref>(&arg.value)) {
-      return tensor(*ref);
-    }
+    if (std::holds_alternative<Arg::None>(arg.value)) return {};
+    if (const auto* ref = std::get_if<Arg::Ref>(&arg.value)) return tensor(*ref);
     if (const auto* n = std::get_if<int64_t>(&arg.value)) {
       return type.kind() == TypeKind::FloatType ? c10::IValue(static_cast<double>(*n)) : c10::IValue(*n);
     }
-    if (const auto* x = std::get_if<double>(&arg.value)) {
-      return *x;
-    }
-    if (const auto* b = std::get_if<bool>(&arg.value)) {
-      return *b;
-    }
-    if (const auto* text = std::get_if<std::string>(&arg.value)) {
-      return *text;
-    }
+    if (const auto* x = std::get_if<double>(&arg.value)) return *x;
+    if (const auto* b = std::get_if<bool>(&arg.value)) return *b;
+    if (const auto* text = std::get_if<std::string>(&arg.value)) return *text;
     return static_cast<int64_t>(machine_.type_of(std::get<Arg::Dtype>(arg.value).type));
   }
 
  private:
   at::Tensor tensor(const Arg::Ref& ref) const {
     const at::Tensor& found = values_.tensors.at(ref.id);
-    if (!found.defined()) {
-      throw std::runtime_error(fmt::format("program: %{} is used before it is made", ref.id));
-    }
+    if (!found.defined()) throw std::runtime_error(fmt::format("program: %{} is used before it is made", ref.id));
     tensors_.push_back(found);
     return found;
   }
@@ -126,9 +105,7 @@ class ArgumentReader {
     const auto kind = element.kind();
     if (kind == TypeKind::TensorType) {
       c10::List<at::Tensor> made;
-      for (const auto& arg : list) {
-        made.push_back(tensor(std::get<Arg::Ref>(arg.value)));
-      }
+      for (const auto& arg : list) made.push_back(tensor(std::get<Arg::Ref>(arg.value)));
       return made;
     }
     if (kind == TypeKind::OptionalType) {
@@ -141,22 +118,16 @@ class ArgumentReader {
     }
     if (kind == TypeKind::FloatType) {
       c10::List<double> made;
-      for (const auto& arg : list) {
-        made.push_back(value(arg, element).toDouble());
-      }
+      for (const auto& arg : list) made.push_back(value(arg, element).toDouble());
       return made;
     }
     if (kind == TypeKind::BoolType) {
       c10::List<bool> made;
-      for (const auto& arg : list) {
-        made.push_back(std::get<bool>(arg.value));
-      }
+      for (const auto& arg : list) made.push_back(std::get<bool>(arg.value));
       return made;
     }
     c10::List<int64_t> made;
-    for (const auto& arg : list) {
-      made.push_back(std::get<int64_t>(arg.value));
-    }
+    for (const auto& arg : list) made.push_back(std::get<int64_t>(arg.value));
     return made;
   }
 
@@ -166,9 +137,7 @@ class ArgumentReader {
 };
 
 void keep(int id, at::Tensor tensor, Results& values) {
-  if (static_cast<size_t>(id) >= values.tensors.size()) {
-    values.tensors.resize(id + 1);
-  }
+  if (static_cast<size_t>(id) >= values.tensors.size()) values.tensors.resize(id + 1);
   values.tensors[id] = std::move(tensor);
 }
 
@@ -193,9 +162,7 @@ Tensors call(Machine& machine, const Step& step, Results& values, Tensors& argum
     if (value.isTensor()) {
       results.push_back(value.toTensor());
     } else if (value.isTensorList()) {
-      for (const auto& element : value.toListRef()) {
-        results.push_back(element.toTensor());
-      }
+      for (const auto& element : value.toListRef()) results.push_back(element.toTensor());
     } else {
       values.others.push_back(value);
     }
@@ -221,9 +188,7 @@ void Machine::run(const Step& step, Results& values, uint64_t seed) {
   if (results.size() != step.results.size()) {
     throw std::runtime_error(fmt::format("program: {} gives {} tensors", to_text(step), results.size()));
   }
-  for (size_t i = 0; i < results.size(); ++i) {
-    keep(step.results[i], results[i], values);
-  }
+  for (size_t i = 0; i < results.size(); ++i) keep(step.results[i], results[i], values);
   after(step, values, arguments);
 }
 
@@ -254,9 +219,7 @@ at::Tensor MeshMachine::redistribute(const at::Tensor& tensor, const Step& step)
 Results run_forward(const Program& program, Machine& machine) {
   Results values;
   values.tensors.resize(program.value_count());
-  for (const auto& step : program.steps) {
-    machine.run(step, values, program.values);
-  }
+  for (const auto& step : program.steps) machine.run(step, values, program.values);
   return values;
 }
 
@@ -277,9 +240,7 @@ at::Tensor flow_like(const at::Tensor& tensor, uint64_t seed) {
 Tensors leaves_of(const Program& program, const Results& values) {
   Tensors leaves;
   for (const auto& step : program.steps) {
-    if (step.kind == Step::Kind::kInput && step.grad) {
-      leaves.push_back(values.tensors[step.results[0]]);
-    }
+    if (step.kind == Step::Kind::kInput && step.grad) leaves.push_back(values.tensors[step.results[0]]);
   }
   return leaves;
 }
@@ -296,9 +257,7 @@ Tensors plain_flows(const Program& program, const Results& values) {
 
 Tensors gradients(const Program& program, const Results& values, const Tensors& flows, bool create_graph) {
   Tensors outputs;
-  for (const auto& flow : program.flows) {
-    outputs.push_back(values.tensors.at(flow.id));
-  }
+  for (const auto& flow : program.flows) outputs.push_back(values.tensors.at(flow.id));
   return torch::autograd::grad(outputs, leaves_of(program, values), flows, /*retain_graph=*/create_graph, create_graph,
                                /*allow_unused=*/true);
 }
@@ -321,9 +280,7 @@ Tensors second_gradients(const Program& program, const Results& values, const Te
     }
   }
   const Tensors leaves = leaves_of(program, values);
-  if (outputs.empty()) {
-    return Tensors(leaves.size());
-  }
+  if (outputs.empty()) return Tensors(leaves.size());
   return torch::autograd::grad(outputs, leaves, given, /*retain_graph=*/false, /*create_graph=*/false,
                                /*allow_unused=*/true);
 }
@@ -340,7 +297,7 @@ bool depends_in_vain(const Program& program, size_t gradient) {
   Tensors flows(first.size());
   flows[gradient] = plain_second_flows(program, first)[gradient];
   const Tensors second = second_gradients(program, values, first, flows);
-  return std::all_of(second.begin(), second.end(), is_zero);
+  return std::ranges::all_of(second, is_zero);
 }
 
 namespace {
@@ -380,9 +337,7 @@ Plain run_plain(const Program& program, Twin twin) {
   PlainMachine machine(twin);
   Plain plain;
   plain.values = run_forward(program, machine);
-  if (program.flows.empty()) {
-    return plain;
-  }
+  if (program.flows.empty()) return plain;
   plain.flows = plain_flows(program, plain.values);
   if (program.twice) refuse_cut_graphs(program, plain);
   plain.gradients.first = gradients(program, plain.values, plain.flows, program.twice);

@@ -24,9 +24,7 @@ int64_t number_below(uint64_t& state, int64_t n) {
 std::vector<int64_t> permutation(int64_t n, uint64_t& state) {
   std::vector<int64_t> order(n);
   std::iota(order.begin(), order.end(), 0);
-  for (int64_t i = n - 1; i > 0; --i) {
-    std::swap(order[i], order[number_below(state, i + 1)]);
-  }
+  for (int64_t i = n - 1; i > 0; --i) std::swap(order[i], order[number_below(state, i + 1)]);
   return order;
 }
 
@@ -89,9 +87,7 @@ at::Tensor lay_out(const at::Tensor& whole, const MeshPtr& mesh, const Placement
     }
   }
   const at::Tensor spread = distribute_tensor(shared.clone(), mesh, cut, std::nullopt);
-  if (cut == placements) {
-    return spread;
-  }
+  if (cut == placements) return spread;
   return from_local(to_local(spread), mesh, placements,
                     {.shape = whole.sizes().vec(), .stride = whole.contiguous().strides().vec()});
 }

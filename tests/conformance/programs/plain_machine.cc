@@ -16,9 +16,7 @@ namespace tessera::testing {
 
 at::Tensor PlainMachine::input(const Step& step, uint64_t seed) {
   at::Tensor made = make_plain(step, seed);
-  if (twin_ == Twin::kWide) {
-    made = made.to(type_of(made.scalar_type()));
-  }
+  if (twin_ == Twin::kWide) made = made.to(type_of(made.scalar_type()));
   return made.set_requires_grad(step.grad);
 }
 
@@ -33,9 +31,7 @@ at::Tensor PlainMachine::redistribute(const at::Tensor& tensor, const Step& step
 }
 
 c10::ScalarType PlainMachine::type_of(c10::ScalarType asked) const {
-  if (twin_ != Twin::kWide || !is_narrow(asked)) {
-    return asked;
-  }
+  if (twin_ != Twin::kWide || !is_narrow(asked)) return asked;
   return c10::isComplexType(asked) ? at::kComplexDouble : at::kDouble;
 }
 
@@ -61,21 +57,13 @@ bool divides_evenly(const Step& step, const Results& values) {
     return std::abs(std::frexp(x, &exponent)) == 0.5;
   };
   const Arg& by = step.args[step.op.starts_with("addcdiv") ? 2 : 1];
-  if (const auto* x = std::get_if<double>(&by.value)) {
-    return is_power(*x);
-  }
-  if (const auto* n = std::get_if<int64_t>(&by.value)) {
-    return is_power(static_cast<double>(*n));
-  }
+  if (const auto* x = std::get_if<double>(&by.value)) return is_power(*x);
+  if (const auto* n = std::get_if<int64_t>(&by.value)) return is_power(static_cast<double>(*n));
   const auto* id = std::get_if<Arg::Ref>(&by.value);
-  if (id == nullptr || values.tensors[id->id].is_complex()) {
-    return false;
-  }
+  if (id == nullptr || values.tensors[id->id].is_complex()) return false;
   // Written over, it does not tell any more what it was.
   const auto* divided = std::get_if<Arg::Ref>(&step.args[0].value);
-  if (divided != nullptr && values.tensors[id->id].is_alias_of(values.tensors[divided->id])) {
-    return false;
-  }
+  if (divided != nullptr && values.tensors[id->id].is_alias_of(values.tensors[divided->id])) return false;
   const at::Tensor divisor = values.tensors[id->id].detach().to(at::kDouble).contiguous();
   return std::all_of(divisor.const_data_ptr<double>(), divisor.const_data_ptr<double>() + divisor.numel(), is_power);
 }
@@ -129,24 +117,20 @@ bool may_round_sums(const Step& step, const Results& values) {
   int bits = 53, last = 0;
   for (const int id : refs_of(step.args)) {
     const at::Tensor& operand = values.tensors.at(id);
-    if (!takes_gradients(operand.scalar_type()) || operand.numel() == 0) {
-      continue;
-    }
+    if (!takes_gradients(operand.scalar_type()) || operand.numel() == 0) continue;
     bits = is_narrow(operand.scalar_type()) ? std::min(bits, bits_of(operand.scalar_type())) : bits;
     last = multiplies_and_adds(step.op) ? last + last_bit(operand) : std::min(last, last_bit(operand));
     const at::Tensor magnitude = numbers_of(operand).abs() + 0.5;
     magnitudes.tensors[id] = operand.is_complex() ? at::view_as_complex(magnitude) : magnitude;
   }
-  if (bits == 53) {
-    return false;
-  }
+  if (bits == 53) return false;
   Step open = step;
   PlainMachine(Twin::kWide).run_open(open, magnitudes, 0);
   const auto fits = [&](int id) {
     const at::Tensor& sum = magnitudes.tensors[id];
     return sum.numel() == 0 || numbers_of(sum).abs().max().item<double>() <= std::ldexp(1.0, last + bits);
   };
-  return !std::all_of(open.results.begin(), open.results.end(), fits);
+  return !std::ranges::all_of(open.results, fits);
 }
 
 // Whether some share of a product may leave the range of its narrow type, though the whole does not.
@@ -200,7 +184,7 @@ bool asks_for_truth(const Step& step) {
     return dtype != nullptr && dtype->type == at::kBool;
   };
   return name.starts_with("logical_") || kNames.contains(name) ||
-         (name == "to" && std::any_of(step.args.begin(), step.args.end(), is_bool));
+         (name == "to" && std::ranges::any_of(step.args, is_bool));
 }
 
 // Whether numbers are asked to be equal, or zero, that rounding alone may make so: no disturbance of them does.
@@ -211,16 +195,14 @@ bool asks_whether_nearly_equal(const Step& step, const Results& values) {
   };
   if (asks_for_truth(step)) {
     const auto refs = refs_of(step.args);
-    return std::any_of(refs.begin(), refs.end(), [&](int id) {
+    return std::ranges::any_of(refs, [&](int id) {
       const auto& operand = values.tensors.at(id);
       return takes_gradients(operand.scalar_type()) && is_near(operand.detach().to(at::kComplexDouble).abs());
     });
   }
   const auto name = step.op.substr(0, step.op.find('.'));
   const bool among = name == "isin";
-  if (!among && name != "eq" && name != "ne" && name != "eq_" && name != "ne_") {
-    return false;
-  }
+  if (!among && name != "eq" && name != "ne" && name != "eq_" && name != "ne_") return false;
   const auto number = [&](const Arg& arg) {
     if (const auto* id = std::get_if<Arg::Ref>(&arg.value)) {
       return values.tensors.at(id->id).detach().to(at::kComplexDouble);
@@ -248,15 +230,11 @@ void PlainMachine::before(const Step& step, const Results& values) {
   if (twin_ == Twin::kClean && differs_by_place(step, values)) {
     leave_open(step, "has another last bit in each kernel of libtorch");
   }
-  if (differentiates_by_cancellation(step, values)) {
-    leave_open(step, "has a derivative that rounding decides");
-  }
+  if (differentiates_by_cancellation(step, values)) leave_open(step, "has a derivative that rounding decides");
   if (changes_shape_in_place(step.op) && is_taken_again_by_operation(values.tensors.at(refs_of(step.args).front()))) {
     leave_open(step, "changes the shape of a view that is taken again as it was");
   }
-  if (!writes(step)) {
-    return;
-  }
+  if (!writes(step)) return;
   std::vector<int> written, read;
   const auto& arguments = find_op(step.op).schema().arguments();
   for (size_t i = 0; i < step.args.size() && i < arguments.size(); ++i) {
@@ -274,18 +252,15 @@ void PlainMachine::before(const Step& step, const Results& values) {
                         target.storage_offset() == other.storage_offset();
       return shares(other) && (!same || reads_elsewhere(step.op));
     };
-    if (std::any_of(read.begin(), read.end(), open) ||
-        std::any_of(written.begin(), written.begin() + static_cast<int64_t>(i),
-                    [&](int id) { return shares(values.tensors.at(id)); })) {
+    if (std::ranges::any_of(read, open) || std::any_of(written.begin(), written.begin() + static_cast<int64_t>(i),
+                                                       [&](int id) { return shares(values.tensors.at(id)); })) {
       leave_open(step, "writes to what it reads");
     }
-    if (std::any_of(frozen_.begin(), frozen_.end(), shares)) {
-      leave_open(step, "writes to what may be shared or not");
-    }
+    if (std::ranges::any_of(frozen_, shares)) leave_open(step, "writes to what may be shared or not");
   }
   const auto takes_gradient = [&](int id) { return values.tensors.at(id).requires_grad(); };
-  if (!has_derivative(step.op) && (std::any_of(written.begin(), written.end(), takes_gradient) ||
-                                   std::any_of(read.begin(), read.end(), takes_gradient))) {
+  if (!has_derivative(step.op) &&
+      (std::ranges::any_of(written, takes_gradient) || std::ranges::any_of(read, takes_gradient))) {
     leave_open(step, "has no derivative");
   }
 }
@@ -293,7 +268,7 @@ void PlainMachine::before(const Step& step, const Results& values) {
 namespace {
 
 bool is_one_of(const std::string& op, std::initializer_list<const char*> parts) {
-  return std::any_of(parts.begin(), parts.end(), [&](const char* part) { return op.find(part) != std::string::npos; });
+  return std::ranges::any_of(parts, [&](const char* part) { return op.find(part) != std::string::npos; });
 }
 
 // Operations that divide or take roots inside: what they give may be inexact on other ranks though it is exact here.
@@ -341,15 +316,11 @@ void disturb_along(double* data, at::IntArrayRef sizes, at::IntArrayRef strides,
 
 // Without a trace in autograd or the version counter.
 void disturb(const at::Tensor& tensor, const Disturbance& how, uint64_t& state) {
-  if (!tensor.defined()) {
-    return;
-  }
+  if (!tensor.defined()) return;
   at::Tensor data = tensor.variable_data();
   data = data.is_conj() ? at::_conj(data) : data;  // as memory has it
   data = data.is_neg() ? at::_neg_view(data) : data;
-  if (data.is_complex()) {
-    data = at::view_as_real(data);
-  }
+  if (data.is_complex()) data = at::view_as_real(data);
   if (data.scalar_type() == at::kDouble && data.numel() > 0) {
     disturb_along(data.mutable_data_ptr<double>(), data.sizes(), data.strides(), how, state);
   } else if (data.is_floating_point()) {
@@ -365,14 +336,10 @@ bool divides_before_it_widens(const Step& step, const Tensors& arguments) {
 
 // No narrow type holds what this leaves.
 void make_inexact(const at::Tensor& tensor, bool zeros) {
-  if (!takes_gradients(tensor.scalar_type())) {
-    return;
-  }
+  if (!takes_gradients(tensor.scalar_type())) return;
   const at::Tensor data = tensor.variable_data();
   data.mul_(1 + 1e-14);
-  if (zeros) {
-    data.masked_fill_(data.eq(0), 1e-14);
-  }
+  if (zeros) data.masked_fill_(data.eq(0), 1e-14);
 }
 
 // By a number that has no end in binary.
@@ -390,23 +357,15 @@ bool may_round_to_zero(const Step& step, const Results& values, const Tensors& a
   if (is_one_of(step.op, {"rms_norm", "layer_norm"})) {
     return true;  // by a weight
   }
-  if (rounds_in_shares(step, values) && !keeps_zeros(step.op)) {
-    return true;
-  }
-  if (step.op.find("mul") == std::string::npos && !multiplies_and_adds(step.op)) {
-    return false;
-  }
+  if (rounds_in_shares(step, values) && !keeps_zeros(step.op)) return true;
+  if (step.op.find("mul") == std::string::npos && !multiplies_and_adds(step.op)) return false;
   const auto is_fine = [](const Arg& arg) {
     const auto* number = std::get_if<double>(&arg.value);
     return number != nullptr && !is_coarse(*number);
   };
-  if (std::any_of(step.args.begin(), step.args.end(), is_fine)) {
-    return true;
-  }
-  return std::any_of(arguments.begin(), arguments.end(), [](const at::Tensor& tensor) {
-    if (!tensor.defined() || tensor.scalar_type() != at::kDouble) {
-      return false;
-    }
+  if (std::ranges::any_of(step.args, is_fine)) return true;
+  return std::ranges::any_of(arguments, [](const at::Tensor& tensor) {
+    if (!tensor.defined() || tensor.scalar_type() != at::kDouble) return false;
     const at::Tensor numbers = numbers_of(tensor);
     const auto* data = numbers.const_data_ptr<double>();
     return !std::all_of(data, data + numbers.numel(), is_coarse);
@@ -414,7 +373,7 @@ bool may_round_to_zero(const Step& step, const Results& values, const Tensors& a
 }
 
 bool rounds(const Placements& placements) {
-  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) {
+  return std::ranges::any_of(placements, [](const Placement& p) {
     return p.kind == Placement::Kind::kNormPartial || p.is_partial(ReduceOp::kAvg);
   });
 }
@@ -423,13 +382,9 @@ bool rounds(const Placements& placements) {
 bool may_round_among_equals(const Step& step, const Results& values) {
   static const std::set<std::string> kNames{"min", "max", "amin", "amax", "aminmax", "median", "nanmedian"};
   const auto ids = refs_of(step.args);
-  if (!kNames.contains(step.op.substr(0, step.op.find('.'))) || ids.empty()) {
-    return false;
-  }
+  if (!kNames.contains(step.op.substr(0, step.op.find('.'))) || ids.empty()) return false;
   const at::Tensor& operand = values.tensors.at(ids.front());
-  if (!operand.requires_grad() || !is_narrow(operand.scalar_type()) || operand.numel() == 0) {
-    return false;
-  }
+  if (!operand.requires_grad() || !is_narrow(operand.scalar_type()) || operand.numel() == 0) return false;
   const auto counts = std::get<2>(at::_unique2(operand.detach(), /*sorted=*/true, /*return_inverse=*/false,
                                                /*return_counts=*/true));
   return counts.max().item<int64_t>() > 2;
@@ -451,7 +406,7 @@ bool may_round_before_it_cancels(const Step& step, const Results& values) {
                        step.op.starts_with("copysign") || step.op.starts_with("hypot") || step.op == "cross" ||
                        step.op == "linalg_cross";
   const auto ids = refs_of(step.args);
-  return cancels && std::any_of(ids.begin(), ids.end(), [&](int id) {
+  return cancels && std::ranges::any_of(ids, [&](int id) {
            return values.tensors.at(id).requires_grad() && is_narrow(values.tensors.at(id).scalar_type());
          });
 }
@@ -460,9 +415,7 @@ bool may_round_before_it_cancels(const Step& step, const Results& values) {
 // hide the rest, even where later steps would make nothing of all of it.
 bool divides_by_rounding(const Step& step, const Results& values) {
   const auto ids = refs_of(step.args);
-  if (!step.op.starts_with("std") || ids.empty() || !values.tensors.at(ids.front()).requires_grad()) {
-    return false;
-  }
+  if (!step.op.starts_with("std") || ids.empty() || !values.tensors.at(ids.front()).requires_grad()) return false;
   const at::Tensor deviation = values.tensors.at(step.results[0]).detach();
   return deviation.numel() < values.tensors.at(ids.front()).numel() && deviation.lt(1e-6).any().item<bool>();
 }
@@ -477,7 +430,7 @@ void PlainMachine::after(const Step& step, const Results& values, const Tensors&
   for (const int id : step.results) {
     const at::Tensor& result = values.tensors[id];
     const auto shares = [&](const at::Tensor& argument) { return argument.is_alias_of(result); };
-    if (result.defined() && std::none_of(arguments.begin(), arguments.end(), shares) &&
+    if (result.defined() && std::ranges::none_of(arguments, shares) &&
         at::has_internal_overlap(result) != at::MemOverlap::No) {
       leave_open(step, "gives a tensor of which several elements may share memory");
     }
@@ -486,23 +439,15 @@ void PlainMachine::after(const Step& step, const Results& values, const Tensors&
       may_round_before_it_cancels(step, values)) {
     leave_open(step, "may round in a narrow type what it gives in a wide one");
   }
-  if (divides_by_rounding(step, values)) {
-    leave_open(step, "has a derivative that rounding decides");
-  }
+  if (divides_by_rounding(step, values)) leave_open(step, "has a derivative that rounding decides");
   if (twin_ == Twin::kWide && step.kind == Step::Kind::kCall && rounds_in_shares(step, values)) {
-    for (const int id : step.results) {
-      make_inexact(values.tensors[id], !keeps_zeros(step.op));
-    }
+    for (const int id : step.results) make_inexact(values.tensors[id], !keeps_zeros(step.op));
   }
   const bool contrary = twin_ == Twin::kContrary;
-  if (twin_ != Twin::kNoisy && !contrary) {
-    return;
-  }
+  if (twin_ != Twin::kNoisy && !contrary) return;
   if (step.kind == Step::Kind::kInput) {
     uint64_t own = static_cast<uint64_t>(step.results[0]) + 1;
-    if (rounds(step.placements)) {
-      disturb(values.tensors[step.results[0]], {.all = true, .contrary = contrary}, own);
-    }
+    if (rounds(step.placements)) disturb(values.tensors[step.results[0]], {.all = true, .contrary = contrary}, own);
     return;
   }
   // The same for a step wherever it is run.
@@ -513,11 +458,9 @@ void PlainMachine::after(const Step& step, const Results& values, const Tensors&
   const bool written = writes(step);
   for (const int id : step.results) {
     const at::Tensor& result = values.tensors[id];
-    const bool aliases = std::any_of(arguments.begin(), arguments.end(),
-                                     [&](const at::Tensor& tensor) { return tensor.is_alias_of(result); });
-    if (written || !aliases) {
-      disturb(result, how, state);
-    }
+    const bool aliases =
+        std::ranges::any_of(arguments, [&](const at::Tensor& tensor) { return tensor.is_alias_of(result); });
+    if (written || !aliases) disturb(result, how, state);
   }
 }
 

@@ -39,9 +39,7 @@ template <class... Visitors>
 Overloaded(Visitors...) -> Overloaded<Visitors...>;
 
 std::string number(double x) {
-  if (std::isinf(x)) {
-    return x > 0 ? "inf" : "-inf";
-  }
+  if (std::isinf(x)) return x > 0 ? "inf" : "-inf";
   std::string text = fmt::format("{}", x);
   return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
 }
@@ -61,20 +59,14 @@ std::string spelled(const Arg& arg) {
 
 std::string spelled(const std::vector<Arg>& args) {
   std::string text;
-  for (const auto& arg : args) {
-    text += (text.empty() ? "" : ", ") + spelled(arg);
-  }
+  for (const auto& arg : args) text += (text.empty() ? "" : ", ") + spelled(arg);
   return text;
 }
 
 std::string spelled(const Fill& fill) {
   std::string name;
-  for (const auto& [kind, text] : kFills) {
-    name = kind == fill.kind ? text : name;
-  }
-  if (fill.kind == Fill::Kind::kUniform) {
-    return fmt::format("{} {} {}", name, fill.low, fill.high);
-  }
+  for (const auto& [kind, text] : kFills) name = kind == fill.kind ? text : name;
+  if (fill.kind == Fill::Kind::kUniform) return fmt::format("{} {} {}", name, fill.low, fill.high);
   return fill.kind == Fill::Kind::kBelow ? fmt::format("{} {}", name, fill.below) : name;
 }
 
@@ -89,16 +81,12 @@ class Reader {
   }
   bool take(const std::string& text) {
     skip();
-    if (line_.compare(at_, text.size(), text) != 0) {
-      return false;
-    }
+    if (line_.compare(at_, text.size(), text) != 0) return false;
     at_ += text.size();
     return true;
   }
   void need(const std::string& text) {
-    if (!take(text)) {
-      fail("'" + text + "'");
-    }
+    if (!take(text)) fail("'" + text + "'");
   }
   [[noreturn]] void fail(const std::string& wanted) const {
     throw std::runtime_error(fmt::format("program: wanted {} at column {} of: {}", wanted, at_ + 1, line_));
@@ -110,9 +98,7 @@ class Reader {
                                   line_[at_] == '.' || line_[at_] == ':')) {
       ++at_;
     }
-    if (from == at_) {
-      fail("a name");
-    }
+    if (from == at_) fail("a name");
     return line_.substr(from, at_ - from);
   }
   int64_t integer() { return std::stoll(digits()); }
@@ -143,9 +129,7 @@ class Reader {
   c10::ScalarType type() {
     const std::string text = name();
     for (const auto& [type, known] : kTypes) {
-      if (text == known) {
-        return type;
-      }
+      if (text == known) return type;
     }
     fail("a type");
   }
@@ -162,9 +146,7 @@ class Reader {
 
  private:
   void skip() {
-    while (at_ < line_.size() && line_[at_] == ' ') {
-      ++at_;
-    }
+    while (at_ < line_.size() && line_[at_] == ' ') ++at_;
   }
   std::string digits() {
     skip();
@@ -173,9 +155,7 @@ class Reader {
                                   std::string("+-.einf").find(line_[at_]) != std::string::npos)) {
       ++at_;
     }
-    if (from == at_) {
-      fail("a number");
-    }
+    if (from == at_) fail("a number");
     return line_.substr(from, at_ - from);
   }
 
@@ -205,9 +185,7 @@ Placement Reader::placement() {
     const std::string op = name();
     need(")");
     for (const auto known : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
-      if (op == comm::to_string(known)) {
-        return Partial(known);
-      }
+      if (op == comm::to_string(known)) return Partial(known);
     }
     fail("a reduction");
   }
@@ -218,10 +196,8 @@ Placement Reader::placement() {
 Fill Reader::fill() {
   Fill fill;
   const std::string text = name();
-  const auto* found = std::find_if(kFills.begin(), kFills.end(), [&](const auto& one) { return text == one.second; });
-  if (found == kFills.end()) {
-    fail("what the input holds");
-  }
+  const auto* found = std::ranges::find_if(kFills, [&](const auto& one) { return text == one.second; });
+  if (found == kFills.end()) fail("what the input holds");
   fill.kind = found->first;
   if (fill.kind == Fill::Kind::kUniform) {
     fill.low = real();
@@ -233,12 +209,8 @@ Fill Reader::fill() {
 }
 
 Arg Reader::arg() {
-  if (take("%")) {
-    return ref(static_cast<int>(integer()));
-  }
-  if (take("[")) {
-    return {Arg::List(args("]"))};
-  }
+  if (take("%")) return ref(static_cast<int>(integer()));
+  if (take("[")) return {Arg::List(args("]"))};
   if (take("\"")) {
     const size_t from = at_;
     at_ = std::min(line_.find('"', at_), line_.size());
@@ -246,19 +218,11 @@ Arg Reader::arg() {
     need("\"");
     return word(std::move(text));
   }
-  if (take("None")) {
-    return none();
-  }
-  if (take("true")) {
-    return flag(true);
-  }
-  if (take("false")) {
-    return flag(false);
-  }
+  if (take("None")) return none();
+  if (take("true")) return flag(true);
+  if (take("false")) return flag(false);
   for (const auto& [type, known] : kTypes) {
-    if (take(known)) {
-      return type_arg(type);
-    }
+    if (take(known)) return type_arg(type);
   }
   const std::string text = digits();
   return text.find_first_of(".einf") == std::string::npos ? num(static_cast<int64_t>(std::stoll(text)))
@@ -300,25 +264,19 @@ Step parse_step(Reader& in) {
 
 Arg refs(const std::vector<int>& ids) {
   Arg::List list;
-  for (const int id : ids) {
-    list.push_back(ref(id));
-  }
+  for (const int id : ids) list.push_back(ref(id));
   return {list};
 }
 
 Arg ints(const std::vector<int64_t>& values) {
   Arg::List list;
-  for (const int64_t value : values) {
-    list.push_back(num(value));
-  }
+  for (const int64_t value : values) list.push_back(num(value));
   return {list};
 }
 
 const char* short_name(c10::ScalarType type) {
   for (const auto& [known, text] : kTypes) {
-    if (known == type) {
-      return text;
-    }
+    if (known == type) return text;
   }
   return c10::toString(type);
 }
@@ -339,30 +297,23 @@ std::vector<int> refs_of(const std::vector<Arg>& args) {
 int Program::value_count() const {
   int count = 0;
   for (const auto& step : steps) {
-    for (const int id : step.results) {
-      count = std::max(count, id + 1);
-    }
+    for (const int id : step.results) count = std::max(count, id + 1);
   }
   return count;
 }
 
 int Program::calls() const {
-  return static_cast<int>(
-      std::count_if(steps.begin(), steps.end(), [](const Step& s) { return s.kind != Step::Kind::kInput; }));
+  return static_cast<int>(std::ranges::count_if(steps, [](const Step& s) { return s.kind != Step::Kind::kInput; }));
 }
 
 std::string to_text(const Step& step) {
   std::string text;
-  for (const int id : step.results) {
-    text += fmt::format("{}%{}", text.empty() ? "" : ", ", id);
-  }
+  for (const int id : step.results) text += fmt::format("{}%{}", text.empty() ? "" : ", ", id);
   text += text.empty() ? "" : " = ";
   switch (step.kind) {
     case Step::Kind::kInput:
       text += fmt::format("input {} [", short_name(step.type));
-      for (size_t i = 0; i < step.sizes.size(); ++i) {
-        text += fmt::format("{}{}", i == 0 ? "" : ", ", step.sizes[i]);
-      }
+      for (size_t i = 0; i < step.sizes.size(); ++i) text += fmt::format("{}{}", i == 0 ? "" : ", ", step.sizes[i]);
       return text + fmt::format("] {} {}{}", spelled(step.fill), to_string(step.placements), step.grad ? " grad" : "");
     case Step::Kind::kRedistribute:
       return text + fmt::format("redistribute({}, {}){}", spelled(step.args[0]), to_string(step.placements),
@@ -375,13 +326,9 @@ std::string to_text(const Step& step) {
 
 std::string to_text(const Program& program) {
   std::string text = "mesh";
-  for (const int64_t size : program.mesh) {
-    text += fmt::format(" {}", size);
-  }
+  for (const int64_t size : program.mesh) text += fmt::format(" {}", size);
   text += fmt::format("\nvalues {}\n", program.values);
-  for (const auto& step : program.steps) {
-    text += to_text(step) + "\n";
-  }
+  for (const auto& step : program.steps) text += to_text(step) + "\n";
   for (size_t i = 0; i < program.flows.size(); ++i) {
     text += fmt::format("{}%{} {}", i == 0 ? "backward " : ", ", program.flows[i].id,
                         to_string(program.flows[i].placements));
@@ -394,15 +341,11 @@ Program parse_program(const std::string& text) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
     Reader in(line);
-    if (in.at_end() || line[0] == '#') {
-      continue;
-    }
+    if (in.at_end() || line[0] == '#') continue;
     if (line[0] == '%') {
       program.steps.push_back(parse_step(in));
     } else if (in.take("mesh")) {
-      while (!in.at_end()) {
-        program.mesh.push_back(in.integer());
-      }
+      while (!in.at_end()) program.mesh.push_back(in.integer());
     } else if (in.take("values")) {
       program.values = static_cast<uint64_t>(in.integer());
     } else if (in.take("twice")) {
@@ -419,9 +362,7 @@ Program parse_program(const std::string& text) {
       step.args = in.args(")");
       program.steps.push_back(std::move(step));
     }
-    if (!in.at_end()) {
-      in.fail("the end of the line");
-    }
+    if (!in.at_end()) in.fail("the end of the line");
   }
   return program;
 }

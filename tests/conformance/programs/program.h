@@ -10,10 +10,10 @@
 //   backward %4 (P(sum), R)
 //   twice
 //
-// Operations have the names of aten (of ours the full ones, tessera::swiglu) and the arguments of its schemas, those at
-// the end with their defaults left out. `values` is the seed of what the inputs hold, `backward` names results and how
-// the gradients that flow into them lie, `twice` asks for second derivatives. The text says everything: it runs alike
-// everywhere.
+// Operations have the names of aten (of ours the full ones, tessera::kernels::swiglu) and the arguments of its schemas,
+// those at the end with their defaults left out. `values` is the seed of what the inputs hold, `backward` names results
+// and how the gradients that flow into them lie, `twice` asks for second derivatives. The text says everything: it runs
+// alike everywhere.
 #pragma once
 
 #include <c10/core/ScalarType.h>

@@ -417,7 +417,7 @@ TEST(Shrinking, TakesOutWhatNeedsAStep) {
 TEST(Shrinking, KeepsWhatShows) {
   const Program program = draw_program(12, {2}).program;
   const auto calls_of = [](const Program& p, const std::string& op) {
-    return std::count_if(p.steps.begin(), p.steps.end(), [&](const Step& s) { return s.op == op; });
+    return std::ranges::count_if(p.steps, [&](const Step& s) { return s.op == op; });
   };
   const std::string last = program.steps.back().op;
   const Program shrunk = shrink(program, [&](const Program& p) { return calls_of(p, last) > 0; });

@@ -22,9 +22,7 @@ std::string label_of(const std::string& error) {
   int depth = 0;
   for (const char c : error.substr(0, error.find('\n'))) {
     depth -= c == ']' || c == ')';
-    if (depth <= 0 && std::isdigit(static_cast<unsigned char>(c)) == 0) {
-      label += c;
-    }
+    if (depth <= 0 && std::isdigit(static_cast<unsigned char>(c)) == 0) label += c;
     depth += c == '[' || c == '(';
   }
   return label.substr(0, 160);
@@ -36,30 +34,20 @@ class RankRun {
       : trial_(trial), program_(trial.program), mesh_(mesh), rank_(rank), meeting_(meeting), machine_(mesh) {}
 
   Verdict run() {
-    if (!phase("forward", [&] { forward(); })) {
-      return verdict_;
-    }
+    if (!phase("forward", [&] { forward(); })) return verdict_;
     step_ = -1;
     const bool backward = !program_.flows.empty();
     const auto first = [&] {
       compare_values();
-      if (backward) {
-        gradients_ = gradients(program_, values_, laid_out_flows(), program_.twice);
-      }
+      if (backward) gradients_ = gradients(program_, values_, laid_out_flows(), program_.twice);
     };
-    if (!phase("backward", first) || !backward) {
-      return verdict_;
-    }
+    if (!phase("backward", first) || !backward) return verdict_;
     const bool twice = program_.twice && !trial_.plain.gradients.second.empty();
     const auto second = [&] {
       compare_all(gradients_, trial_.plain.gradients.first, "gradient");
-      if (twice) {
-        second_ = second_gradients(program_, values_, gradients_, second_flows());
-      }
+      if (twice) second_ = second_gradients(program_, values_, gradients_, second_flows());
     };
-    if (!phase("second backward", second) || !twice) {
-      return verdict_;
-    }
+    if (!phase("second backward", second) || !twice) return verdict_;
     phase("comparison",
           [&] { compare_all(second_, trial_.plain.gradients.second, "second gradient", /*may_lack_zeros=*/true); });
     return verdict_;
@@ -84,7 +72,7 @@ class RankRun {
   }
 
   void judge(const char* name, const std::vector<Word>& words) {
-    const auto find = [&](auto&& suits) { return std::find_if(words.begin(), words.end(), suits); };
+    const auto find = [&](auto&& suits) { return std::ranges::find_if(words, suits); };
     const auto raised = find([](const Word& w) { return !w.error.empty(); });
     if (raised != words.end()) {
       judge_error(name, words, *raised, static_cast<int>(raised - words.begin()));
@@ -103,12 +91,12 @@ class RankRun {
   }
 
   void judge_error(const char* name, const std::vector<Word>& words, const Word& first, int rank) {
-    const bool all = std::all_of(words.begin(), words.end(),
-                                 [&](const Word& w) { return !w.error.empty() && w.step == first.step; });
+    const bool all =
+        std::ranges::all_of(words, [&](const Word& w) { return !w.error.empty() && w.step == first.step; });
     const std::string where = first.step < 0 ? name : to_text(program_.steps[first.step]);
     verdict_.step = first.step;
     // Their groups are of no more use.
-    verdict_.parted = std::any_of(words.begin(), words.end(), [](const Word& w) { return w.peer_failed; });
+    verdict_.parted = std::ranges::any_of(words, [](const Word& w) { return w.peer_failed; });
     if (!all) {
       fail("raised on some ranks only, in " + std::string(name),
            fmt::format("rank {}, {}: {}", rank, where, first.error));
@@ -116,9 +104,8 @@ class RankRun {
     }
     if (first.step >= 0) {
       const auto refusal = refusal_of(program_.steps[first.step], first.error);
-      const bool alike = std::all_of(words.begin(), words.end(), [&](const Word& w) {
-        return refusal_of(program_.steps[first.step], w.error) == refusal;
-      });
+      const bool alike = std::ranges::all_of(
+          words, [&](const Word& w) { return refusal_of(program_.steps[first.step], w.error) == refusal; });
       if (refusal != Refusal::kNone && alike) {
         verdict_.kind = Verdict::Kind::kRefused;
         verdict_.refusal = refusal;
@@ -141,15 +128,11 @@ class RankRun {
       ++step_;
       machine_.run(step, values_, program_.values);
     }
-    for (size_t i = 0; i < values_.tensors.size(); ++i) {
-      sign(static_cast<int>(i), values_.tensors[i]);
-    }
+    for (size_t i = 0; i < values_.tensors.size(); ++i) sign(static_cast<int>(i), values_.tensors[i]);
   }
 
   void sign(int id, const at::Tensor& tensor) {
-    if (!tensor.defined()) {
-      return;
-    }
+    if (!tensor.defined()) return;
     signature_ += fmt::format("%{} {} [{}] strides [{}]{} {}\n", id, short_name(tensor.scalar_type()),
                               fmt::join(tensor.sizes(), ", "), fmt::join(tensor.strides(), ", "),
                               tensor.is_contiguous() ? " contiguous" : "",
@@ -176,18 +159,14 @@ class RankRun {
         continue;
       }
       Placements how = placements(gradient);
-      for (auto& placement : how) {
-        placement = placement.is_partial() ? Replicate() : placement;
-      }
+      for (auto& placement : how) placement = placement.is_partial() ? Replicate() : placement;
       flows.push_back(lay_out(plain, mesh_, how));
     }
     return flows;
   }
 
   void note(bool holds, const std::string& what) {
-    if (!holds && wrong_.empty()) {
-      wrong_ = what;
-    }
+    if (!holds && wrong_.empty()) wrong_ = what;
   }
 
   void compare_values() {
@@ -230,9 +209,7 @@ class RankRun {
       note(false, what + (found.defined() ? " is defined" : " is undefined"));
       return;
     }
-    if (!found.defined()) {
-      return;
-    }
+    if (!found.defined()) return;
     if (!is_dtensor(found)) {
       note(may_be_plain && !at::any(found).item<bool>(), what + " is a plain tensor");
       note_difference(found, wanted, what);
@@ -247,7 +224,7 @@ class RankRun {
     const std::string where = what + " as " + to_string(how);
     note(found.scalar_type() == wanted.scalar_type(),
          fmt::format("{} has type {}", where, short_name(found.scalar_type())));
-    if (std::any_of(how.begin(), how.end(), [](const Placement& p) { return p.is_partial(); })) {
+    if (std::ranges::any_of(how, [](const Placement& p) { return p.is_partial(); })) {
       note_difference(full_tensor(found.detach()), wanted, where);
     } else {
       const at::Tensor part = to_local(distribute_tensor(wanted.detach(), mesh_, how, std::nullopt));

@@ -16,9 +16,7 @@ class RanksSession::Impl {
   ~Impl() { end(); }
 
   Verdict run(std::shared_ptr<const Trial> trial) {
-    if (!host_.joinable()) {
-      start();
-    }
+    if (!host_.joinable()) start();
     std::unique_lock lock(mutex_);
     trial_ = std::move(trial);
     verdict_.reset();
@@ -28,9 +26,7 @@ class RanksSession::Impl {
     if (verdict_) {
       const Verdict verdict = *verdict_;
       lock.unlock();
-      if (verdict.parted) {
-        end();
-      }
+      if (verdict.parted) end();
       return verdict;
     }
     lock.unlock();
@@ -68,9 +64,7 @@ class RanksSession::Impl {
       stop_ = true;
       changed_.notify_all();
     }
-    if (host_.joinable()) {
-      host_.join();
-    }
+    if (host_.joinable()) host_.join();
     trial_.reset();
   }
 
@@ -86,9 +80,7 @@ class RanksSession::Impl {
       {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [&] { return stop_ || number_ != done; });
-        if (stop_) {
-          return;
-        }
+        if (stop_) return;
         done = number_;
         trial = trial_;
       }

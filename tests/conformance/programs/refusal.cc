@@ -23,9 +23,7 @@ bool matches(const std::string& text, const std::string& pattern) { return match
 
 Refusal refusal_of(const Step& step, const std::string& error) {
   if (writes(step)) {
-    if (is_refusal(error, kLostWriteTexts)) {
-      return Refusal::kLostWrite;
-    }
+    if (is_refusal(error, kLostWriteTexts)) return Refusal::kLostWrite;
     return is_refusal(error, kInPlaceTexts) ? Refusal::kInPlace : Refusal::kNone;
   }
   const bool aliases = step.op == "view" || step.op == "unflatten.int";

@@ -39,9 +39,7 @@ std::vector<Program> candidates(const Program& program) {
   }
   for (size_t i = program.steps.size(); i-- > 0;) {
     for (const bool bypass : {false, true}) {
-      if (auto shorter = without(program, i, bypass)) {
-        all.push_back(std::move(*shorter));
-      }
+      if (auto shorter = without(program, i, bypass)) all.push_back(std::move(*shorter));
     }
   }
   return all;
@@ -90,10 +88,9 @@ namespace {
 
 // Without a step that changed a shape in place, a flow may not lie as the program says.
 bool flows_fit(const Program& program, const Results& values) {
-  return std::all_of(program.flows.begin(), program.flows.end(), [&](const auto& flow) {
+  return std::ranges::all_of(program.flows, [&](const auto& flow) {
     const int64_t dims = values.tensors.at(flow.id).dim();
-    return std::none_of(flow.placements.begin(), flow.placements.end(),
-                        [&](const Placement& p) { return p.is_any_shard() && p.dim >= dims; });
+    return std::ranges::none_of(flow.placements, [&](const Placement& p) { return p.is_any_shard() && p.dim >= dims; });
   });
 }
 
@@ -115,20 +112,16 @@ std::optional<Program> without(const Program& program, size_t step, bool bypass)
   std::map<int, int> names;
   const auto inputs = refs_of(program.steps[step].args);
   const auto& results = program.steps[step].results;
-  if (bypass && (inputs.empty() || results.empty())) {
-    return std::nullopt;
-  }
+  if (bypass && (inputs.empty() || results.empty())) return std::nullopt;
   for (size_t i = 0; i < program.steps.size(); ++i) {
     Step one = program.steps[i];
     if (i == step) {
-      for (const int id : one.results) {
-        bypass ? names.emplace(id, inputs[0]).second : gone.insert(id).second;
-      }
+      for (const int id : one.results) bypass ? names.emplace(id, inputs[0]).second : gone.insert(id).second;
       continue;
     }
     rename(one.args, names);
     const auto needed = refs_of(one.args);
-    if (std::any_of(needed.begin(), needed.end(), [&](int id) { return gone.count(id) > 0; })) {
+    if (std::ranges::any_of(needed, [&](int id) { return gone.count(id) > 0; })) {
       gone.insert(one.results.begin(), one.results.end());
       continue;
     }
@@ -149,9 +142,7 @@ Program shrink(Program program, const std::function<bool(const Program&)>& shows
     for (bool changed = true; changed;) {
       changed = false;
       for (auto& candidate : more(program)) {
-        if (--tries < 0) {
-          return program;
-        }
+        if (--tries < 0) return program;
         if (shows(candidate)) {
           program = std::move(candidate);
           changed = true;

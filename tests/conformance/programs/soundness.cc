@@ -16,15 +16,15 @@ bool alike(const at::Tensor& a, const at::Tensor& b, double tolerance) {
 }
 
 bool all_stable(const Tensors& clean, const Tensors& noisy) {
-  return std::equal(clean.begin(), clean.end(), noisy.begin(), noisy.end(), is_stable);
+  return std::ranges::equal(clean, noisy.begin(), noisy.end(), is_stable);
 }
 
 bool all_exact(const Tensors& clean, const Tensors& wide) {
-  return std::equal(clean.begin(), clean.end(), wide.begin(), wide.end(), is_exact);
+  return std::ranges::equal(clean, wide.begin(), wide.end(), is_exact);
 }
 
 bool all_moderate(const Tensors& tensors) {
-  return std::all_of(tensors.begin(), tensors.end(), [](const at::Tensor& t) {
+  return std::ranges::all_of(tensors, [](const at::Tensor& t) {
     const auto [low, high] = t.defined() ? bounds(t) : std::pair<double, double>{0, 0};
     return low > -kLargestGradient && high < kLargestGradient;
   });
@@ -35,10 +35,9 @@ bool all_moderate(const Tensors& tensors) {
 bool is_stable(const at::Tensor& clean, const at::Tensor& noisy) { return alike(clean, noisy, kUnstable); }
 
 bool are_stable(const std::vector<c10::IValue>& clean, const std::vector<c10::IValue>& noisy) {
-  return std::equal(clean.begin(), clean.end(), noisy.begin(), noisy.end(),
-                    [](const c10::IValue& a, const c10::IValue& b) {
-                      return a.isDouble() ? std::abs(a.toDouble() - b.toDouble()) < kUnstable : a == b;
-                    });
+  return std::ranges::equal(clean, noisy.begin(), noisy.end(), [](const c10::IValue& a, const c10::IValue& b) {
+    return a.isDouble() ? std::abs(a.toDouble() - b.toDouble()) < kUnstable : a == b;
+  });
 }
 
 namespace {
@@ -99,7 +98,7 @@ bool are_exact_in_shares(const Program& program, const Plain& plain) {
         sums[i] = sums[i].defined() ? sums[i] + wide(found[i]) : wide(found[i]);
       }
     }
-    return std::equal(sums.begin(), sums.end(), wholes.begin(), [&](const at::Tensor& sum, const at::Tensor& whole) {
+    return std::ranges::equal(sums, wholes.begin(), [&](const at::Tensor& sum, const at::Tensor& whole) {
       return !sum.defined() || alike(sum, wide(whole), 0);
     });
   };
@@ -121,17 +120,13 @@ bool are_exact_in_shares(const Program& program, const Plain& plain) {
 }  // namespace
 
 bool is_exact(const at::Tensor& clean, const at::Tensor& wide) {
-  if (!clean.defined() || !is_narrow(clean.scalar_type())) {
-    return alike(clean, wide, 1e-13);
-  }
+  if (!clean.defined() || !is_narrow(clean.scalar_type())) return alike(clean, wide, 1e-13);
   const auto type = clean.is_complex() ? at::kComplexDouble : at::kDouble;
   return alike(clean.detach().to(type), wide, 0) && has_spare_bits(clean.detach());
 }
 
 std::pair<double, double> bounds(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) {
-    return {0, 0};
-  }
+  if (tensor.numel() == 0) return {0, 0};
   const at::NoGradGuard no_grad;
   const at::Tensor values = (tensor.is_complex() ? at::view_as_real(tensor.detach().resolve_conj()) : tensor.detach())
                                 .to(at::kDouble)
@@ -146,9 +141,7 @@ std::pair<double, double> bounds(const at::Tensor& tensor) {
 
 bool is_sound(const Program& program, const Plain& plain) {
   const auto& [first, flows, second] = plain.gradients;
-  if (!all_moderate(plain.values.tensors) || !all_moderate(first) || !all_moderate(second)) {
-    return false;
-  }
+  if (!all_moderate(plain.values.tensors) || !all_moderate(first) || !all_moderate(second)) return false;
   for (const Twin twin : kDisturbed) {
     const Plain noisy = run_plain(program, twin);
     if (!are_stable(plain.values.others, noisy.values.others) ||
@@ -157,9 +150,7 @@ bool is_sound(const Program& program, const Plain& plain) {
       return false;
     }
   }
-  if (!has_narrow(program)) {
-    return true;
-  }
+  if (!has_narrow(program)) return true;
   const Plain wide = run_plain(program, Twin::kWide);
   return all_exact(plain.values.tensors, wide.values.tensors) && all_exact(first, wide.gradients.first) &&
          all_exact(second, wide.gradients.second) && (program.flows.empty() || are_exact_in_shares(program, plain));

@@ -52,9 +52,7 @@ void add_attention_samples(SampleTable& table) {
       [](SampleMaker& make) {
         NamedArguments arguments = saved(make, "grad_out");
         for (const char* name : {"cum_seq_q", "cum_seq_k", "attn_bias"}) {
-          if (make.has(name)) {
-            arguments.emplace_back(name, at::Tensor());
-          }
+          if (make.has(name)) arguments.emplace_back(name, at::Tensor());
         }
         arguments.emplace_back("max_q", kLength);
         arguments.emplace_back("max_k", kLength);

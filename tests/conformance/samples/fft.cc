@@ -5,9 +5,7 @@ namespace tessera::testing {
 // Without rows MKL refuses some of the plain operations, so there is nothing to compare with.
 void add_fft_samples(SampleTable& table) {
   table.add("aten::_fft_c2c", [](SampleMaker& make) {
-    if (make.n == 0) {
-      return;
-    }
+    if (make.n == 0) return;
     make.add({{"self", make.complex({make.n, make.m})},
               {"dim", std::vector<int64_t>{1}},
               {"normalization", 0},
@@ -18,18 +16,14 @@ void add_fft_samples(SampleTable& table) {
               {"forward", false}});
   });
   table.add("aten::_fft_r2c", [](SampleMaker& make) {
-    if (make.n == 0) {
-      return;
-    }
+    if (make.n == 0) return;
     make.add({{"self", make.normal({make.n, make.m})},
               {"dim", std::vector<int64_t>{1}},
               {"normalization", 0},
               {"onesided", true}});
   });
   table.add("aten::_fft_c2r", [](SampleMaker& make) {
-    if (make.n == 0) {
-      return;
-    }
+    if (make.n == 0) return;
     make.add({{"self", make.complex({make.n, 4})},
               {"dim", std::vector<int64_t>{1}},
               {"normalization", 2},

@@ -19,9 +19,7 @@ void make_foreach(SampleMaker& make) {
   NamedArguments arguments;
   for (const auto& argument : make.schema().arguments()) {
     const auto& type = *argument.type();
-    if (argument.is_out()) {
-      continue;
-    }
+    if (argument.is_out()) continue;
     if (is_tensor_list(type)) {
       const bool divisor = base == "addcdiv" && argument.name() == "tensor2";
       const std::string domain = divisor ? "div" : base;
@@ -86,15 +84,11 @@ void add_foreach_samples(SampleTable& table) {
     make.add({{"self", Tensors{make.normal({make.n, make.m}), make.normal({make.m})}}, {"ord", 2}});
   });
   table.add("aten::_foreach_max", [](SampleMaker& make) {
-    if (make.n > 0) {
-      make.add({{"self", Tensors{make.distinct({make.n, make.m}), make.distinct({make.m})}}});
-    }
+    if (make.n > 0) make.add({{"self", Tensors{make.distinct({make.n, make.m}), make.distinct({make.m})}}});
   });
   table.add({"aten::_fused_adam", "aten::_fused_adam_", "aten::_fused_adamw", "aten::_fused_adamw_"}, make_fused_adam);
   for (const auto& op : listed_ops()) {
-    if (op.group == "foreach" && !table.contains(op.name)) {
-      table.add(op.name, make_foreach);
-    }
+    if (op.group == "foreach" && !table.contains(op.name)) table.add(op.name, make_foreach);
   }
 }
 

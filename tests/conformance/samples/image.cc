@@ -21,9 +21,7 @@ Ints each(int64_t spatial, int64_t size) { return Ints(spatial, size); }
 // The number in a name like "avg_pool2d" or "upsample_nearest3d_backward".
 int64_t spatial_dims(const std::string& name) {
   for (const char digit : {'1', '2', '3'}) {
-    if (name.find(std::string(1, digit) + "d") != std::string::npos) {
-      return digit - '0';
-    }
+    if (name.find(std::string(1, digit) + "d") != std::string::npos) return digit - '0';
   }
   throw std::runtime_error(name + " does not say its dims");
 }
@@ -32,18 +30,14 @@ void make_upsample(SampleMaker& make) {
   const std::string& name = make.schema().name();
   const int64_t spatial = spatial_dims(name);
   NamedArguments arguments{{"output_size", each(spatial, 6)}};
-  if (make.has("align_corners")) {
-    arguments.emplace_back("align_corners", false);
-  }
+  if (make.has("align_corners")) arguments.emplace_back("align_corners", false);
   if (make.has("grad_output")) {
     arguments.emplace_back("grad_output", make.normal(image_shape(make.n, spatial, 6)));
     arguments.emplace_back("input_size", image_shape(make.n, spatial, 4));
   } else {
     arguments.emplace_back("self", make.normal(image_shape(make.n, spatial, 4)));
   }
-  if (make.n > 0) {
-    make.add(arguments);
-  }
+  if (make.n > 0) make.add(arguments);
 }
 
 void make_pool(SampleMaker& make) {
@@ -147,9 +141,7 @@ void add_convolutions(SampleTable& table) {
                           {"transposed", false},       {"output_padding", each(2, 0)}, {"groups", groups}};
   };
   table.add("aten::convolution", [=](SampleMaker& make) {
-    if (make.n == 0) {
-      return;
-    }
+    if (make.n == 0) return;
     for (const int64_t groups : {1, 2}) {
       NamedArguments arguments = shared(1, 1, groups);
       arguments.emplace_back("input", make.normal({make.n, 4, 6, 6}));
@@ -163,9 +155,7 @@ void add_convolutions(SampleTable& table) {
     make.add(patches);
   });
   table.add("aten::convolution_backward", [=](SampleMaker& make) {
-    if (make.n == 0) {
-      return;
-    }
+    if (make.n == 0) return;
     NamedArguments arguments = shared(1, 1, 1);
     arguments.emplace_back("grad_output", make.normal({make.n, 8, 6, 6}));
     arguments.emplace_back("input", make.normal({make.n, 4, 6, 6}));
@@ -183,9 +173,7 @@ void add_image_samples(SampleTable& table) {
   add_grid_samplers(table);
   add_convolutions(table);
   for (const auto& op : listed_ops()) {
-    if (op.group == "upsample") {
-      table.add(op.name, make_upsample);
-    }
+    if (op.group == "upsample") table.add(op.name, make_upsample);
   }
 }
 

@@ -44,9 +44,7 @@ void add_embeddings(SampleTable& table) {
 void add_gathers(SampleTable& table) {
   table.add("aten::one_hot", [](SampleMaker& make) {
     make.add({{"self", make.integers(0, 4, {make.n, make.m})}, {"num_classes", 5}});
-    if (make.n > 0) {
-      make.add({{"self", make.integers(0, 4, {make.n})}});
-    }
+    if (make.n > 0) make.add({{"self", make.integers(0, 4, {make.n})}});
   });
   table.add("aten::gather", [](SampleMaker& make) {
     make.add(

@@ -9,9 +9,7 @@ constexpr int64_t kIgnored = -100;
 // [n] or, of images, [n, 2, 3] classes, the second of them ignored.
 at::Tensor targets(SampleMaker& make, bool image) {
   const at::Tensor all = image ? make.integers(0, make.m, {make.n, 2, make.k}) : make.integers(0, make.m, {make.n});
-  if (all.numel() > 1) {
-    all.view({-1})[1] = kIgnored;
-  }
+  if (all.numel() > 1) all.view({-1})[1] = kIgnored;
   return all;
 }
 
@@ -19,18 +17,14 @@ void make_nll(SampleMaker& make) {
   const bool image = make.schema().name().find("2d") != std::string::npos;
   const bool backward = make.has("grad_output");
   for (const int64_t reduction : {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum}) {
-    if (make.n == 0 && reduction == at::Reduction::Mean) {
-      continue;
-    }
+    if (make.n == 0 && reduction == at::Reduction::Mean) continue;
     for (const bool weighted : {false, true}) {
       const at::Tensor input = image ? make.normal({make.n, make.m, 2, make.k}) : make.normal({make.n, make.m});
       const at::Tensor target = targets(make, image);
       const at::Tensor weight = weighted ? make.uniform(0.5, 1.5, {make.m}) : at::Tensor();
       NamedArguments arguments{
           {"self", input}, {"target", target}, {"reduction", reduction}, {"ignore_index", kIgnored}};
-      if (weighted) {
-        arguments.emplace_back("weight", weight);
-      }
+      if (weighted) arguments.emplace_back("weight", weight);
       if (backward) {
         const auto forward = image ? at::nll_loss2d_forward(input, target, weight, reduction, kIgnored)
                                    : at::nll_loss_forward(input, target, weight, reduction, kIgnored);
@@ -56,9 +50,7 @@ void make_softmax_backward(SampleMaker& make) {
 void make_softmax(SampleMaker& make) {
   for (const int64_t dim : {1, 0}) {
     NamedArguments arguments{{"self", make.normal({make.n, make.m})}, {"dim", dim}};
-    if (make.has("half_to_float")) {
-      arguments.emplace_back("half_to_float", false);
-    }
+    if (make.has("half_to_float")) arguments.emplace_back("half_to_float", false);
     make.add(arguments);
   }
 }

@@ -32,9 +32,7 @@ void add_matmul_samples(SampleTable& table) {
     make.add({{"self", make.normal({make.n})}, {"tensor", make.normal({make.n})}});
   });
   table.add("aten::_scaled_mm", [](SampleMaker& make) {
-    if (make.n == 0) {
-      return;
-    }
+    if (make.n == 0) return;
     const auto eight = [](const at::Tensor& tensor) { return tensor.to(at::kFloat8_e4m3fn); };
     make.add({{"self", eight(make.normal({16 * make.n, 32}))},
               {"mat2", eight(make.normal({16, 32})).t()},

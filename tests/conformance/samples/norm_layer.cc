@@ -28,9 +28,7 @@ void add_batch_norm(SampleMaker& make, const NamedArguments& arguments) {
 }
 
 void make_batch_norm(SampleMaker& make) {
-  if (make.n == 0) {
-    return;
-  }
+  if (make.n == 0) return;
   const bool statistics = make.has("running_mean");
   if (!make.has("training")) {
     add_batch_norm(make, channels(make, statistics));
@@ -111,9 +109,7 @@ void add_norm_layer_samples(SampleTable& table) {
              "aten::_batch_norm_with_update_functional"},
             make_batch_norm);
   table.add("aten::native_batch_norm_backward", [](SampleMaker& make) {
-    if (make.n == 0) {
-      return;
-    }
+    if (make.n == 0) return;
     const at::Tensor input = make.normal({make.n, 4, make.k});
     const at::Tensor weight = make.uniform(0.5, 1.5, {4});
     const auto [out, mean, invstd] = at::native_batch_norm(input, weight, make.normal({4}), {}, {}, true, 0.1, kEps);

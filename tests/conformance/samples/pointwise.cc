@@ -57,63 +57,33 @@ bool is_polynomial(const std::string& base) { return base.find("_polynomial_") !
 
 std::string pointwise_base(std::string name) {
   name = name.substr(name.find("::") + 2);
-  if (name.starts_with("_foreach_")) {
-    name = name.substr(9);
-  }
-  if (name.ends_with('_') && !name.ends_with("__")) {
-    name.pop_back();
-  }
+  if (name.starts_with("_foreach_")) name = name.substr(9);
+  if (name.ends_with('_') && !name.ends_with("__")) name.pop_back();
   return name;
 }
 
 at::Tensor pointwise_operand(SampleMaker& make, const std::string& base, const std::string& argument,
                              at::IntArrayRef shape) {
-  if (argument == "condition" || argument == "mask") {
-    return make.flags(shape);
-  }
-  if (kIntegers.contains(base)) {
-    return make.integers(1, 6, shape);
-  }
-  if (kFlags.contains(base)) {
-    return make.flags(shape);
-  }
-  if (kComplex.contains(base)) {
-    return make.complex(shape);
-  }
+  if (argument == "condition" || argument == "mask") return make.flags(shape);
+  if (kIntegers.contains(base)) return make.integers(1, 6, shape);
+  if (kFlags.contains(base)) return make.flags(shape);
+  if (kComplex.contains(base)) return make.complex(shape);
   if (is_polynomial(base)) {
     return argument == "n" ? make.integers(0, 4, shape).to(at::kDouble) : make.uniform(-0.9, 0.9, shape);
   }
-  if (base == "ldexp" && argument == "other") {
-    return make.integers(-2, 3, shape).to(at::kDouble);
-  }
-  if (kUnit.contains(base)) {
-    return make.uniform(-0.9, 0.9, shape);
-  }
-  if (kProbability.contains(base)) {
-    return make.uniform(0.1, 0.9, shape);
-  }
-  if (kAboveOne.contains(base)) {
-    return make.uniform(1.5, 2.5, shape);
-  }
-  if (kPositive.contains(base) || (kDivides.contains(base) && argument != "self")) {
-    return make.uniform(0.5, 1.5, shape);
-  }
+  if (base == "ldexp" && argument == "other") return make.integers(-2, 3, shape).to(at::kDouble);
+  if (kUnit.contains(base)) return make.uniform(-0.9, 0.9, shape);
+  if (kProbability.contains(base)) return make.uniform(0.1, 0.9, shape);
+  if (kAboveOne.contains(base)) return make.uniform(1.5, 2.5, shape);
+  if (kPositive.contains(base) || (kDivides.contains(base) && argument != "self")) return make.uniform(0.5, 1.5, shape);
   return make.normal(shape);
 }
 
 c10::IValue pointwise_number(const std::string& base, const std::string& argument) {
-  if (argument == "min" || argument == "min_val") {
-    return -0.5;
-  }
-  if (argument == "max" || argument == "max_val") {
-    return 0.5;
-  }
-  if (argument == "alpha" || argument == "n" || kIntegers.contains(base)) {
-    return 2;
-  }
-  if (argument == "threshold" || argument == "eps" || argument == "weight") {
-    return 0.25;
-  }
+  if (argument == "min" || argument == "min_val") return -0.5;
+  if (argument == "max" || argument == "max_val") return 0.5;
+  if (argument == "alpha" || argument == "n" || kIntegers.contains(base)) return 2;
+  if (argument == "threshold" || argument == "eps" || argument == "weight") return 0.25;
   return kAboveOne.contains(base) || kPositive.contains(base) || kDivides.contains(base) ? 2.5 : 0.75;
 }
 
@@ -126,9 +96,7 @@ void add_one(SampleMaker& make, const std::string& base, at::IntArrayRef shape, 
   for (const auto& argument : make.schema().arguments()) {
     const auto& type = *argument.type();
     const auto kind = type.kind() == c10::TypeKind::OptionalType ? type.containedType(0)->kind() : type.kind();
-    if (argument.is_out()) {
-      continue;
-    }
+    if (argument.is_out()) continue;
     if (holds_tensor(type)) {
       arguments.emplace_back(argument.name(), pointwise_operand(make, base, argument.name(), first ? shape : other));
       first = false;
@@ -151,9 +119,8 @@ void add_one(SampleMaker& make, const std::string& base, at::IntArrayRef shape, 
 void make_pointwise(SampleMaker& make) {
   const std::string base = pointwise_base(make.schema().name());
   const auto& arguments = make.schema().arguments();
-  const auto tensors = std::count_if(arguments.begin(), arguments.end(), [](const c10::Argument& argument) {
-    return !argument.is_out() && holds_tensor(*argument.type());
-  });
+  const auto tensors = std::ranges::count_if(
+      arguments, [](const c10::Argument& argument) { return !argument.is_out() && holds_tensor(*argument.type()); });
   add_one(make, base, {make.n, make.m}, {make.n, make.m});
   if (tensors > 1 && !base.ends_with("_backward")) {
     add_one(make, base, {make.n, make.m}, {make.m});
@@ -170,9 +137,7 @@ void add_pointwise_samples(SampleTable& table) {
   });
   table.add({"aten::max.other", "aten::max.out", "aten::min.other", "aten::min.out"}, make_pointwise);
   for (const auto& op : listed_ops()) {
-    if (op.group.starts_with("pointwise") && !table.contains(op.name)) {
-      table.add(op.name, make_pointwise);
-    }
+    if (op.group.starts_with("pointwise") && !table.contains(op.name)) table.add(op.name, make_pointwise);
   }
 }
 

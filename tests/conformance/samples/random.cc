@@ -7,15 +7,9 @@ namespace {
 
 void drawn_like(SampleMaker& make) {
   NamedArguments arguments{{"self", make.uniform(0.1, 0.9, {make.n, make.m})}};
-  if (make.has("high")) {
-    arguments.emplace_back("high", 9);
-  }
-  if (make.has("low")) {
-    arguments.emplace_back("low", 2);
-  }
-  if (make.has("p") && make.schema().name() != "aten::bernoulli") {
-    arguments.emplace_back("p", 0.4);
-  }
+  if (make.has("high")) arguments.emplace_back("high", 9);
+  if (make.has("low")) arguments.emplace_back("low", 2);
+  if (make.has("p") && make.schema().name() != "aten::bernoulli") arguments.emplace_back("p", 0.4);
   make.add(arguments).random = true;
 }
 

@@ -12,9 +12,7 @@ using Ints = std::vector<int64_t>;
 void whole(SampleMaker& make) { make.add({{"self", make.normal({make.n, make.m})}}); }
 
 void filled(SampleMaker& make) {  // not defined for no elements
-  if (make.n > 0) {
-    make.add({{"self", make.distinct({make.n, make.m})}});
-  }
+  if (make.n > 0) make.add({{"self", make.distinct({make.n, make.m})}});
 }
 
 void along_dims(SampleMaker& make, bool may_be_empty) {
@@ -28,12 +26,8 @@ void along_dims(SampleMaker& make, bool may_be_empty) {
 
 void along_dim(SampleMaker& make) {
   make.add({{"self", make.distinct({make.n, make.m})}, {"dim", -1}});
-  if (make.n > 0) {
-    make.add({{"self", make.distinct({make.n, make.m})}, {"dim", 0}});
-  }
-  if (make.has("keepdim")) {
-    make.add({{"self", make.distinct({make.n, make.m})}, {"dim", 1}, {"keepdim", true}});
-  }
+  if (make.n > 0) make.add({{"self", make.distinct({make.n, make.m})}, {"dim", 0}});
+  if (make.has("keepdim")) make.add({{"self", make.distinct({make.n, make.m})}, {"dim", 1}, {"keepdim", true}});
 }
 
 void flags_along_dim(SampleMaker& make) {
@@ -67,23 +61,17 @@ void add_sorts(SampleTable& table) {
   table.add("aten::sort", [](SampleMaker& make) {
     for (const int64_t dim : {0, 1}) {
       NamedArguments arguments{{"self", make.distinct({make.n, make.m})}, {"dim", dim}, {"descending", dim == 1}};
-      if (make.has("stable")) {
-        arguments.emplace_back("stable", true);
-      }
+      if (make.has("stable")) arguments.emplace_back("stable", true);
       make.add(arguments);
     }
   });
   table.add("aten::topk", [](SampleMaker& make) {
     make.add({{"self", make.distinct({make.n, make.m})}, {"k", 2}, {"dim", 1}});
-    if (make.n > 0) {
-      make.add({{"self", make.distinct({make.n, make.m})}, {"k", 1}, {"dim", 0}, {"largest", false}});
-    }
+    if (make.n > 0) make.add({{"self", make.distinct({make.n, make.m})}, {"k", 1}, {"dim", 0}, {"largest", false}});
   });
   table.add("aten::kthvalue", [](SampleMaker& make) {
     make.add({{"self", make.distinct({make.n, make.m})}, {"k", 2}, {"dim", 1}});
-    if (make.n > 0) {
-      make.add({{"self", make.distinct({make.n, make.m})}, {"k", 1}, {"dim", 0}, {"keepdim", true}});
-    }
+    if (make.n > 0) make.add({{"self", make.distinct({make.n, make.m})}, {"k", 1}, {"dim", 0}, {"keepdim", true}});
   });
   table.add("aten::histc", [](SampleMaker& make) {
     make.add({{"self", make.normal({make.n, make.m})}, {"bins", 5}, {"min", -2}, {"max", 2}});

@@ -20,9 +20,7 @@ void add_factories(SampleTable& table) {
   table.add({"aten::new_zeros", "aten::new_ones", "aten::new_full", "aten::new_empty"}, [](SampleMaker& make) {
     for (const Ints& size : {Ints{make.n, make.m}, Ints{3, make.n}}) {
       NamedArguments arguments{{"self", make.normal({make.n, make.m})}, {"size", size}};
-      if (make.has("fill_value")) {
-        arguments.emplace_back("fill_value", 2.5);
-      }
+      if (make.has("fill_value")) arguments.emplace_back("fill_value", 2.5);
       make.add(arguments).undefined_values = make.schema().name() == "aten::new_empty";
     }
   });

@@ -14,9 +14,7 @@ void shape_changes(SampleMaker& make, const char* size) {
   make.add({{"self", cube(make)}, {size, Ints{make.n, 4 * make.m}}});
   make.add({{"self", cube(make)}, {size, Ints{make.n, 2, 2, make.m}}});
   make.add({{"self", cube(make)}, {size, Ints{1, make.n, 1, 4, make.m}}});
-  if (make.n > 0) {
-    make.add({{"self", cube(make)}, {size, Ints{-1}}});
-  }
+  if (make.n > 0) make.add({{"self", cube(make)}, {size, Ints{-1}}});
 }
 
 void just_self(SampleMaker& make) { make.add({{"self", make.normal({make.n, make.m})}}); }
@@ -39,9 +37,7 @@ void diagonals(SampleMaker& make) {
 void splits(SampleMaker& make) {
   if (make.has("split_sizes")) {
     make.add({{"self", cube(make)}, {"split_sizes", Ints{1, 3}}, {"dim", 1}});
-    if (make.n > 0) {
-      make.add({{"self", cube(make)}, {"split_sizes", Ints{1, make.n - 1}}, {"dim", 0}});
-    }
+    if (make.n > 0) make.add({{"self", cube(make)}, {"split_sizes", Ints{1, make.n - 1}}, {"dim", 0}});
   } else {
     make.add({{"self", cube(make)}, {"split_size", 2}, {"dim", 0}});
     make.add({{"self", cube(make)}, {"split_size", 2}, {"dim", -1}});
@@ -51,9 +47,7 @@ void splits(SampleMaker& make) {
 void add_selections(SampleTable& table) {
   table.add("aten::select", [](SampleMaker& make) {
     make.add({{"self", cube(make)}, {"dim", 1}, {"index", 2}});
-    if (make.n > 0) {
-      make.add({{"self", cube(make)}, {"dim", 0}, {"index", -1}});
-    }
+    if (make.n > 0) make.add({{"self", cube(make)}, {"dim", 0}, {"index", -1}});
   });
   table.add("aten::slice", [](SampleMaker& make) {
     make.add({{"self", cube(make)}, {"dim", 0}, {"start", 1}, {"end", 3}});
@@ -63,9 +57,7 @@ void add_selections(SampleTable& table) {
   table.add({"aten::split", "aten::split_with_sizes", "aten::split_with_sizes_copy"}, splits);
   table.add("aten::unbind", [](SampleMaker& make) {
     make.add({{"self", make.normal({make.n, 3})}, {"dim", 1}});
-    if (make.n > 0) {
-      make.add({{"self", make.normal({make.n, 3})}, {"dim", 0}});
-    }
+    if (make.n > 0) make.add({{"self", make.normal({make.n, 3})}, {"dim", 0}});
   });
   table.add("aten::as_strided", [](SampleMaker& make) {
     make.add({{"self", make.normal({make.n, make.m})}, {"size", Ints{make.n, make.m}}, {"stride", Ints{make.m, 1}}});

@@ -15,9 +15,7 @@ void write_ours(const std::string& path) {
   const OpTable theirs = read_op_table("op_table.txt");
   OpTable ours;
   for (const auto& one : behaviours_of(golden_samples())) {
-    if (is_ours(theirs.at(one.op).at(one.inputs), one.behaviour)) {
-      ours[one.op][one.inputs] = one.behaviour;
-    }
+    if (is_ours(theirs.at(one.op).at(one.inputs), one.behaviour)) ours[one.op][one.inputs] = one.behaviour;
   }
   std::ofstream(path) << R"(# What this library does on a mesh of 4 where op_table.txt, of PyTorch,
 # is no example: there it raises, a value is wrong, or it moves more bytes to end with other placements.

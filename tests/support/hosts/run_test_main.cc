@@ -34,8 +34,9 @@ namespace {
 
 int run(char** words) {
   const char* folder = std::getenv("TESSERA_TEST_HOSTS");
-  if (!folder || !*folder || std::string(words[1] ? words[1] : "").find("list_tests") != std::string::npos)
+  if (!folder || !*folder || std::string(words[1] ? words[1] : "").find("list_tests") != std::string::npos) {
     become(words);
+  }
   const std::string name = std::string(folder) + "/" + std::filesystem::path(words[0]).filename().string();
   const int socket = reach_host(name, [&] {
     ::setenv(kServeVariable, (name + ".socket").c_str(), 1);

@@ -71,8 +71,7 @@ class Call {
     for (IValue& value : out) {
       if (!value.isTensor() || !value.toTensor().defined()) continue;
       const at::Tensor& tensor = value.toTensor();
-      const bool is_ours =
-          std::any_of(pairs_.begin(), pairs_.end(), [&](const Pair& pair) { return pair.host.is_same(tensor); });
+      const bool is_ours = std::ranges::any_of(pairs_, [&](const Pair& pair) { return pair.host.is_same(tensor); });
       if (!is_ours) value = tensor.clone();
     }
     return out;
@@ -118,8 +117,9 @@ class Call {
       value = on_host(value.toTensor(), writes, argument);
     } else if (value.isTensorList()) {
       c10::List<at::Tensor> list;
-      for (const at::Tensor& each : value.toTensorVector())
+      for (const at::Tensor& each : value.toTensorVector()) {
         list.push_back(on_host(each, writes, argument, /*in_list=*/true));
+      }
       value = list;
     } else if (value.isOptionalTensorList()) {
       c10::List<std::optional<at::Tensor>> list;

@@ -53,7 +53,7 @@ std::vector<int> numbers_in(const fs::path& folder) {
     const int number = std::atoi(entry->path().filename().c_str());
     if (number > 0) numbers.push_back(number);
   }
-  std::sort(numbers.begin(), numbers.end());
+  std::ranges::sort(numbers);
   return numbers;
 }
 

@@ -61,8 +61,8 @@ class Module {
         continue;
       }
       const uint64_t address = offset - segment.p_offset + segment.p_vaddr;
-      auto found = std::upper_bound(functions_.begin(), functions_.end(), address,
-                                    [](uint64_t value, const Elf64_Sym& one) { return value < one.st_value; });
+      auto found = std::ranges::upper_bound(functions_, address,
+                                            [](uint64_t value, const Elf64_Sym& one) { return value < one.st_value; });
       if (found == functions_.begin()) return std::nullopt;
       --found;
       const uint64_t within = address - found->st_value;
@@ -87,8 +87,8 @@ class Module {
     std::erase_if(functions_, [](const Elf64_Sym& one) {
       return ELF64_ST_TYPE(one.st_info) != STT_FUNC || one.st_shndx == SHN_UNDEF;
     });
-    std::sort(functions_.begin(), functions_.end(),
-              [](const Elf64_Sym& one, const Elf64_Sym& other) { return one.st_value < other.st_value; });
+    std::ranges::sort(functions_,
+                      [](const Elf64_Sym& one, const Elf64_Sym& other) { return one.st_value < other.st_value; });
   }
 
   std::ifstream file_;

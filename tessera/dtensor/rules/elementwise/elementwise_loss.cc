@@ -4,7 +4,7 @@
 
 #include "tessera/dtensor/rules/elementwise/pointwise.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -17,12 +17,8 @@ double elements(const OpCall& call) { return static_cast<double>(c10::multiply_i
 void propose_loss(const OpCall& call, Proposal& proposal) {
   propose_pointwise(call, proposal, Commutes::kNone);
   const int64_t reduction = call.int_at(reduction_arg(call));
-  if (reduction == at::Reduction::None) {
-    return;
-  }
-  for (auto& strategy : proposal.strategies) {
-    strategy.outputs = {Partial()};
-  }
+  if (reduction == at::Reduction::None) return;
+  for (auto& strategy : proposal.strategies) strategy.outputs = {Partial()};
   proposal.outputs = {OutputShape{}};
   if (reduction == at::Reduction::Mean) {
     proposal.local = [](const OpCall& of, const Choice& choice) -> LocalFunction {
@@ -83,4 +79,4 @@ void add_elementwise_loss_rules(RuleTable& table) {
             propose_loss_backward);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

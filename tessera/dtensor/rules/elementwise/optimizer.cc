@@ -1,7 +1,7 @@
 // Fused optimizer steps: lists of parameters, gradients and states, each position pointwise.
 #include "tessera/dtensor/rules/table.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -11,9 +11,7 @@ void propose_fused_step(const OpCall& call, Proposal& proposal) {
   Choice choice;
   std::vector<Placements> parameters;
   for (const auto& input : call.inputs) {
-    if (input.arg == 0) {
-      parameters.push_back(input.placements);
-    }
+    if (input.arg == 0) parameters.push_back(input.placements);
   }
   const int gradients = call.arg_named("grads");
   for (const auto& input : call.inputs) {
@@ -27,9 +25,7 @@ void propose_fused_step(const OpCall& call, Proposal& proposal) {
   }
   for (const auto& placements : parameters) {
     for (const auto& placement : placements) {
-      if (placement.is_partial()) {
-        refuse_in_place(call, call.inputs[0], Placements(placements.size(), Replicate()));
-      }
+      if (placement.is_partial()) refuse_in_place(call, call.inputs[0], Placements(placements.size(), Replicate()));
     }
   }
   proposal.choice = std::move(choice);
@@ -42,4 +38,4 @@ void add_optimizer_rules(RuleTable& table) {
             propose_fused_step);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -61,9 +61,7 @@ void add_of_one(const Placement& p, Commutes commutes, std::vector<Strategy>& st
       strategies.push_back(same);
       break;
     case Commutes::kIncreasing:
-      if (is_extreme(p)) {
-        strategies.push_back(same);
-      }
+      if (is_extreme(p)) strategies.push_back(same);
       break;
     case Commutes::kDecreasing:
     case Commutes::kDecreasingAbove:
@@ -90,9 +88,7 @@ void add_of_two(const Placement& p, Commutes commutes, std::vector<Strategy>& st
     case Commutes::kDivision:
       if (is_additive(p)) {
         add_one_partial(2, p, 0, strategies);
-        if (commutes == Commutes::kMultiplicative) {
-          add_one_partial(2, p, 1, strategies);
-        }
+        if (commutes == Commutes::kMultiplicative) add_one_partial(2, p, 1, strategies);
       }
       break;
     case Commutes::kCopy:
@@ -118,15 +114,14 @@ void add_of_two(const Placement& p, Commutes commutes, std::vector<Strategy>& st
 bool gives_complex(const OpCall& call) {
   const auto is_complex = [](const auto& input) { return input.tensor->is_complex(); };
   const auto is_complex_number = [](const c10::IValue& arg) { return arg.isComplexDouble(); };
-  return std::any_of(call.inputs.begin(), call.inputs.end(), is_complex) ||
-         std::any_of(call.args.begin(), call.args.end(), is_complex_number);
+  return std::ranges::any_of(call.inputs, is_complex) || std::ranges::any_of(call.args, is_complex_number);
 }
 
 // Whether extremes of the inputs may be others than those of the result.
 bool loses_order(const OpCall& call, Commutes commutes) {
   const auto wraps = [](const auto& input) { return wraps_around(input.tensor->scalar_type()); };
   return (commutes == Commutes::kAdditive || commutes == Commutes::kNegation) &&
-         std::any_of(call.inputs.begin(), call.inputs.end(), wraps);
+         std::ranges::any_of(call.inputs, wraps);
 }
 
 // Of the result, as plain tensors would have it.
@@ -155,9 +150,7 @@ bool rounds_shares(const OpCall& call, const Strategy& strategy) {
 }  // namespace
 
 bool rounds(at::ScalarType from, at::ScalarType to) {
-  if (!is_fraction(to)) {
-    return is_fraction(from);
-  }
+  if (!is_fraction(to)) return is_fraction(from);
   const auto part = c10::toRealValueType(from), wanted = c10::toRealValueType(to);
   const bool holds = exact_bits(wanted) >= exact_bits(part) &&
                      (!is_fraction(part) || c10::elementSize(wanted) > c10::elementSize(part));
@@ -176,21 +169,15 @@ void propose_pointwise(const OpCall& call, Proposal& proposal, Commutes commutes
       strategy.inputs.push_back(own < 0 ? Replicate() : Shard(own));
       wanted = wanted || (own >= 0 && is_sharded_on(input, own));
     }
-    for (const auto& out : call.outs) {
-      wanted = wanted || (out.dim() == ndim && is_sharded_on(out, dim));
-    }
-    if (wanted) {
-      proposal.strategies.push_back(std::move(strategy));
-    }
+    for (const auto& out : call.outs) wanted = wanted || (out.dim() == ndim && is_sharded_on(out, dim));
+    if (wanted) proposal.strategies.push_back(std::move(strategy));
   }
   const size_t count = call.inputs.size();
   for (const Placement& p : partials_among(call)) {
     if (!is_additive(p) && gives_complex(call)) {
       continue;  // complex numbers have no order, and no collective multiplies them
     }
-    if (is_extreme(p) && loses_order(call, commutes)) {
-      continue;
-    }
+    if (is_extreme(p) && loses_order(call, commutes)) continue;
     if (count == 1) {
       add_of_one(p, commutes, proposal.strategies);
     } else if (count == 2) {
@@ -202,4 +189,4 @@ void propose_pointwise(const OpCall& call, Proposal& proposal, Commutes commutes
   proposal.outputs.assign(results, OutputShape{std::vector<int64_t>(sizes.begin(), sizes.end()), {}});
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -3,7 +3,7 @@
 
 #include "tessera/dtensor/rules/table.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 // With which reductions an operation commutes, so that partial operands give a partial result.
 enum class Commutes {
@@ -34,4 +34,4 @@ inline Rule pointwise(Commutes commutes) {
 // The names: pointwise_table.cc, special_functions.cc.
 void add_special_function_rules(RuleTable& table);
 
-}  // namespace tessera::detail
+}  // namespace tessera

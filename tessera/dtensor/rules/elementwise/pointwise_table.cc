@@ -1,15 +1,13 @@
 // Which operations are pointwise, and what partial operands give.
 #include "tessera/dtensor/rules/elementwise/pointwise.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
 // Whether a conversion keeps the order of all numbers, also of the parts of an extreme, which may be infinite.
 bool keeps_order(at::ScalarType from, at::ScalarType to) {
-  if (at::isFloatingType(to)) {
-    return true;
-  }
+  if (at::isFloatingType(to)) return true;
   const bool integers = at::isIntegralType(from, /*includeBool=*/true) && at::isIntegralType(to, /*includeBool=*/false);
   return from == to || (integers && (from == at::kBool || c10::elementSize(to) > c10::elementSize(from)));
 }
@@ -24,9 +22,7 @@ void propose_conversion(const OpCall& call, Proposal& proposal) {
     // Complex numbers have no order, and no collective multiplies them.
     const bool ordered = !at::isComplexType(to);
     const bool passes = is_extreme(p) ? keeps_order(from, to) : !rounds(from, to) && (ordered || is_additive(p));
-    if (from == to || (to != at::kBool && passes)) {
-      proposal.strategies.push_back(alike(call, p));
-    }
+    if (from == to || (to != at::kBool && passes)) proposal.strategies.push_back(alike(call, p));
   }
 }
 
@@ -34,9 +30,7 @@ void propose_conversion(const OpCall& call, Proposal& proposal) {
 void propose_complex(const OpCall& call, Proposal& proposal) {
   propose_pointwise(call, proposal, Commutes::kNone);
   for (const Placement& p : partials_among(call)) {
-    if (is_additive(p)) {
-      proposal.strategies.push_back(alike(call, p));
-    }
+    if (is_additive(p)) proposal.strategies.push_back(alike(call, p));
   }
 }
 
@@ -51,9 +45,7 @@ void propose_log_sigmoid(const OpCall& call, Proposal& proposal) {
   propose_pointwise(call, proposal, Commutes::kNone);
   if (!call.inputs[0].tensor->is_cpu()) {
     proposal.outputs[1] = {{0}, {}};
-    for (auto& strategy : proposal.strategies) {
-      strategy.outputs = {strategy.outputs[0], Replicate()};
-    }
+    for (auto& strategy : proposal.strategies) strategy.outputs = {strategy.outputs[0], Replicate()};
   }
 }
 
@@ -247,4 +239,4 @@ void add_pointwise_rules(RuleTable& table) {
   add_special_function_rules(table);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -1,7 +1,7 @@
 // The pointwise functions of torch.special.
 #include "tessera/dtensor/rules/elementwise/pointwise.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 void add_special_function_rules(RuleTable& table) {
   table.add("aten::special_modified_bessel_i1", pointwise(Commutes::kIncreasing));
@@ -41,4 +41,4 @@ void add_special_function_rules(RuleTable& table) {
             pointwise(Commutes::kNone));
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -1,7 +1,7 @@
 // Scaled dot product attention: batch and heads are independent, and queries of one another.
 #include "tessera/dtensor/rules/products/attention.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 std::vector<bool> head_cuts(const OpCall& call) {
   const TensorInput& query = call.inputs[call.input_at(call.arg_named("query"))];
@@ -9,7 +9,7 @@ std::vector<bool> head_cuts(const OpCall& call) {
   int64_t ranks = 1;
   std::vector<bool> cuts;
   for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
-    const bool cut_now = std::any_of(call.inputs.begin(), call.inputs.end(), [&](const TensorInput& input) {
+    const bool cut_now = std::ranges::any_of(call.inputs, [&](const TensorInput& input) {
       return input.dim() > 2 && input.placements[m].is_any_shard() && input.placements[m].dim == 1;
     });
     const int64_t with_this = ranks * call.mesh->shape()[m];
@@ -51,9 +51,7 @@ Roles roles(const OpCall& call) {
 // Samples and heads with their keys and values; queries with all of these, unless their place in the whole matters.
 template <class Add>
 void propose_cuts_of(const OpCall& call, Proposal& proposal, const Roles& role, const Add& add) {
-  if (uses_dropout(call)) {
-    return;
-  }
+  if (uses_dropout(call)) return;
   proposal.strided = call.inputs[role.query].sizes[1] == call.inputs[role.key].sizes[1];
   const int64_t dims[] = {0, 1, 2};
   propose_cuts(call, proposal, {dims, role.causal ? 2U : 3U}, [&](int64_t dim) { add(dim, /*keys_too=*/dim != 2); });
@@ -120,4 +118,4 @@ void add_attention_rules(RuleTable& table) {
   table.add("aten::_scaled_dot_product_flash_attention_for_cpu_backward", propose_flash_backward);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

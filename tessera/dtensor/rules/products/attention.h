@@ -3,7 +3,7 @@
 
 #include "tessera/dtensor/rules/table.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 // On which mesh dims heads may be cut. Keys and values may have fewer heads than queries: then a rank's queries meet
 // their own heads only where both divide evenly over all mesh dims that cut them.
@@ -17,12 +17,10 @@ template <class Add>
 void propose_cuts(const OpCall& call, Proposal& proposal, c10::ArrayRef<int64_t> dims, const Add& add) {
   for (const bool heads : head_cuts(call)) {
     for (const int64_t dim : dims) {
-      if (dim != 1 || heads) {
-        add(dim);
-      }
+      if (dim != 1 || heads) add(dim);
     }
     proposal.by_mesh_dim.push_back(std::exchange(proposal.strategies, {}));
   }
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

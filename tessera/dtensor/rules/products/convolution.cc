@@ -2,7 +2,7 @@
 // that no window reaches over the edge of a part.
 #include "tessera/dtensor/rules/table.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -29,9 +29,7 @@ int64_t parts_of(const OpCall& call, const Placements& placements, int64_t dim) 
 // Groups are dealt out whole and evenly: over any of the mesh dims, since any may be chosen.
 bool groups_divide(const OpCall& call, int64_t groups) {
   int64_t ranks = 1;
-  for (const int64_t k : call.mesh->shape()) {
-    ranks *= k;
-  }
+  for (const int64_t k : call.mesh->shape()) ranks *= k;
   return groups > 1 && groups % ranks == 0;
 }
 
@@ -109,9 +107,7 @@ void propose_convolution_backward(const OpCall& call, Proposal& proposal) {
   proposal.output({call.inputs[0].sizes[1]});
   proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
     Rewrites rewrites{{of.arg_named("groups"), local_groups(of, choice.inputs[1])}};
-    if (of.has(3)) {
-      rewrites.emplace_back(3, local_sizes_value(of, shapes[2].sizes, choice.outputs[2]));
-    }
+    if (of.has(3)) rewrites.emplace_back(3, local_sizes_value(of, shapes[2].sizes, choice.outputs[2]));
     return rewrites;
   };
 }
@@ -123,4 +119,4 @@ void add_convolution_rules(RuleTable& table) {
   table.add({"aten::convolution_backward", "aten::convolution_backward_overrideable"}, propose_convolution_backward);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

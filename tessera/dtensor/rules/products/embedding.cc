@@ -4,7 +4,7 @@
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -42,9 +42,7 @@ void propose_embedding(const OpCall& call, Proposal& proposal) {
       proposal.strategies.push_back({{p}, {p, Replicate()}});
     }
   }
-  if (is_sharded_on(weight, 0)) {
-    proposal.strategies.push_back({{Partial()}, {Shard(0), Replicate()}});
-  }
+  if (is_sharded_on(weight, 0)) proposal.strategies.push_back({{Partial()}, {Shard(0), Replicate()}});
   proposal.strided = false;
   proposal.scatters = true;
   std::vector<int64_t> sizes = indices.sizes.vec();
@@ -87,4 +85,4 @@ void add_embedding_rules(RuleTable& table) {
   table.add("aten::embedding_dense_backward", propose_embedding_backward);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -1,7 +1,7 @@
 // Fourier transforms: linear, and dims that are not transformed are independent.
 #include "tessera/dtensor/rules/table.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -11,13 +11,9 @@ void propose(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const auto dims = call.ints_at(1);
   std::vector<bool> transformed(self.dim(), false);
-  for (const int64_t dim : dims) {
-    transformed[checked_dim(call, dim, self.dim())] = true;
-  }
+  for (const int64_t dim : dims) transformed[checked_dim(call, dim, self.dim())] = true;
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
-    if (!transformed[dim]) {
-      proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
-    }
+    if (!transformed[dim]) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
   }
   add_linear(call, proposal, 0);
   proposal.empty_parts = false;
@@ -35,4 +31,4 @@ void propose(const OpCall& call, Proposal& proposal) {
 
 void add_fft_rules(RuleTable& table) { table.add({"aten::_fft_c2c", "aten::_fft_r2c", "aten::_fft_c2r"}, propose); }
 
-}  // namespace tessera::detail
+}  // namespace tessera

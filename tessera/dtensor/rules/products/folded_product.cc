@@ -14,7 +14,7 @@
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -28,9 +28,7 @@ Order in_order(int64_t ndim) {
 
 Order inverse(const Order& order) {
   Order back(order.size());
-  for (size_t i = 0; i < order.size(); ++i) {
-    back[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
-  }
+  for (size_t i = 0; i < order.size(); ++i) back[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
   return back;
 }
 
@@ -43,9 +41,7 @@ bool folds(const at::Tensor& tensor, int64_t count, const Order& order) {
         placement.is_any_shard() ? static_cast<int32_t>(back[static_cast<size_t>(placement.dim)]) : placement.dim;
   }
   std::vector<int64_t> from;
-  for (const int64_t dim : order) {
-    from.push_back(tensor.size(dim));
-  }
+  for (const int64_t dim : order) from.push_back(tensor.size(dim));
   std::vector<int64_t> to(from.begin() + count, from.end());
   to.insert(to.begin(), c10::multiply_integers(from.begin(), from.begin() + count));
   return can_view(*impl_of(tensor)->mesh(), from, placements, to);
@@ -55,17 +51,13 @@ bool folds(const at::Tensor& tensor, int64_t count, const Order& order) {
 // where there is none.
 Order order_to_fold(const at::Tensor& tensor, int64_t count) {
   const Order present = in_order(tensor.dim());
-  if (count < 2 || !is_dtensor(tensor) || folds(tensor, count, present)) {
-    return present;
-  }
+  if (count < 2 || !is_dtensor(tensor) || folds(tensor, count, present)) return present;
   for (const auto& placement : impl_of(tensor)->placements()) {
     if (placement.is_any_shard() && placement.dim < count) {
       Order order = present;
       order.erase(order.begin() + placement.dim);
       order.insert(order.begin() + count - 1, placement.dim);
-      if (folds(tensor, count, order)) {
-        return order;
-      }
+      if (folds(tensor, count, order)) return order;
     }
   }
   return present;
@@ -130,23 +122,15 @@ at::Tensor product_of_batches(const at::Tensor& self, const at::Tensor& other) {
   const Order present = in_order(count + 2);
   Order order = order_to_fold(a, count);
   order = order == present ? order_to_fold(b, count) : order;
-  if (order == present) {
-    return at::native::matmul(self, other);
-  }
+  if (order == present) return at::native::matmul(self, other);
   return at::native::matmul(a.permute(order), b.permute(order)).permute(inverse(order)).contiguous();
 }
 
 at::Tensor product_of_folded(const at::Tensor& self, const at::Tensor& other) {
-  if (self.numel() == 0 || other.numel() == 0) {
-    return at::native::matmul(self, other);
-  }
-  if (self.dim() > 3 && other.dim() > 3) {
-    return product_of_batches(self, other);
-  }
+  if (self.numel() == 0 || other.numel() == 0) return at::native::matmul(self, other);
+  if (self.dim() > 3 && other.dim() > 3) return product_of_batches(self, other);
   const bool folds = self.dim() > 2 && (other.dim() == 1 || other.dim() == 2) && self.size(-1) == other.size(0);
-  if (!folds) {
-    return at::native::matmul(self, other);
-  }
+  if (!folds) return at::native::matmul(self, other);
   return of_rows(self, [&](const at::Tensor& rows) { return at::native::matmul(rows, other); });
 }
 
@@ -171,4 +155,4 @@ void register_folded_products() {
   (void)libraries;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

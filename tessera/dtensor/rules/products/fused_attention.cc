@@ -1,14 +1,14 @@
 // The attention kernels of accelerators: samples and heads are independent.
 #include "tessera/dtensor/rules/products/attention.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
 int64_t rounded_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 bool is_one_of(const std::string& name, std::initializer_list<const char*> names) {
-  return std::any_of(names.begin(), names.end(), [&](const char* each) { return name == each; });
+  return std::ranges::any_of(names, [&](const char* each) { return name == each; });
 }
 
 // Operands of [B, H, ...] are cut; seeds, offsets and lengths of sequences are whole; a bias broadcasts.
@@ -28,16 +28,12 @@ Placement of_operand(const OpCall& call, const TensorInput& input, int64_t dim) 
 void add_cuts(const OpCall& call, Proposal& proposal, size_t cut_outputs, size_t outputs) {
   proposal.strided = false;
   proposal.empty_parts = false;
-  if (uses_dropout(call)) {
-    return;
-  }
+  if (uses_dropout(call)) return;
   propose_cuts(call, proposal, {1, 0}, [&](int64_t dim) {
     Strategy strategy;
     strategy.outputs.assign(cut_outputs, Shard(dim));
     strategy.outputs.resize(outputs, Replicate());
-    for (const auto& input : call.inputs) {
-      strategy.inputs.push_back(of_operand(call, input, dim));
-    }
+    for (const auto& input : call.inputs) strategy.inputs.push_back(of_operand(call, input, dim));
     proposal.strategies.push_back(std::move(strategy));
   });
   proposal.scatters = true;
@@ -86,9 +82,7 @@ Rule backward(bool of_bias) {
     for (const char* name : {"query", "key", "value"}) {
       proposal.output(call.inputs[call.input_at(call.arg_named(name))].sizes);
     }
-    if (!of_bias) {
-      return;
-    }
+    if (!of_bias) return;
     const int bias = call.input_at(call.arg_named("attn_bias"));
     proposal.outputs.push_back({bias < 0 ? std::vector<int64_t>() : call.inputs[bias].sizes.vec(), {}});
     for (auto& strategies : proposal.by_mesh_dim) {
@@ -112,4 +106,4 @@ void add_fused_attention_rules(RuleTable& table) {
   table.add("aten::_scaled_dot_product_efficient_attention_backward", backward(true));
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

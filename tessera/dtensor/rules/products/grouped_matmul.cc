@@ -4,18 +4,14 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
 // Scales of a whole matrix, of its rows or columns ([m, 1], [1, n]), or of blocks in one list.
 std::optional<Placement> of_scale(const TensorInput& scale, const Placement& data, int64_t summed_dim) {
-  if (c10::multiply_integers(scale.sizes) == 1 || !data.is_any_shard()) {
-    return Replicate();
-  }
-  if (scale.dim() == 1) {
-    return data.dim == summed_dim ? std::nullopt : std::optional<Placement>(Shard(0));
-  }
+  if (c10::multiply_integers(scale.sizes) == 1 || !data.is_any_shard()) return Replicate();
+  if (scale.dim() == 1) return data.dim == summed_dim ? std::nullopt : std::optional<Placement>(Shard(0));
   return scale.sizes[data.dim] == 1 ? Replicate() : data;
 }
 
@@ -25,13 +21,9 @@ void propose_scaled(const OpCall& call, Proposal& proposal) {
   const auto add = [&](const Placement& output, const Placement& self, const Placement& other, const Placement& bias) {
     const auto scale_a = of_scale(call.inputs[2], self, 1);
     const auto scale_b = of_scale(call.inputs[3], other, 0);
-    if (!scale_a || !scale_b || (has_bias && output.is_partial())) {
-      return;
-    }
+    if (!scale_a || !scale_b || (has_bias && output.is_partial())) return;
     Strategy strategy{{output}, {self, other, *scale_a, *scale_b}};
-    if (has_bias) {
-      strategy.inputs.push_back(bias);
-    }
+    if (has_bias) strategy.inputs.push_back(bias);
     strategy.inputs.resize(call.inputs.size(), Replicate());
     proposal.strategies.push_back(std::move(strategy));
   };
@@ -58,13 +50,9 @@ void propose_scaled(const OpCall& call, Proposal& proposal) {
 
 // The kernel reads rows (or columns) in pieces of 16 bytes, which cutting the dim they run along must leave whole.
 bool keeps_alignment(const OpCall& call, const TensorInput& input, const Placement& placement) {
-  if (!placement.is_any_shard() || input.tensor->strides()[placement.dim] != 1) {
-    return true;
-  }
+  if (!placement.is_any_shard() || input.tensor->strides()[placement.dim] != 1) return true;
   int64_t ranks = 1;
-  for (const int64_t k : call.mesh->shape()) {
-    ranks *= k;
-  }
+  for (const int64_t k : call.mesh->shape()) ranks *= k;
   const int64_t n = input.sizes[placement.dim];
   return n % ranks == 0 && n / ranks * static_cast<int64_t>(input.tensor->element_size()) % 16 == 0;
 }
@@ -76,9 +64,7 @@ at::Tensor aligned(const at::Tensor& part) {
   const int64_t columns = part.size(-1);
   const bool by_columns = part.stride(-2) == 1 && part.stride(-1) >= std::max<int64_t>(part.size(-2), 1);
   const bool by_rows = part.stride(-1) == 1 && part.stride(-2) >= std::max<int64_t>(columns, 1);
-  if (by_columns ? part.stride(-1) % piece == 0 : by_rows && part.stride(-2) % piece == 0) {
-    return part;
-  }
+  if (by_columns ? part.stride(-1) % piece == 0 : by_rows && part.stride(-2) % piece == 0) return part;
   Sizes sizes(part.sizes().begin(), part.sizes().end());
   sizes.back() = (std::max<int64_t>(columns, 1) + piece - 1) / piece * piece;
   at::Tensor rows = at::empty(sizes, part.options()).narrow(-1, 0, columns);
@@ -87,9 +73,7 @@ at::Tensor aligned(const at::Tensor& part) {
 
 LocalFunction with_aligned_parts(const OpCall&, const Choice&) {
   return [](const LocalCall& local) {
-    for (const size_t operand : {0, 1}) {
-      local.arg(operand) = aligned(local.arg(operand).toTensor());
-    }
+    for (const size_t operand : {0, 1}) local.arg(operand) = aligned(local.arg(operand).toTensor());
     local.call();
   };
 }
@@ -100,9 +84,7 @@ void propose_grouped(const OpCall& call, Proposal& proposal) {
   const TensorInput& b = call.inputs[1];
   const bool has_bias = call.has(3) && call.input_at(3) >= 0;
   const auto add = [&](const Placement& output, const Placement& left, const Placement& right) {
-    if (!keeps_alignment(call, a, left) || !keeps_alignment(call, b, right) || has_bias) {
-      return;
-    }
+    if (!keeps_alignment(call, a, left) || !keeps_alignment(call, b, right) || has_bias) return;
     Strategy strategy{{output}, {left, right}};
     strategy.inputs.resize(call.inputs.size(), Replicate());
     proposal.strategies.push_back(std::move(strategy));
@@ -147,4 +129,4 @@ void add_grouped_matmul_rules(RuleTable& table) {
   table.add("aten::_grouped_mm", propose_grouped);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -7,7 +7,7 @@
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/rules/table.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -35,7 +35,7 @@ std::vector<int> cores_of(const OpCall& call, const Signature& signature) {
   std::vector<int> cores;
   for (const auto& input : call.inputs) {
     const auto& args = call.op.tensor_args;
-    cores.push_back(signature.cores.at(std::find(args.begin(), args.end(), input.arg) - args.begin()));
+    cores.push_back(signature.cores.at(std::ranges::find(args, input.arg) - args.begin()));
   }
   return cores;
 }
@@ -44,9 +44,7 @@ Sizes broadcast_batch(const OpCall& call, const std::vector<int>& cores) {
   Sizes batch;
   for (size_t i = 0; i < cores.size(); ++i) {
     const auto own = batch_of(call.inputs[i], cores[i]);
-    if (own.size() > batch.size()) {
-      batch.insert(batch.begin(), own.size() - batch.size(), 1);
-    }
+    if (own.size() > batch.size()) batch.insert(batch.begin(), own.size() - batch.size(), 1);
     for (size_t d = 0; d < own.size(); ++d) {
       int64_t& size = batch[batch.size() - own.size() + d];
       size = size == 1 ? own[d] : size;
@@ -65,14 +63,12 @@ Placement over_batch(c10::IntArrayRef own, c10::IntArrayRef batch, size_t dim) {
 LocalFunction raising_together(const OpCall& call, const Choice& choice) {
   std::vector<int64_t> mesh_dims;
   for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
-    if (call.mesh->shape()[m] > 1 && std::any_of(choice.inputs.begin(), choice.inputs.end(),
-                                                 [m](const Placements& input) { return input[m].is_any_shard(); })) {
+    if (call.mesh->shape()[m] > 1 &&
+        std::ranges::any_of(choice.inputs, [m](const Placements& input) { return input[m].is_any_shard(); })) {
       mesh_dims.push_back(m);
     }
   }
-  if (mesh_dims.empty()) {
-    return nullptr;
-  }
+  if (mesh_dims.empty()) return nullptr;
   return [mesh_dims](const LocalCall& local) {
     const at::Tensor failed = at::zeros({1}, at::TensorOptions(local.mesh.device()).dtype(at::kByte));
     std::exception_ptr own;
@@ -85,9 +81,7 @@ LocalFunction raising_together(const OpCall& call, const Choice& choice) {
     for (const int64_t m : mesh_dims) {
       comm::all_reduce(*local.mesh.group(m), failed, ReduceOp::kMax, local.op.name).wait();
     }
-    if (own) {
-      std::rethrow_exception(own);
-    }
+    if (own) std::rethrow_exception(own);
     TESSERA_CHECK(
         failed.item<uint8_t>() == 0, ErrorKind::kShape,
         "[dtensor.dispatch] {}: failed for matrices on other ranks; their message says why. Look at the values.",
@@ -131,9 +125,7 @@ void propose(const OpCall& call, Proposal& proposal, const Signature& signature)
   }
   proposal.empty_parts = false;
   const int check = call.arg_named("check_errors");
-  if (signature.raises || (check >= 0 && call.bool_at(check))) {
-    proposal.local = raising_together;
-  }
+  if (signature.raises || (check >= 0 && call.bool_at(check))) proposal.local = raising_together;
 }
 
 Rule matrices(Signature signature) {
@@ -249,4 +241,4 @@ void add_linalg_rules(RuleTable& table) {
   table.add("aten::linalg_cross", propose_cross);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -3,7 +3,7 @@
 
 #include "tessera/dtensor/rules/table.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -31,29 +31,19 @@ std::vector<Strategy> einsum_strategies(const OpCall& call, std::string_view equ
   std::string summed;
   for (const auto& operand : operands) {
     for (const char label : operand) {
-      if (result.find(label) == std::string_view::npos && summed.find(label) == std::string::npos) {
-        summed += label;
-      }
+      if (result.find(label) == std::string_view::npos && summed.find(label) == std::string::npos) summed += label;
     }
   }
   std::vector<Strategy> strategies;
   const auto add = [&](char label, const Placement& output) {
     Strategy strategy{{output}, {}};
-    for (const auto& operand : operands) {
-      strategy.inputs.push_back(at_label(operand, label));
-    }
+    for (const auto& operand : operands) strategy.inputs.push_back(at_label(operand, label));
     strategies.push_back(std::move(strategy));
   };
-  for (const char label : result) {
-    add(label, at_label(result, label));
-  }
-  for (const char label : summed) {
-    add(label, Partial());
-  }
+  for (const char label : result) add(label, at_label(result, label));
+  for (const char label : summed) add(label, Partial());
   for (const Placement& p : partials_among(call)) {
-    if (!p.is_partial(ReduceOp::kSum) && !p.is_partial(ReduceOp::kAvg)) {
-      continue;
-    }
+    if (!p.is_partial(ReduceOp::kSum) && !p.is_partial(ReduceOp::kAvg)) continue;
     for (size_t i = 0; i < operands.size(); ++i) {
       Strategy strategy{{p}, c10::SmallVector<Placement, 4>(operands.size(), Replicate())};
       strategy.inputs[i] = p;
@@ -122,4 +112,4 @@ void add_matmul_rules(RuleTable& table) {
   table.add("aten::addbmm", einsum_plus("bmk,bkn->mn"));
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

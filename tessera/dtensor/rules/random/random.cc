@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/random/random_draw.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -130,9 +130,7 @@ void bernoulli(Draw& draw) {
   }
   const at::Tensor to = draw.target(self);
   const at::Tensor coins = draw.coins(self, from_self ? c10::IValue(self) : draw.value("p"));
-  if (!to.is_meta()) {
-    to.copy_(coins);
-  }
+  if (!to.is_meta()) to.copy_(coins);
   draw.finish(to);
 }
 
@@ -180,9 +178,7 @@ void rrelu_with_noise(Draw& draw) {
     draw.call().finish({values, training ? slopes : noise});
     return;
   }
-  if (training) {
-    noise.copy_(slopes);
-  }
+  if (training) noise.copy_(slopes);
   const bool writes = draw.has("out") || draw.call().op.return_alias[0] >= 0;
   draw.finish(writes ? draw.target(self).copy_(values) : values);
 }
@@ -228,9 +224,7 @@ Rule like(Body body) {
     propose_elementwise(call, proposal, body);
     for (const Placement& p : partials_among(call)) {
       Strategy strategy{{Replicate()}, {}};
-      for (size_t i = 0; i < call.inputs.size(); ++i) {
-        strategy.inputs.push_back(i == 0 ? p : Replicate());
-      }
+      for (size_t i = 0; i < call.inputs.size(); ++i) strategy.inputs.push_back(i == 0 ? p : Replicate());
       proposal.strategies.push_back(std::move(strategy));
     }
   };
@@ -239,9 +233,7 @@ Rule like(Body body) {
 // Whether the call draws at all, so that ranks outside the mesh count what those inside count. A generator that is
 // given has a count of its own.
 bool takes_stream(const OpCall& call) {
-  if (call.has(call.arg_named("generator"))) {
-    return false;
-  }
+  if (call.has(call.arg_named("generator"))) return false;
   if (const int training = call.arg_named("training"); training >= 0) {  // rrelu_with_noise
     return call.has(training) && call.bool_at(training);
   }
@@ -258,16 +250,12 @@ void propose_multinomial(const OpCall& call, Proposal& proposal) {
   TESSERA_CHECK(drawn.back() > 0 && (replacement || drawn.back() <= odds.sizes.back()), ErrorKind::kShape,
                 "[dtensor.dispatch] {}: found {} samples of {} categories, wanted 1 to as many without replacement.",
                 call.describe(), drawn.back(), odds.sizes.back());
-  if (odds.dim() == 2) {
-    proposal.strategies.push_back({{Shard(0)}, {Shard(0)}});
-  }
+  if (odds.dim() == 2) proposal.strategies.push_back({{Shard(0)}, {Shard(0)}});
   proposal.output(drawn);
   proposal.random = takes_stream(call);
   proposal.local = [whole = Sizes(odds.sizes.begin(), odds.sizes.end())](const OpCall& of,
                                                                          const Choice& choice) -> LocalFunction {
-    if (!of.mesh->coordinate()) {
-      return {};
-    }
+    if (!of.mesh->coordinate()) return {};
     return [region = Region(whole, *of.mesh, choice.inputs[0])](const LocalCall& local) {
       Draw draw(local, region);
       multinomial(draw);
@@ -290,14 +278,10 @@ void propose_elementwise(const OpCall& call, Proposal& proposal, Body body) {
     }
     proposal.strategies.push_back(std::move(strategy));
   }
-  for (size_t i = 0; i < outputs; ++i) {
-    proposal.output(whole);
-  }
+  for (size_t i = 0; i < outputs; ++i) proposal.output(whole);
   proposal.random = takes_stream(call);
   proposal.local = [body, whole](const OpCall& of, const Choice& choice) -> LocalFunction {
-    if (!of.mesh->coordinate()) {
-      return {};
-    }
+    if (!of.mesh->coordinate()) return {};
     return [body, region = Region(whole, *of.mesh, choice.outputs[0])](const LocalCall& local) {
       Draw draw(local, region);
       body(draw);
@@ -321,9 +305,7 @@ void add_random_rules(RuleTable& table) {
       {"aten::rrelu_with_noise", rrelu_with_noise},
       {"aten::rrelu_with_noise_functional", rrelu_with_noise},
   };
-  for (const auto& [name, body] : elementwise_ops) {
-    table.add(name, elementwise(body));
-  }
+  for (const auto& [name, body] : elementwise_ops) table.add(name, elementwise(body));
   table.add("aten::rand_like", like(rand_like));
   table.add("aten::randn_like", like(randn_like));
   table.add("aten::randint_like", like(randint_like));
@@ -336,4 +318,4 @@ void add_random_rules(RuleTable& table) {
   });
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -5,7 +5,7 @@
 #include "tessera/dtensor/random/random_fill.h"
 #include "tessera/dtensor/rules/table.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 // The arguments of a call on the parts, by name, and its stream of numbers.
 class Draw {
@@ -30,9 +30,7 @@ class Draw {
 
   // Fills a tensor of the region's shape. A tensor without values (meta) takes no stream.
   void fill(const at::Tensor& part, const Distribution& distribution) {
-    if (!part.is_meta()) {
-      fill_random(part, region_, key(), distribution);
-    }
+    if (!part.is_meta()) fill_random(part, region_, key(), distribution);
   }
   at::Tensor uniform(const at::Tensor& like) {
     const auto type = like.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -42,25 +40,17 @@ class Draw {
   }
   // True with probability p, a number or a tensor that broadcasts.
   at::Tensor coins(const at::Tensor& like, const c10::IValue& p) {
-    if (!p.isTensor()) {
-      return at::lt(uniform(like), p.toScalar());
-    }
+    if (!p.isTensor()) return at::lt(uniform(like), p.toScalar());
     const at::Tensor odds = p.toTensor();
     return at::lt(uniform(odds.is_floating_point() ? odds : like), odds);
   }
 
   // Where the values go: out, self of an in-place form, or a new tensor like `like`.
   at::Tensor target(const at::Tensor& like) const {
-    if (has("out")) {
-      return tensor("out");
-    }
-    if (call_.op.return_alias[0] >= 0) {
-      return call_.arg(call_.op.return_alias[0]).toTensor();
-    }
+    if (has("out")) return tensor("out");
+    if (call_.op.return_alias[0] >= 0) return call_.arg(call_.op.return_alias[0]).toTensor();
     at::TensorOptions options = like.options();
-    if (has("dtype")) {
-      options = options.dtype(value("dtype").toScalarType());
-    }
+    if (has("dtype")) options = options.dtype(value("dtype").toScalarType());
     return at::empty_like(like, options,
                           has("memory_format") ? value("memory_format").toMemoryFormat() : at::MemoryFormat::Preserve);
   }
@@ -78,9 +68,7 @@ class Draw {
  private:
   int find(const char* name) const {
     for (size_t i = 0; i < call_.op.args.size(); ++i) {
-      if (call_.op.args[i].name == name) {
-        return static_cast<int>(i);
-      }
+      if (call_.op.args[i].name == name) return static_cast<int>(i);
     }
     return -1;
   }
@@ -99,4 +87,4 @@ void propose_elementwise(const OpCall& call, Proposal& proposal, Body body);
 // The names: random.cc, random_variates.cc.
 void add_random_variate_rules(RuleTable& table);
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -15,7 +15,7 @@
 #include "tessera/dtensor/rules/elementwise/pointwise.h"
 #include "tessera/dtensor/rules/random/random_draw.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -55,22 +55,16 @@ class Stream {
 };
 
 double draw_gamma(Stream& stream, double shape) {
-  if (!(shape > 0)) {
-    return shape == 0 ? 0 : std::numeric_limits<double>::quiet_NaN();
-  }
+  if (!(shape > 0)) return shape == 0 ? 0 : std::numeric_limits<double>::quiet_NaN();
   const double boost = shape < 1 ? std::pow(stream.uniform(), 1 / shape) : 1;
   const double d = (shape < 1 ? shape + 1 : shape) - 1.0 / 3;
   const double c = 1 / std::sqrt(9 * d);
   for (;;) {
     const double x = stream.normal();
     const double root = 1 + c * x;
-    if (root <= 0) {
-      continue;
-    }
+    if (root <= 0) continue;
     const double v = root * root * root;
-    if (std::log(stream.uniform()) < 0.5 * x * x + d * (1 - v + std::log(v))) {
-      return boost * d * v;
-    }
+    if (std::log(stream.uniform()) < 0.5 * x * x + d * (1 - v + std::log(v))) return boost * d * v;
   }
 }
 
@@ -79,9 +73,7 @@ double draw_poisson(Stream& stream, double rate) {
     const double least = std::exp(-rate);
     double product = stream.uniform();
     double count = 0;
-    for (; product > least; ++count) {
-      product *= stream.uniform();
-    }
+    for (; product > least; ++count) product *= stream.uniform();
     return count;
   }
   const double root = std::sqrt(rate);
@@ -94,12 +86,8 @@ double draw_poisson(Stream& stream, double rate) {
     const double v = stream.uniform();
     const double side = 0.5 - std::abs(u);
     const double k = std::floor((2 * a / side + b) * u + rate + 0.43);
-    if (side >= 0.07 && v <= accept) {
-      return k;
-    }
-    if (k < 0 || (side < 0.013 && v > side)) {
-      continue;
-    }
+    if (side >= 0.07 && v <= accept) return k;
+    if (k < 0 || (side < 0.013 && v > side)) continue;
     if (std::log(v) + std::log(inverse_alpha) - std::log(a / (side * side) + b) <=
         -rate + k * std::log(rate) - log_gamma(k + 1)) {
       return k;
@@ -108,27 +96,17 @@ double draw_poisson(Stream& stream, double rate) {
 }
 
 double draw_binomial(Stream& stream, double count, double p) {
-  if (std::isnan(count) || std::isnan(p)) {
-    return std::numeric_limits<double>::quiet_NaN();
-  }
-  if (count <= 0 || p <= 0) {
-    return 0;
-  }
-  if (p >= 1) {
-    return count;
-  }
-  if (p > 0.5) {
-    return count - draw_binomial(stream, count, 1 - p);
-  }
+  if (std::isnan(count) || std::isnan(p)) return std::numeric_limits<double>::quiet_NaN();
+  if (count <= 0 || p <= 0) return 0;
+  if (p >= 1) return count;
+  if (p > 0.5) return count - draw_binomial(stream, count, 1 - p);
   if (count * p < 10) {  // waits for successes
     const double log_failure = std::log1p(-p);
     double trials = 0;
     double successes = 0;
     for (;; ++successes) {
       trials += std::ceil(std::log(stream.uniform()) / log_failure);
-      if (trials > count) {
-        return successes;
-      }
+      if (trials > count) return successes;
     }
   }
   const double deviation = std::sqrt(count * p * (1 - p));
@@ -144,12 +122,8 @@ double draw_binomial(Stream& stream, double count, double p) {
     const double v = stream.uniform();
     const double side = 0.5 - std::abs(u);
     const double k = std::floor((2 * a / side + b) * u + c);
-    if (side >= 0.07 && v <= accept) {
-      return k;
-    }
-    if (k < 0 || k > count) {
-      continue;
-    }
+    if (side >= 0.07 && v <= accept) return k;
+    if (k < 0 || k > count) continue;
     const double scaled = std::log(v * alpha / (a / (side * side) + b));
     if (scaled <= log_gamma(mode + 1) + log_gamma(count - mode + 1) - log_gamma(k + 1) - log_gamma(count - k + 1) +
                       (k - mode) * log_odds) {
@@ -239,12 +213,8 @@ void dirichlet(Draw& draw) {
     auto* row = values.mutable_data_ptr<double>();
     for (int64_t left = values.numel(); left > 0; left -= width, row += width) {
       double sum = 0;  // in one order on every rank
-      for (int64_t i = 0; i < width; ++i) {
-        sum += row[i];
-      }
-      for (int64_t i = 0; i < width; ++i) {
-        row[i] /= sum;
-      }
+      for (int64_t i = 0; i < width; ++i) sum += row[i];
+      for (int64_t i = 0; i < width; ++i) row[i] /= sum;
     }
     return values;
   });
@@ -268,4 +238,4 @@ void add_random_variate_rules(RuleTable& table) {
   table.add("aten::_standard_gamma_grad", pointwise(Commutes::kNone));
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

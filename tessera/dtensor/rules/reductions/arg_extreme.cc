@@ -6,7 +6,7 @@
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -30,9 +30,7 @@ struct Search {
 
 // Places in the flattened part as places in the flattened whole.
 at::Tensor global_places(const Search& search, const at::Tensor& places) {
-  if (search.dim != kFlattened) {
-    return places + search.box.offset[search.dim];
-  }
+  if (search.dim != kFlattened) return places + search.box.offset[search.dim];
   at::Tensor rest = places;
   at::Tensor global = at::zeros_like(places);
   int64_t step = 1;
@@ -100,9 +98,7 @@ void propose_arg_extreme(const OpCall& call, Proposal& proposal, bool maximum) {
     if (is_sharded_on(self, dim)) {
       proposal.strategies.push_back({{gone ? Replicate() : Shard(static_cast<int64_t>(sizes.size()))}, {Shard(dim)}});
     }
-    if (!gone || keepdim) {
-      sizes.push_back(gone ? 1 : self.sizes[dim]);
-    }
+    if (!gone || keepdim) sizes.push_back(gone ? 1 : self.sizes[dim]);
   }
   proposal.strided = false;
   proposal.output(sizes);
@@ -131,4 +127,4 @@ void add_arg_extreme_rules(RuleTable& table) {
   table.add("aten::argmin", [](const OpCall& call, Proposal& proposal) { propose_arg_extreme(call, proposal, false); });
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

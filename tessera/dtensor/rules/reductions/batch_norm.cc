@@ -3,15 +3,13 @@
 // works on are read from them before and written back after. Group norm: samples are independent.
 #include "tessera/dtensor/rules/table.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
 bool is_training(const OpCall& call) {
   for (const char* name : {"training", "train", "update"}) {
-    if (const int arg = call.arg_named(name); arg >= 0) {
-      return call.bool_at(arg);
-    }
+    if (const int arg = call.arg_named(name); arg >= 0) return call.bool_at(arg);
   }
   return call.name().find("no_training") == std::string::npos && call.name().find("no_update") == std::string::npos;
 }
@@ -27,9 +25,7 @@ Strategy over_channels(const OpCall& call, size_t images, size_t statistics) {
   Strategy strategy;
   strategy.outputs.assign(images, Shard(1));
   strategy.outputs.resize(images + statistics, Shard(0));
-  for (const auto& input : call.inputs) {
-    strategy.inputs.push_back(has_channels(input) ? Shard(1) : of_channels(input));
-  }
+  for (const auto& input : call.inputs) strategy.inputs.push_back(has_channels(input) ? Shard(1) : of_channels(input));
   return strategy;
 }
 
@@ -39,9 +35,7 @@ void add_over_elements(const OpCall& call, Proposal& proposal, const Placement& 
     if (dim != 1) {
       Strategy strategy{{Shard(dim)}, {}};
       strategy.outputs.resize(outputs, of_statistics);
-      for (const auto& input : call.inputs) {
-        strategy.inputs.push_back(has_channels(input) ? Shard(dim) : Replicate());
-      }
+      for (const auto& input : call.inputs) strategy.inputs.push_back(has_channels(input) ? Shard(dim) : Replicate());
       proposal.strategies.push_back(std::move(strategy));
     }
   }
@@ -88,9 +82,7 @@ LocalFunction with_moved_statistics(const OpCall& call, const Choice& choice) {
                        plan_redistribute(input.sizes, *call.mesh, wanted, choice.inputs[i])});
     }
   }
-  if (moved.empty()) {
-    return nullptr;
-  }
+  if (moved.empty()) return nullptr;
   return [moved = std::move(moved)](const LocalCall& local) {
     std::vector<std::pair<at::Tensor, at::Tensor>> statistics;  // where they are kept, and what is worked on
     for (const auto& each : moved) {
@@ -113,10 +105,8 @@ Rule forward(size_t outputs) {
     Strategy channels = over_channels(call, 1, 2);
     channels.outputs.resize(outputs, Replicate());
     proposal.strategies.push_back(std::move(channels));
-    if (!training) {
-      add_over_elements(call, proposal, Replicate(), outputs);
-    }
-    if (std::any_of(call.inputs.begin(), call.inputs.end(), [](const TensorInput& input) { return input.mutated; })) {
+    if (!training) add_over_elements(call, proposal, Replicate(), outputs);
+    if (std::ranges::any_of(call.inputs, [](const TensorInput& input) { return input.mutated; })) {
       keep_written(call, proposal);
       proposal.local = with_moved_statistics;
     }
@@ -131,9 +121,7 @@ Rule forward(size_t outputs) {
 // native_batch_norm_backward(grad, input, weight?, ...) -> gradients of input, weight and bias
 void propose_batch_norm_backward(const OpCall& call, Proposal& proposal) {
   proposal.strategies.push_back(over_channels(call, 1, 2));
-  if (!is_training(call)) {
-    add_over_elements(call, proposal, Partial(), 3);
-  }
+  if (!is_training(call)) add_over_elements(call, proposal, Partial(), 3);
   proposal.empty_parts = false;
   const auto& sizes = call.inputs[1].sizes;
   proposal.output(sizes);
@@ -146,9 +134,7 @@ void propose_cudnn_backward(const OpCall& call, Proposal& proposal) {
   propose_batch_norm_backward(call, proposal);
   const int reserve = call.input_at(call.arg_named("reserveSpace"));
   for (auto& strategy : proposal.strategies) {
-    if (reserve >= 0) {
-      strategy.inputs[reserve] = Replicate();
-    }
+    if (reserve >= 0) strategy.inputs[reserve] = Replicate();
   }
 }
 
@@ -192,4 +178,4 @@ void add_batch_norm_rules(RuleTable& table) {
   table.add("aten::native_group_norm_backward", propose_group_norm_backward);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

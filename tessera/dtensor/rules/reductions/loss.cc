@@ -5,7 +5,7 @@
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/rules/table.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -33,9 +33,7 @@ void propose_nll_loss(const OpCall& call, Proposal& proposal) {
   const bool mean = reduction == at::Reduction::Mean;
   // Dim 1 holds the classes; of [C] inputs dim 0.
   for (int64_t dim = 0; dim < self.dim() && self.dim() > 1; ++dim) {
-    if (dim == 1) {
-      continue;
-    }
+    if (dim == 1) continue;
     const int64_t target_dim = dim == 0 ? 0 : dim - 1;
     Strategy strategy{{none ? Shard(target_dim) : Partial(), none || mean ? Replicate() : Partial()},
                       {Shard(dim), Shard(target_dim)}};
@@ -48,9 +46,7 @@ void propose_nll_loss(const OpCall& call, Proposal& proposal) {
     proposal.local = [](const OpCall&, const Choice& choice) -> LocalFunction {
       c10::SmallVector<int64_t, 4> dims;
       for (size_t m = 0; m < choice.inputs[0].size(); ++m) {
-        if (choice.inputs[0][m].is_any_shard()) {
-          dims.push_back(static_cast<int64_t>(m));
-        }
+        if (choice.inputs[0][m].is_any_shard()) dims.push_back(static_cast<int64_t>(m));
       }
       return dims.empty() ? LocalFunction() : mean_over(std::move(dims));
     };
@@ -74,9 +70,7 @@ void propose_nll_loss_backward(const OpCall& call, Proposal& proposal) {
   };
   add({{Replicate()}, c10::SmallVector<Placement, 4>(count, Replicate())});
   for (int64_t dim = 0; dim < self.dim() && self.dim() > 1; ++dim) {
-    if (dim == 1) {
-      continue;
-    }
+    if (dim == 1) continue;
     const int64_t target_dim = dim == 0 ? 0 : dim - 1;
     Strategy strategy{{Shard(dim)}, c10::SmallVector<Placement, 4>(count, Replicate())};
     strategy.inputs[0] = none ? Shard(target_dim) : Replicate();
@@ -94,4 +88,4 @@ void add_loss_rules(RuleTable& table) {
   table.add({"aten::nll_loss_backward", "aten::nll_loss2d_backward"}, propose_nll_loss_backward);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -23,8 +23,6 @@ const comm::PropagatedKind kLossParallel{"loss parallel"};
 LossParallel::LossParallel() : in_force_(kLossParallel, this) {}
 bool loss_parallel_enabled() noexcept { return comm::Propagated::innermost(kLossParallel) != nullptr; }
 
-namespace detail {
-
 namespace {
 
 // How logits lie: which mesh dim cuts the classes, and which of them are here.
@@ -53,9 +51,7 @@ std::optional<ClassShards> class_shards(const at::Tensor& logits, int64_t class_
       return std::nullopt;
     }
   }
-  if (shards.mesh_dim < 0 || !shards.mesh->coordinate()) {
-    return std::nullopt;
-  }
+  if (shards.mesh_dim < 0 || !shards.mesh->coordinate()) return std::nullopt;
   shards.classes = logits.size(class_dim);
   shards.own =
       local_range(shards.classes, shards.mesh->size(shards.mesh_dim), shards.mesh->local_rank(shards.mesh_dim));
@@ -63,12 +59,9 @@ std::optional<ClassShards> class_shards(const at::Tensor& logits, int64_t class_
 }
 
 ClassShards checked_class_shards(const at::Tensor& logits, int64_t class_dim) {
-  if (auto shards = class_shards(logits, class_dim)) {
-    return *shards;
-  }
+  if (auto shards = class_shards(logits, class_dim)) return *shards;
   const auto& placements = impl_of(logits)->placements();
-  const auto count =
-      std::count_if(placements.begin(), placements.end(), [&](const Placement& p) { return p.is_shard(class_dim); });
+  const auto count = std::ranges::count_if(placements, [&](const Placement& p) { return p.is_shard(class_dim); });
   raise(ErrorKind::kShape,
         "[dtensor.loss_parallel] loss_parallel() requires exactly one mesh dim to shard tensor dimension {}, but got "
         "placements "
@@ -112,9 +105,7 @@ at::Tensor local_as(const at::Tensor& tensor, const ClassShards& shards, const P
                 what, fmt::join(tensor.sizes(), ", "), to_string(shards.placements), to_string(wanted));
   const auto& from = plain ? whole : impl_of(tensor)->placements();
   const at::Tensor local = plain ? tensor : impl_of(tensor)->local();
-  if (from == wanted) {
-    return local;
-  }
+  if (from == wanted) return local;
   return run_steps(local, *shards.mesh, plan_redistribute(tensor.sizes(), *shards.mesh, from, wanted),
                    /*may_alias=*/true);
 }
@@ -141,9 +132,7 @@ void remember_sum(const at::Tensor& gradient, const at::Tensor& sum) {
 
 // Undefined when it is not known.
 at::Tensor recall_sum(const at::Tensor& gradient, const at::Tensor& local, int64_t class_dim) {
-  if (gradient.unsafeGetTensorImpl()->version_counter().current_version() != 0 || !local.is_contiguous()) {
-    return {};
-  }
+  if (gradient.unsafeGetTensorImpl()->version_counter().current_version() != 0 || !local.is_contiguous()) return {};
   for (const auto& known : known_sums) {
     if (known.of.expired() || known.of._unsafe_get_target() != local.storage().unsafeGetStorageImpl() ||
         known.numel != local.numel()) {
@@ -212,9 +201,7 @@ Targets read_targets(const ClassShards& shards, const at::Tensor& target, const 
   const at::Tensor shifted = own - shards.own.offset;
   t.mine = t.counts.logical_and(shifted.ge(0)).logical_and_(shifted.lt(shards.own.size));
   t.index = shifted.masked_fill(t.mine.logical_not(), 0);
-  if (!weight.defined()) {
-    return t;
-  }
+  if (!weight.defined()) return t;
   Placements with_classes(shards.placements.size(), Replicate());
   with_classes[static_cast<size_t>(shards.mesh_dim)] = Shard(0);
   t.weight_is_part = is_dtensor(weight) && impl_of(weight)->placements() == with_classes;
@@ -233,9 +220,7 @@ Targets read_targets(const ClassShards& shards, const at::Tensor& target, const 
 // Where rows are spread over mesh dims, sums over rows are still to be added up.
 Placements sum_placements(const ClassShards& shards) {
   Placements sums = row_placements(shards);
-  for (auto& placement : sums) {
-    placement = placement.is_any_shard() ? Partial() : placement;
-  }
+  for (auto& placement : sums) placement = placement.is_any_shard() ? Partial() : placement;
   return sums;
 }
 
@@ -283,9 +268,7 @@ NllLoss nll_loss(const at::Tensor& self, const at::Tensor& target, const at::Ten
   at::Tensor sum = rows.sum();
   const bool mean = reduction == at::Reduction::Mean;
   const at::Tensor total = mean ? total_weight(shards, weights.sum()) : weights.sum();
-  if (mean) {
-    sum = sum / total;
-  }
+  if (mean) sum = sum / total;
   return {wrap(sum, shards, sum_placements(shards), {}),
           wrap(total, shards, mean ? whole : sum_placements(shards), {})};
 }
@@ -298,9 +281,7 @@ at::Tensor nll_loss_backward(const ClassShards& shards, const at::Tensor& gradie
   const Placements whole(shards.placements.size(), Replicate());
   const bool rows = reduction == at::Reduction::None && self.dim() > 1;
   at::Tensor scale = local_as(gradient, shards, rows ? row_placements(shards) : whole, "gradient of nll_loss");
-  if (reduction == at::Reduction::Mean) {
-    scale = scale / local_as(total, shards, whole, "total weight");
-  }
+  if (reduction == at::Reduction::Mean) scale = scale / local_as(total, shards, whole, "total weight");
   const at::Tensor x = impl_of(self)->local();
   const at::Tensor factor = t.weight.defined() ? t.weight : t.counts.to(x.scalar_type());
   const at::Tensor each = (-scale * factor).expand_as(t.index).contiguous();
@@ -309,9 +290,7 @@ at::Tensor nll_loss_backward(const ClassShards& shards, const at::Tensor& gradie
     result.scatter_(shards.class_dim, t.index.unsqueeze(shards.class_dim),
                     each.masked_fill(t.mine.logical_not(), 0).unsqueeze(shards.class_dim));
   }
-  if (!t.weight_is_part) {
-    remember_sum(result, each);
-  }
+  if (!t.weight_is_part) remember_sum(result, each);
   return wrap(result, shards, shards.placements, self.sizes());
 }
 
@@ -346,9 +325,7 @@ void handle_log_softmax_backward(const OpEntry& op, c10::DispatchKeySet keys, St
   const auto shards = loss_parallel_enabled() && is_dtensor(output)
                           ? class_shards(output, wrap_dim(int_at(*stack, 4, 2), output.dim()))
                           : std::nullopt;
-  if (!shards) {
-    return dispatch_by_rule(op, keys, *stack);
-  }
+  if (!shards) return dispatch_by_rule(op, keys, *stack);
   const auto result =
       log_softmax_backward(*shards, tensor_at(*stack, 4, 0), output, static_cast<at::ScalarType>(int_at(*stack, 4, 3)));
   finish(*stack, 4, {result});
@@ -368,9 +345,7 @@ void handle_nll_loss_backward(const OpEntry& op, c10::DispatchKeySet keys, Stack
   const auto& self = tensor_at(*stack, 7, 1);
   const auto shards =
       loss_parallel_enabled() && is_dtensor(self) ? class_shards(self, self.dim() > 1 ? 1 : 0) : std::nullopt;
-  if (!shards) {
-    return dispatch_by_rule(op, keys, *stack);
-  }
+  if (!shards) return dispatch_by_rule(op, keys, *stack);
   const auto result =
       nll_loss_backward(*shards, tensor_at(*stack, 7, 0), self, tensor_at(*stack, 7, 2), optional_at(*stack, 7, 3),
                         int_at(*stack, 7, 4), int_at(*stack, 7, 5), tensor_at(*stack, 7, 6));
@@ -391,7 +366,5 @@ Handler find_loss_parallel_handler(const std::string& name) {
   const auto found = handlers.find(name);
   return found == handlers.end() ? nullptr : found->second;
 }
-
-}  // namespace detail
 
 }  // namespace tessera

@@ -1,7 +1,7 @@
 // Layer norm and its like: the normalised dims are whole, those before them independent.
 #include "tessera/dtensor/rules/table.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -26,9 +26,7 @@ Rule forward(size_t statistics) {
       proposal.strategies.push_back(std::move(strategy));
     }
     proposal.output(input.sizes);
-    for (size_t i = 0; i < statistics; ++i) {
-      proposal.output(statistics_sizes(input, outer));
-    }
+    for (size_t i = 0; i < statistics; ++i) proposal.output(statistics_sizes(input, outer));
   };
 }
 
@@ -50,9 +48,7 @@ Rule backward(size_t parameters) {
     }
     proposal.output(input.sizes);
     const std::vector<int64_t> parameter_sizes = call.ints_at(2);
-    for (size_t i = 0; i < parameters; ++i) {
-      proposal.output(parameter_sizes);
-    }
+    for (size_t i = 0; i < parameters; ++i) proposal.output(parameter_sizes);
   };
 }
 
@@ -65,4 +61,4 @@ void add_norm_layer_rules(RuleTable& table) {
   table.add("aten::_fused_rms_norm_backward", backward(1));
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -6,7 +6,7 @@
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -26,14 +26,10 @@ Reduction read_reduction(const OpCall& call) {
   for (const int64_t dim : dims) {
     TESSERA_CHECK(dim >= -std::max<int64_t>(self.dim(), 1) && dim < std::max<int64_t>(self.dim(), 1), ErrorKind::kShape,
                   "[dtensor.dispatch] {}: found dim {}, wanted one of {} dims.", call.describe(), dim, self.dim());
-    if (self.dim() > 0) {
-      result.reduced[wrap_dim(dim, self.dim())] = true;
-    }
+    if (self.dim() > 0) result.reduced[wrap_dim(dim, self.dim())] = true;
   }
   for (int64_t i = 0; i < self.dim(); ++i) {
-    if (result.reduced[i] && !keepdim) {
-      continue;
-    }
+    if (result.reduced[i] && !keepdim) continue;
     result.position[i] = static_cast<int64_t>(result.sizes.size());
     result.sizes.push_back(result.reduced[i] ? 1 : self.sizes[i]);
   }
@@ -55,12 +51,8 @@ struct Extents {
 
 // Of the parts of a dim of n elements over all coordinates.
 Extents part_extents(int64_t n, int64_t dim, const DeviceMesh& mesh, c10::ArrayRef<Cut> cuts) {
-  while (!cuts.empty() && cuts[0].dim != dim) {
-    cuts = cuts.slice(1);
-  }
-  if (cuts.empty()) {
-    return {n, n};
-  }
+  while (!cuts.empty() && cuts[0].dim != dim) cuts = cuts.slice(1);
+  if (cuts.empty()) return {n, n};
   const Placement placement = StridedShard(dim, cuts[0].pieces);
   Extents all{std::numeric_limits<int64_t>::max(), 0};
   const int64_t k = mesh.shape()[cuts[0].mesh_dim];
@@ -78,9 +70,7 @@ bool parts_suit(const OpCall& call, const Placements& placements, const std::vec
   for (const Cut& cut : cuts) {
     if (reduced[cut.dim]) {
       const Extents extents = part_extents(call.inputs[0].sizes[cut.dim], cut.dim, *call.mesh, cuts);
-      if (needs == Needs::kNonEmpty ? extents.least == 0 : extents.least != extents.most) {
-        return false;
-      }
+      if (needs == Needs::kNonEmpty ? extents.least == 0 : extents.least != extents.most) return false;
     }
   }
   return true;
@@ -90,9 +80,7 @@ void propose(const OpCall& call, Proposal& proposal, const ReductionKind& kind) 
   const Reduction reduction = read_reduction(call);
   const TensorInput& self = call.inputs[0];
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
-    if (!is_sharded_on(self, dim)) {
-      continue;
-    }
+    if (!is_sharded_on(self, dim)) continue;
     if (!reduction.reduced[dim]) {
       proposal.strategies.push_back({{Shard(reduction.position[dim])}, {Shard(dim)}});
     } else if (kind.over_shards) {
@@ -100,9 +88,7 @@ void propose(const OpCall& call, Proposal& proposal, const ReductionKind& kind) 
     }
   }
   for (const Placement& p : partials_among(call)) {
-    if (kind.keeps != nullptr && kind.keeps(p)) {
-      proposal.strategies.push_back({{p}, {p}});
-    }
+    if (kind.keeps != nullptr && kind.keeps(p)) proposal.strategies.push_back({{p}, {p}});
   }
   if (kind.over_shards && kind.needs != Needs::kNothing) {
     proposal.legal = [reduced = reduction.reduced, needs = kind.needs](const OpCall& of, const Choice& choice) {
@@ -124,9 +110,7 @@ bool is_min(const Placement& p) { return p.is_partial(ReduceOp::kMin); }
 // The collectives do not multiply complex numbers.
 void propose_product(const OpCall& call, Proposal& proposal) {
   ReductionKind kind{Partial(ReduceOp::kProduct), Needs::kNothing, nullptr};
-  if (call.inputs[0].tensor->is_complex()) {
-    kind.over_shards.reset();
-  }
+  if (call.inputs[0].tensor->is_complex()) kind.over_shards.reset();
   propose(call, proposal, kind);
 }
 
@@ -140,9 +124,7 @@ void propose_any(const OpCall& call, Proposal& proposal) {
 void propose_extremes(const OpCall& call, Proposal& proposal) {
   propose(call, proposal, {Partial(ReduceOp::kMax), Needs::kNonEmpty, nullptr});
   for (auto& strategy : proposal.strategies) {
-    if (strategy.outputs[0].is_partial()) {
-      strategy.outputs = {Partial(ReduceOp::kMin), Partial(ReduceOp::kMax)};
-    }
+    if (strategy.outputs[0].is_partial()) strategy.outputs = {Partial(ReduceOp::kMin), Partial(ReduceOp::kMax)};
   }
 }
 
@@ -164,9 +146,7 @@ void propose_trace(const OpCall& call, Proposal& proposal) {
        {},
        at::isIntegralType(self.tensor->scalar_type(), /*includeBool=*/true) ? at::kLong : self.tensor->scalar_type()});
   proposal.local = [](const OpCall& of, const Choice& choice) -> LocalFunction {
-    if (!of.mesh->coordinate()) {
-      return nullptr;
-    }
+    if (!of.mesh->coordinate()) return nullptr;
     const LocalBox box = local_box(of.inputs[0].sizes.vec(), *of.mesh, choice.inputs[0]);
     return [moved = box.offset[0] - box.offset[1]](const LocalCall& local) {
       local.finish({local.arg(0).toTensor().diagonal(moved).sum()});
@@ -201,9 +181,7 @@ void propose_norm(const OpCall& call, Proposal& proposal) {
 // histc(self, bins, min, max): the counts of the parts add up, given bounds that do not come from the data.
 void propose_histogram(const OpCall& call, Proposal& proposal) {
   if (call.args[2].toScalar().toDouble() != call.args[3].toScalar().toDouble()) {
-    for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) {
-      proposal.strategies.push_back({{Partial()}, {Shard(dim)}});
-    }
+    for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) proposal.strategies.push_back({{Partial()}, {Shard(dim)}});
   }
   proposal.scatters = true;
   proposal.output({call.int_at(1)});
@@ -237,4 +215,4 @@ void add_reduction_rules(RuleTable& table) {
   table.add("aten::trace", propose_trace);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

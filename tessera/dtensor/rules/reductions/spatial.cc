@@ -2,7 +2,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -11,9 +11,7 @@ int64_t outer_dims(const OpCall& call, int64_t rank) { return call.inputs[0].dim
 
 // All tensors are cut alike along the outer dims. Without meta kernel the sizes follow from `sizes`.
 void propose_alike(const OpCall& call, Proposal& proposal, int64_t rank) {
-  for (int64_t dim = 0; dim < outer_dims(call, rank); ++dim) {
-    proposal.strategies.push_back(alike(call, Shard(dim)));
-  }
+  for (int64_t dim = 0; dim < outer_dims(call, rank); ++dim) proposal.strategies.push_back(alike(call, Shard(dim)));
   proposal.empty_parts = false;
 }
 
@@ -28,9 +26,7 @@ Rule pool(int64_t rank) {
 
 std::vector<int64_t> with_space(const OpCall& call, int64_t rank, const std::vector<int64_t>& space) {
   std::vector<int64_t> sizes = call.inputs[0].sizes.vec();
-  for (int64_t i = 0; i < rank; ++i) {
-    sizes[sizes.size() - rank + i] = space.size() == 1 ? space[0] : space.at(i);
-  }
+  for (int64_t i = 0; i < rank; ++i) sizes[sizes.size() - rank + i] = space.size() == 1 ? space[0] : space.at(i);
   return sizes;
 }
 
@@ -55,9 +51,7 @@ Rule adaptive_average_pool(int64_t rank) {
 int64_t pooled(int64_t n, int64_t kernel, int64_t stride, int64_t pad, int64_t dilation, bool ceil) {
   const int64_t span = n + 2 * pad - dilation * (kernel - 1) - 1 + (ceil ? stride - 1 : 0);
   int64_t size = (span >= 0 ? span / stride : -1) + 1;
-  if (ceil && (size - 1) * stride >= n + pad) {
-    --size;
-  }
+  if (ceil && (size - 1) * stride >= n + pad) --size;
   return size;
 }
 
@@ -154,9 +148,7 @@ void propose_grid_sampler_backward(const OpCall& call, Proposal& proposal) {
 Rule pixel_shuffle(bool apart) {
   return [apart](const OpCall& call, Proposal& proposal) {
     propose_alike(call, proposal, 3);
-    for (const Placement& p : partials_among(call)) {
-      proposal.strategies.push_back(alike(call, p));
-    }
+    for (const Placement& p : partials_among(call)) proposal.strategies.push_back(alike(call, p));
     const int64_t factor = call.int_at(1);
     std::vector<int64_t> sizes = call.inputs[0].sizes.vec();
     const size_t channels = sizes.size() - 3;
@@ -164,9 +156,7 @@ Rule pixel_shuffle(bool apart) {
                   "[dtensor.dispatch] {}: found {} dims and factor {}, wanted at least 3 and a positive one.",
                   call.describe(), sizes.size(), factor);
     sizes[channels] = apart ? sizes[channels] / (factor * factor) : sizes[channels] * factor * factor;
-    for (size_t i = channels + 1; i < sizes.size(); ++i) {
-      sizes[i] = apart ? sizes[i] * factor : sizes[i] / factor;
-    }
+    for (size_t i = channels + 1; i < sizes.size(); ++i) sizes[i] = apart ? sizes[i] * factor : sizes[i] / factor;
     proposal.output(sizes);
   };
 }
@@ -174,13 +164,9 @@ Rule pixel_shuffle(bool apart) {
 // channel_shuffle(self [N, C, ...], groups) copies values between channels.
 void propose_channel_shuffle(const OpCall& call, Proposal& proposal) {
   for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) {
-    if (dim != 1) {
-      proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
-    }
+    if (dim != 1) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
   }
-  for (const Placement& p : partials_among(call)) {
-    proposal.strategies.push_back({{p}, {p}});
-  }
+  for (const Placement& p : partials_among(call)) proposal.strategies.push_back({{p}, {p}});
   proposal.empty_parts = false;
   proposal.output(call.inputs[0].sizes);
 }
@@ -188,9 +174,7 @@ void propose_channel_shuffle(const OpCall& call, Proposal& proposal) {
 // im2col, col2im: samples are independent when there is a dim of them.
 Rule columns(int64_t batched_dims) {
   return [batched_dims](const OpCall& call, Proposal& proposal) {
-    if (call.inputs[0].dim() == batched_dims) {
-      proposal.strategies.push_back({{Shard(0)}, {Shard(0)}});
-    }
+    if (call.inputs[0].dim() == batched_dims) proposal.strategies.push_back({{Shard(0)}, {Shard(0)}});
     add_linear(call, proposal, 0);
     proposal.empty_parts = false;
     const auto pick = [&](int arg, int64_t i) {
@@ -264,4 +248,4 @@ void add_spatial_rules(RuleTable& table) {
   table.add("aten::col2im", columns(3));
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

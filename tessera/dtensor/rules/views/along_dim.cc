@@ -1,7 +1,7 @@
 // Operations that need one dim whole and treat the others independently: softmax, scans, sorts.
 #include "tessera/dtensor/rules/table.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -55,4 +55,4 @@ void add_along_dim_rules(RuleTable& table) {
   });
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -3,7 +3,7 @@
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/tensor/layout.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -12,23 +12,18 @@ bool is_legacy_empty(const TensorInput& input) { return input.dim() == 1 && inpu
 // Whether operands may stay partial so: what is reduced is what they become together.
 bool survives_promotion(const OpCall& call, const Placement& partial) {
   const auto first = call.inputs[0].tensor->scalar_type();
-  const auto any = [&](auto&& what) { return std::any_of(call.inputs.begin(), call.inputs.end(), what); };
-  if (!any([&](const TensorInput& input) { return input.tensor->scalar_type() != first; })) {
-    return true;
-  }
+  const auto any = [&](auto&& what) { return std::ranges::any_of(call.inputs, what); };
+  if (!any([&](const TensorInput& input) { return input.tensor->scalar_type() != first; })) return true;
   // Sums of narrow integers wrap around, which those of what they become would not.
   auto together = first;
-  for (const auto& input : call.inputs) {
-    together = c10::promoteTypes(together, input.tensor->scalar_type());
-  }
+  for (const auto& input : call.inputs) together = c10::promoteTypes(together, input.tensor->scalar_type());
   const bool wraps = is_additive(partial) && any([&](const TensorInput& input) {
                        const auto type = input.tensor->scalar_type();
                        return type != together && at::isIntegralType(type, /*includeBool=*/true) &&
-                              std::any_of(input.placements.begin(), input.placements.end(),
-                                          [](const Placement& p) { return p.is_partial(); });
+                              std::ranges::any_of(input.placements, [](const Placement& p) { return p.is_partial(); });
                      });
   const auto passing = partials_among(call);
-  return !wraps && std::find(passing.begin(), passing.end(), partial) != passing.end() &&
+  return !wraps && std::ranges::find(passing, partial) != passing.end() &&
          (is_additive(partial) || !any([](const TensorInput& input) { return input.tensor->is_complex(); }));
 }
 
@@ -87,9 +82,7 @@ void propose_stack(const OpCall& call, Proposal& proposal) {
     Placement merged = call.inputs[0].placements[m];
     for (const auto& input : call.inputs) {
       const Placement& next = input.placements[m];
-      if (next == merged || next.is_replicate()) {
-        continue;
-      }
+      if (next == merged || next.is_replicate()) continue;
       const bool takes_over = merged.is_replicate() || (merged.is_partial() && next.is_any_shard());
       const bool gives_way = merged.is_any_shard() && next.is_partial();
       if (takes_over) {
@@ -100,17 +93,14 @@ void propose_stack(const OpCall& call, Proposal& proposal) {
       }
     }
     const bool norm = merged.kind == Placement::Kind::kNormPartial;  // which nothing else becomes
-    const bool mixed = norm && std::any_of(call.inputs.begin(), call.inputs.end(),
-                                           [&](const TensorInput& input) { return input.placements[m] != merged; });
-    const bool alone = std::all_of(common.begin(), common.end(),
-                                   [&](const Placement& p) { return !p.is_partial() || can_mix(p, merged); });
-    if (mixed || (merged.is_partial() && (!alone || !survives_promotion(call, merged)))) {
-      merged = Replicate();
-    }
+    const bool mixed = norm && std::ranges::any_of(call.inputs, [&](const TensorInput& input) {
+                         return input.placements[m] != merged;
+                       });
+    const bool alone =
+        std::ranges::all_of(common, [&](const Placement& p) { return !p.is_partial() || can_mix(p, merged); });
+    if (mixed || (merged.is_partial() && (!alone || !survives_promotion(call, merged)))) merged = Replicate();
     common.push_back(merged);
-    if (merged.is_any_shard() && merged.dim >= added) {
-      ++merged.dim;
-    }
+    if (merged.is_any_shard() && merged.dim >= added) ++merged.dim;
     result.push_back(merged);
   }
   proposal.choice = Choice{std::vector<Placements>(call.inputs.size(), common), {result}};
@@ -126,4 +116,4 @@ void add_cat_rules(RuleTable& table) {
   table.add({"aten::stack", "aten::_stack"}, propose_stack);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

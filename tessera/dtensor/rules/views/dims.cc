@@ -5,7 +5,7 @@
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -18,15 +18,11 @@ enum class Passes { kAll, kSums };
 void propose_mapped(const OpCall& call, Proposal& proposal, const DimMap& map, Passes passes = Passes::kAll) {
   const TensorInput& self = call.inputs[0];
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
-    if (map[dim] >= 0 && is_sharded_on(self, dim)) {
-      proposal.strategies.push_back({{Shard(map[dim])}, {Shard(dim)}});
-    }
+    if (map[dim] >= 0 && is_sharded_on(self, dim)) proposal.strategies.push_back({{Shard(map[dim])}, {Shard(dim)}});
   }
   for (const Placement& p : partials_among(call)) {
     const bool sums = p.is_partial(ReduceOp::kSum) || p.is_partial(ReduceOp::kAvg);
-    if (passes == Passes::kAll || (passes == Passes::kSums && sums)) {
-      proposal.strategies.push_back({{p}, {p}});
-    }
+    if (passes == Passes::kAll || (passes == Passes::kSums && sums)) proposal.strategies.push_back({{p}, {p}});
   }
 }
 
@@ -44,9 +40,7 @@ Rule mapped_in_place(DimMap (*map)(const OpCall&), Passes passes) {
 
 DimMap identity(int64_t ndim) {
   DimMap map(ndim);
-  for (int64_t i = 0; i < ndim; ++i) {
-    map[i] = i;
-  }
+  for (int64_t i = 0; i < ndim; ++i) map[i] = i;
   return map;
 }
 
@@ -54,9 +48,7 @@ DimMap transposed(const OpCall& call) {
   const int64_t ndim = call.inputs[0].dim();
   DimMap map = identity(ndim);
   if (call.args.size() < 3) {  // t()
-    if (ndim == 2) {
-      std::swap(map[0], map[1]);
-    }
+    if (ndim == 2) std::swap(map[0], map[1]);
   } else if (ndim > 0) {
     std::swap(map[checked_dim(call, call.int_at(1), ndim)], map[checked_dim(call, call.int_at(2), ndim)]);
   }
@@ -67,9 +59,7 @@ DimMap permuted(const OpCall& call) {
   const int64_t ndim = call.inputs[0].dim();
   DimMap map(ndim, -1);
   const auto dims = call.ints_at(1);
-  for (size_t i = 0; i < dims.size(); ++i) {
-    map[checked_dim(call, dims[i], ndim)] = static_cast<int64_t>(i);
-  }
+  for (size_t i = 0; i < dims.size(); ++i) map[checked_dim(call, dims[i], ndim)] = static_cast<int64_t>(i);
   return map;
 }
 
@@ -77,9 +67,7 @@ DimMap unsqueezed(const OpCall& call) {
   const int64_t ndim = call.inputs[0].dim();
   const int64_t added = checked_dim(call, call.int_at(1), ndim + 1);
   DimMap map = identity(ndim);
-  for (auto& dim : map) {
-    dim += dim >= added;
-  }
+  for (auto& dim : map) dim += dim >= added;
   return map;
 }
 
@@ -87,9 +75,7 @@ DimMap unsqueezed(const OpCall& call) {
 DimMap without(const OpCall& call, int64_t gone, bool removed) {
   DimMap map = identity(call.inputs[0].dim());
   map[gone] = -1;
-  for (int64_t dim = gone + 1; removed && dim < static_cast<int64_t>(map.size()); ++dim) {
-    --map[dim];
-  }
+  for (int64_t dim = gone + 1; removed && dim < static_cast<int64_t>(map.size()); ++dim) --map[dim];
   return map;
 }
 
@@ -113,9 +99,7 @@ DimMap beside(const std::pair<int64_t, int64_t>& plane, int64_t ndim) {
   DimMap map(ndim, -1);
   int64_t next = 0;
   for (int64_t dim = 0; dim < ndim; ++dim) {
-    if (dim != plane.first && dim != plane.second) {
-      map[dim] = next++;
-    }
+    if (dim != plane.first && dim != plane.second) map[dim] = next++;
   }
   return map;
 }
@@ -131,9 +115,7 @@ DimMap embedded(const OpCall& call) {
   const DimMap there = beside(plane(call, ndim), ndim);
   DimMap back(call.inputs[0].dim(), -1);
   for (int64_t dim = 0; dim < ndim; ++dim) {
-    if (there[dim] >= 0) {
-      back[there[dim]] = dim;
-    }
+    if (there[dim] >= 0) back[there[dim]] = dim;
   }
   return back;
 }
@@ -154,9 +136,7 @@ DimMap whole_along_dims(const OpCall& call) {
   if (call.ints_at(call.arg_named("dims")).empty() && call.arg_named("shifts") >= 0) {
     return DimMap(ndim, -1);  // roll without dims rolls the flattened tensor
   }
-  for (const int64_t dim : call.ints_at(call.arg_named("dims"))) {
-    map[checked_dim(call, dim, ndim)] = -1;
-  }
+  for (const int64_t dim : call.ints_at(call.arg_named("dims"))) map[checked_dim(call, dim, ndim)] = -1;
   return map;
 }
 
@@ -170,9 +150,7 @@ void propose_squeeze(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   std::vector<int64_t> candidates = call.ints_at(call.args.size() > 1 ? 1 : -1);
   if (call.args.size() == 1) {
-    for (int64_t dim = 0; dim < self.dim(); ++dim) {
-      candidates.push_back(dim);
-    }
+    for (int64_t dim = 0; dim < self.dim(); ++dim) candidates.push_back(dim);
   }
   std::vector<int64_t> gone;
   for (const int64_t dim : candidates) {
@@ -183,9 +161,7 @@ void propose_squeeze(const OpCall& call, Proposal& proposal) {
   DimMap map(self.dim(), -1);
   int64_t next = 0;
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
-    if (std::find(gone.begin(), gone.end(), dim) == gone.end()) {
-      map[dim] = next++;
-    }
+    if (std::ranges::find(gone, dim) == gone.end()) map[dim] = next++;
   }
   propose_mapped(call, proposal, map);
   proposal.local = [gone](const OpCall&, const Choice&) -> LocalFunction {
@@ -214,15 +190,11 @@ void propose_expand(const OpCall& call, Proposal& proposal) {
 // unfold(self, dim, size, step): the windows become a new last dim. One that is as long as the dim is the dim itself.
 void propose_unfold(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
-  if (self.dim() == 0) {
-    return;
-  }
+  if (self.dim() == 0) return;
   DimMap map = along(call, 1);
   const int64_t dim = checked_dim(call, call.int_at(1), self.dim());
   const bool whole = call.int_at(2) == self.sizes[dim];
-  if (whole) {
-    map[dim] = self.dim();
-  }
+  if (whole) map[dim] = self.dim();
   propose_mapped(call, proposal, map);
   if (whole) {
     proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
@@ -270,9 +242,7 @@ void propose_diagonal_backward(const OpCall& call, Proposal& proposal) {
 void propose_scattered(const OpCall& call, Proposal& proposal, const DimMap& map) {
   const TensorInput& self = call.inputs[0];
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
-    if (map[dim] >= 0) {
-      proposal.strategies.push_back({{Shard(dim)}, {Shard(dim), Shard(map[dim])}});
-    }
+    if (map[dim] >= 0) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim), Shard(map[dim])}});
   }
   proposal.output(self.sizes);
 }
@@ -282,9 +252,7 @@ DimMap repeated(const OpCall& call) {
   const auto repeats = call.ints_at(1);
   const auto added = static_cast<int64_t>(repeats.size()) - self.dim();
   DimMap map(self.dim(), -1);
-  for (int64_t dim = 0; dim < self.dim() && added >= 0; ++dim) {
-    map[dim] = repeats[dim + added] == 1 ? dim + added : -1;
-  }
+  for (int64_t dim = 0; dim < self.dim() && added >= 0; ++dim) map[dim] = repeats[dim + added] == 1 ? dim + added : -1;
   return map;
 }
 
@@ -295,9 +263,7 @@ void propose_triangle(const OpCall& call, Proposal& proposal) {
   proposal.strided = false;
   proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
     const auto ndim = static_cast<int64_t>(shapes[0].sizes.size());
-    if (!of.mesh->coordinate() || ndim < 2) {
-      return Rewrites{};
-    }
+    if (!of.mesh->coordinate() || ndim < 2) return Rewrites{};
     const LocalBox box = local_box(shapes[0].sizes, *of.mesh, choice.inputs[0]);
     return Rewrites{{1, of.int_at(1) + box.offset[ndim - 2] - box.offset[ndim - 1]}};
   };
@@ -337,4 +303,4 @@ void add_dims_rules(RuleTable& table) {
   table.add("aten::slice_backward", [](const OpCall& c, Proposal& p) { propose_cut_backward(c, p, false); });
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

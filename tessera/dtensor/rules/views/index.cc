@@ -2,11 +2,11 @@
 #include <ATen/ATen.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/rules/views/places.h"
 #include "tessera/dtensor/rules/table.h"
+#include "tessera/dtensor/rules/views/places.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -31,17 +31,13 @@ void propose_gather(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const TensorInput& index = call.inputs[1];
   const int64_t gathered = wrap_dim(call.int_at(1), self.dim());
-  if (gathered < index.dim()) {
-    proposal.strategies.push_back({{Shard(gathered)}, {Replicate(), Shard(gathered)}});
-  }
+  if (gathered < index.dim()) proposal.strategies.push_back({{Shard(gathered)}, {Replicate(), Shard(gathered)}});
   for (int64_t dim = 0; dim < index.dim(); ++dim) {
     if (dim != gathered && self.sizes[dim] == index.sizes[dim]) {
       proposal.strategies.push_back({{Shard(dim)}, {Shard(dim), Shard(dim)}});
     }
   }
-  for (const Placement& p : partials_among(call)) {
-    proposal.strategies.push_back({{p}, {p, Replicate()}});
-  }
+  for (const Placement& p : partials_among(call)) proposal.strategies.push_back({{p}, {p, Replicate()}});
   proposal.scatters = true;
   proposal.output(index.sizes);
   // One element a line: the rank that holds it gives it, the others zero.
@@ -72,9 +68,7 @@ void propose_index_select(const OpCall& call, Proposal& proposal) {
       proposal.strategies.push_back({{Shard(dim)}, {Shard(dim), Replicate()}});
     }
   }
-  for (const Placement& p : partials_among(call)) {
-    proposal.strategies.push_back({{p}, {p, Replicate()}});
-  }
+  for (const Placement& p : partials_among(call)) proposal.strategies.push_back({{p}, {p, Replicate()}});
   std::vector<int64_t> sizes = self.sizes.vec();
   sizes[selected] = c10::multiply_integers(index.sizes);
   proposal.output(sizes);
@@ -108,15 +102,11 @@ void propose_index(const OpCall& call, Proposal& proposal) {
     }
   }
   bool together = true;
-  for (int64_t dim = first; dim <= last; ++dim) {
-    together = together && indexed[dim];
-  }
+  for (int64_t dim = first; dim <= last; ++dim) together = together && indexed[dim];
   const int64_t front = together ? first : 0;
   int64_t seen = 0;
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
-    if (indexed[dim]) {
-      continue;
-    }
+    if (indexed[dim]) continue;
     const int64_t position = seen < front ? seen : seen + broadcast_dims;
     ++seen;
     Strategy strategy{{Shard(position)}, c10::SmallVector<Placement, 4>(count, Replicate())};
@@ -132,9 +122,7 @@ void propose_index(const OpCall& call, Proposal& proposal) {
       strategy.inputs.push_back(whole ? Replicate() : Shard(own));
       usable = usable || !whole;
     }
-    if (usable) {
-      proposal.strategies.push_back(std::move(strategy));
-    }
+    if (usable) proposal.strategies.push_back(std::move(strategy));
   }
   for (const Placement& p : partials_among(call)) {
     Strategy strategy{{p}, c10::SmallVector<Placement, 4>(count, Replicate())};
@@ -157,9 +145,7 @@ void propose_take(const OpCall& call, Proposal& proposal) {
   for (int64_t dim = 0; dim < index.dim(); ++dim) {
     proposal.strategies.push_back({{Shard(dim)}, {Replicate(), Shard(dim)}});
   }
-  for (const Placement& p : partials_among(call)) {
-    proposal.strategies.push_back({{p}, {p, Replicate()}});
-  }
+  for (const Placement& p : partials_among(call)) proposal.strategies.push_back({{p}, {p, Replicate()}});
   proposal.output(index.sizes);
 }
 
@@ -171,9 +157,7 @@ void propose_bucketize(const OpCall& call, Proposal& proposal) {
   }
   proposal.strategies.push_back({{Partial()}, {Replicate(), Shard(0)}});
   for (const Placement& p : partials_among(call)) {
-    if (is_extreme(p)) {
-      proposal.strategies.push_back({{p}, {p, Replicate()}});
-    }
+    if (is_extreme(p)) proposal.strategies.push_back({{p}, {p, Replicate()}});
   }
   proposal.output(self.sizes);
 }
@@ -188,4 +172,4 @@ void add_index_rules(RuleTable& table) {
   table.add({"aten::bucketize.Tensor", "aten::bucketize.Tensor_out"}, propose_bucketize);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

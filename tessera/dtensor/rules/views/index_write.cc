@@ -1,8 +1,8 @@
 // Writing at the places that index tensors name.
-#include "tessera/dtensor/rules/views/places.h"
 #include "tessera/dtensor/rules/table.h"
+#include "tessera/dtensor/rules/views/places.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -30,7 +30,7 @@ struct Selection {
   int64_t front = 0;  // dims of the selection before those of the index tensors
   bool masks = false;
 
-  int64_t dims() const { return broadcast_dims + std::count(indexed.begin(), indexed.end(), false); }
+  int64_t dims() const { return broadcast_dims + std::ranges::count(indexed, false); }
   // Of a dim that is not indexed.
   int64_t position(int64_t dim) const {
     const int64_t seen = std::count(indexed.begin(), indexed.begin() + dim, false);
@@ -46,12 +46,10 @@ Selection read_selection(const OpCall& call, int indices_arg) {
       const auto type = input.tensor->scalar_type();
       selection.masks = selection.masks || type == at::kBool || type == at::kByte;
       selection.broadcast_dims = std::max(selection.broadcast_dims, input.dim());
-      if (input.element < call.inputs[0].dim()) {
-        selection.indexed[input.element] = true;
-      }
+      if (input.element < call.inputs[0].dim()) selection.indexed[input.element] = true;
     }
   }
-  const auto first = std::find(selection.indexed.begin(), selection.indexed.end(), true);
+  const auto first = std::ranges::find(selection.indexed, true);
   const auto gap = std::find(first, selection.indexed.end(), false);
   const bool together = std::find(gap, selection.indexed.end(), true) == selection.indexed.end();
   selection.front = together ? first - selection.indexed.begin() : 0;
@@ -66,15 +64,11 @@ void propose_index_put(const OpCall& call, Proposal& proposal) {
   const int values_at = call.input_at(2);
   const TensorInput& values = call.inputs[values_at];
   for (int64_t dim = 0; dim < self.dim() && !selection.masks; ++dim) {
-    if (selection.indexed[dim]) {
-      continue;
-    }
+    if (selection.indexed[dim]) continue;
     const int64_t own = selection.position(dim) - (selection.dims() - values.dim());
     Strategy strategy{{Shard(dim)}, c10::SmallVector<Placement, 4>(call.inputs.size(), Replicate())};
     strategy.inputs[0] = Shard(dim);
-    if (own >= 0 && values.sizes[own] != 1) {
-      strategy.inputs[values_at] = Shard(own);
-    }
+    if (own >= 0 && values.sizes[own] != 1) strategy.inputs[values_at] = Shard(own);
     proposal.strategies.push_back(std::move(strategy));
   }
   for (const Placement& p : partials_among(call)) {
@@ -104,9 +98,7 @@ void propose_along_index(const OpCall& call, Proposal& proposal, bool (*passes)(
   const int64_t written = wrap_dim(call.int_at(1), self.dim());
   const size_t count = call.inputs.size();
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
-    if (dim == written) {
-      continue;
-    }
+    if (dim == written) continue;
     Strategy strategy{{Shard(dim)}, {Shard(dim), Replicate()}};
     if (count > 2) {  // a source, of self's shape but along `written`
       strategy.inputs.push_back(call.inputs[2].dim() == self.dim() ? Shard(dim) : Replicate());
@@ -156,4 +148,4 @@ void add_index_write_rules(RuleTable& table) {
   table.add({"aten::put", "aten::masked_scatter"}, propose_whole);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -2,7 +2,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -14,9 +14,7 @@ std::vector<bool> padded_dims(const OpCall& call, int pad_arg, int64_t ndim) {
                 call.describe(), pad.size(), 2 * ndim);
   std::vector<bool> padded(ndim, false);
   for (size_t i = 0; i < pad.size(); ++i) {
-    if (pad[i] != 0) {
-      padded[ndim - 1 - static_cast<int64_t>(i / 2)] = true;
-    }
+    if (pad[i] != 0) padded[ndim - 1 - static_cast<int64_t>(i / 2)] = true;
   }
   return padded;
 }
@@ -24,9 +22,7 @@ std::vector<bool> padded_dims(const OpCall& call, int pad_arg, int64_t ndim) {
 std::vector<int64_t> padded_sizes(const OpCall& call, int pad_arg) {
   std::vector<int64_t> sizes = call.inputs[0].sizes.vec();
   const auto pad = call.ints_at(pad_arg);
-  for (size_t i = 0; i < pad.size(); ++i) {
-    sizes[sizes.size() - 1 - i / 2] += pad[i];
-  }
+  for (size_t i = 0; i < pad.size(); ++i) sizes[sizes.size() - 1 - i / 2] += pad[i];
   return sizes;
 }
 
@@ -35,18 +31,14 @@ void propose_constant(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const auto padded = padded_dims(call, 1, self.dim());
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
-    if (!padded[dim]) {
-      proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
-    }
+    if (!padded[dim]) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
   }
-  const bool unchanged = std::find(padded.begin(), padded.end(), true) == padded.end();
+  const bool unchanged = std::ranges::find(padded, true) == padded.end();
   const auto value = call.args[2].toScalar();
   const bool zero = !value.isComplex() && value.toDouble() == 0;
   for (const Placement& p : partials_among(call)) {
     const bool idempotent = p.is_partial(ReduceOp::kAvg) || is_extreme(p);
-    if (unchanged || idempotent || (zero && p.is_partial(ReduceOp::kSum))) {
-      proposal.strategies.push_back({{p}, {p}});
-    }
+    if (unchanged || idempotent || (zero && p.is_partial(ReduceOp::kSum))) proposal.strategies.push_back({{p}, {p}});
   }
   proposal.output(padded_sizes(call, 1));
 }
@@ -55,12 +47,8 @@ void propose_constant(const OpCall& call, Proposal& proposal) {
 void propose_copying(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const int64_t outer = self.dim() - static_cast<int64_t>(call.ints_at(1).size() / 2);
-  for (int64_t dim = 0; dim < outer; ++dim) {
-    proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
-  }
-  for (const Placement& p : partials_among(call)) {
-    proposal.strategies.push_back({{p}, {p}});
-  }
+  for (int64_t dim = 0; dim < outer; ++dim) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
+  for (const Placement& p : partials_among(call)) proposal.strategies.push_back({{p}, {p}});
   proposal.empty_parts = false;
   proposal.output(padded_sizes(call, 1));
 }
@@ -69,9 +57,7 @@ void propose_copying(const OpCall& call, Proposal& proposal) {
 void propose_copying_backward(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[1];
   const int64_t outer = self.dim() - static_cast<int64_t>(call.ints_at(2).size() / 2);
-  for (int64_t dim = 0; dim < outer; ++dim) {
-    proposal.strategies.push_back(alike(call, Shard(dim)));
-  }
+  for (int64_t dim = 0; dim < outer; ++dim) proposal.strategies.push_back(alike(call, Shard(dim)));
   add_linear(call, proposal, 0);
   proposal.empty_parts = false;
   proposal.output(self.sizes);
@@ -90,4 +76,4 @@ void add_pad_rules(RuleTable& table) {
       propose_copying_backward);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -4,14 +4,12 @@
 
 #include "tessera/base/error.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 LocalFunction checked_where_empty(const OpCall& call, const Choice& choice, std::vector<Places> places) {
   const Sizes part = local_sizes(call.inputs[0].sizes, *call.mesh, choice.inputs[0]);
   const bool anything = c10::multiply_integers(call.inputs[0].sizes) > 0;
-  if (!call.mesh->coordinate() || !anything || c10::multiply_integers(part) > 0) {
-    return nullptr;
-  }
+  if (!call.mesh->coordinate() || !anything || c10::multiply_integers(part) > 0) return nullptr;
   return [places = std::move(places)](const LocalCall& local) {
     for (const auto& place : places) {
       const c10::IValue& given = local.arg(static_cast<size_t>(place.arg));
@@ -31,4 +29,4 @@ LocalFunction checked_where_empty(const OpCall& call, const Choice& choice, std:
   };
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

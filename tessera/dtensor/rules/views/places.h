@@ -6,7 +6,7 @@
 
 #include "tessera/dtensor/rules/table.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 // An index tensor among the arguments and how long the dim is that it reads or writes.
 struct Places {
@@ -20,4 +20,4 @@ struct Places {
 // indices, which raises Error kShape.
 LocalFunction checked_where_empty(const OpCall& call, const Choice& choice, std::vector<Places> places);
 
-}  // namespace tessera::detail
+}  // namespace tessera

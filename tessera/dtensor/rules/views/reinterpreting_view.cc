@@ -4,40 +4,30 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
 // view_as_real(self [...]) -> [..., 2]: both parts of a sum are sums.
 void propose_as_real(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
-  for (int64_t dim = 0; dim < self.dim(); ++dim) {
-    proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
-  }
-  for (const Placement& p : partials_among(call)) {
-    proposal.strategies.push_back({{p}, {p}});
-  }
+  for (int64_t dim = 0; dim < self.dim(); ++dim) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
+  for (const Placement& p : partials_among(call)) proposal.strategies.push_back({{p}, {p}});
 }
 
 // view_as_complex(self [..., 2]) -> [...]
 void propose_as_complex(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
-  for (int64_t dim = 0; dim + 1 < self.dim(); ++dim) {
-    proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
-  }
+  for (int64_t dim = 0; dim + 1 < self.dim(); ++dim) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
   add_linear(call, proposal, 0);
   // The kernel looks at the strides of dims that have one element or none, which say nothing.
   proposal.local = [](const OpCall& of, const Choice&) -> LocalFunction {
-    if (of.name() != "aten::view_as_complex") {
-      return nullptr;
-    }
+    if (of.name() != "aten::view_as_complex") return nullptr;
     return [](const LocalCall& local) {
       const at::Tensor part = local.arg(0).toTensor();
       std::vector<int64_t> strides = part.strides().vec();
       for (int64_t dim = 0; dim < part.dim(); ++dim) {
-        if (part.size(dim) <= 1 || part.numel() == 0) {
-          strides[static_cast<size_t>(dim)] = dim + 1 < part.dim() ? 2 : 1;
-        }
+        if (part.size(dim) <= 1 || part.numel() == 0) strides[static_cast<size_t>(dim)] = dim + 1 < part.dim() ? 2 : 1;
       }
       local.finish({at::view_as_complex(part.as_strided(part.sizes(), strides))});
     };
@@ -51,20 +41,14 @@ void propose_view_dtype(const OpCall& call, Proposal& proposal) {
   const auto from = static_cast<int64_t>(self.tensor->element_size());
   const auto to = static_cast<int64_t>(c10::elementSize(static_cast<at::ScalarType>(call.int_at(1))));
   int64_t ranks = 1;
-  for (const int64_t k : call.mesh->shape()) {
-    ranks *= k;
-  }
+  for (const int64_t k : call.mesh->shape()) ranks *= k;
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
     const bool even = self.sizes[dim] % (ranks * std::max<int64_t>(to / from, 1)) == 0;
-    if (from == to || dim + 1 < self.dim() || even) {
-      proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
-    }
+    if (from == to || dim + 1 < self.dim() || even) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
   }
   proposal.strided = from == to;
   if (from == to && call.inputs[0].tensor->scalar_type() == static_cast<at::ScalarType>(call.int_at(1))) {
-    for (const Placement& p : partials_among(call)) {
-      proposal.strategies.push_back({{p}, {p}});
-    }
+    for (const Placement& p : partials_among(call)) proposal.strategies.push_back({{p}, {p}});
   }
 }
 
@@ -76,4 +60,4 @@ void add_reinterpreting_view_rules(RuleTable& table) {
   table.add({"aten::view.dtype", "aten::view_copy.dtype"}, propose_view_dtype);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -9,7 +9,7 @@
 #include "tessera/dtensor/dispatch/dispatch.h"
 #include "tessera/dtensor/rules/table.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -39,9 +39,7 @@ class ViewMap {
 
   const DimGroup* group_of(int64_t dim) const {
     for (const auto& group : groups_) {
-      if (std::find(group.from.begin(), group.from.end(), dim) != group.from.end()) {
-        return &group;
-      }
+      if (std::ranges::find(group.from, dim) != group.from.end()) return &group;
     }
     return nullptr;
   }
@@ -54,9 +52,7 @@ class ViewMap {
       int64_t b = 1;
       const auto take = [](c10::IntArrayRef sizes, size_t& at, int64_t& product, auto& dims) {
         product *= sizes[at];
-        if (sizes[at] != 1) {
-          dims.push_back(static_cast<int64_t>(at));
-        }
+        if (sizes[at] != 1) dims.push_back(static_cast<int64_t>(at));
         ++at;
       };
       do {
@@ -66,9 +62,7 @@ class ViewMap {
           take(to_, j, b, group.to);
         }
       } while (a != b && (i < i_end || j < j_end));
-      while (group.to.empty() && j < j_end && to_[j] == 1) {
-        ++j;
-      }
+      while (group.to.empty() && j < j_end && to_[j] == 1) ++j;
       groups_.push_back(std::move(group));
     }
   }
@@ -82,9 +76,7 @@ class ViewMap {
 int64_t before(c10::IntArrayRef sizes, c10::ArrayRef<int64_t> dims, int64_t dim) {
   int64_t product = 1;
   for (const int64_t d : dims) {
-    if (d == dim) {
-      break;
-    }
+    if (d == dim) break;
     product *= sizes[d];
   }
   return product;
@@ -115,9 +107,7 @@ class ViewPlacements {
     int64_t parts = 1;
     for (int64_t m = 0; m < until; ++m) {
       const Placement& p = now_[m];
-      if (p.is_any_shard() && std::find(dims.begin(), dims.end(), p.dim) != dims.end()) {
-        parts *= mesh_.shape()[m];
-      }
+      if (p.is_any_shard() && std::ranges::find(dims, p.dim) != dims.end()) parts *= mesh_.shape()[m];
     }
     return parts;
   }
@@ -141,41 +131,27 @@ class ViewPlacements {
                                                : unflattened_strided(m, *group);
     }
     if (dim == group->from[0]) {
-      if (from_[dim] % all_parts != 0) {
-        fail_flatten(m);
-      }
-      if (to_[group->to[0]] % all_parts != 0) {
-        fail_unflatten(m, group->to[0]);
-      }
+      if (from_[dim] % all_parts != 0) fail_flatten(m);
+      if (to_[group->to[0]] % all_parts != 0) fail_unflatten(m, group->to[0]);
       return Shard(group->to[0]);
     }
-    if (!flattens) {
-      fail_unflatten(m, group->to[0]);
-    }
+    if (!flattens) fail_unflatten(m, group->to[0]);
     // An inner dim becomes one piece for each index of the dims before it.
-    if (dim != group->from.back() && from_[dim] % all_parts != 0) {
-      fail_flatten(m);
-    }
+    if (dim != group->from.back() && from_[dim] % all_parts != 0) fail_flatten(m);
     c10::SmallVector<int64_t, 4> outer;
     for (const int64_t d : group->from) {
-      if (d == dim) {
-        break;
-      }
+      if (d == dim) break;
       outer.push_back(d);
     }
     const int64_t pieces = before(from_, group->from, dim);
     const int64_t outer_parts = parts_of(outer, m);
-    if (pieces % outer_parts != 0) {
-      fail_flatten(m);
-    }
+    if (pieces % outer_parts != 0) fail_flatten(m);
     return StridedShard(group->to[0], std::max<int64_t>(pieces / outer_parts, 1));  // 0 of what has no elements
   }
 
   Placement flattened_strided(int64_t m, const DimGroup& group, int64_t all_parts) const {
     const int64_t factor = now_[m].split_factor;
-    if (from_[now_[m].dim] % (factor * all_parts) != 0) {
-      fail_flatten(m);
-    }
+    if (from_[now_[m].dim] % (factor * all_parts) != 0) fail_flatten(m);
     return StridedShard(group.to[0], factor);
   }
 
@@ -189,9 +165,7 @@ class ViewPlacements {
         if (pieces == factor * parts_before(m, group, i)) {
           const bool last = i + 1 == group.to.size();
           const int64_t parts = parts_before(m, group, i + 1) / parts_before(m, group, i) * mesh_.shape()[m];
-          if (!last && to_[dim] % parts != 0) {
-            fail_unflatten(m, dim);
-          }
+          if (!last && to_[dim] % parts != 0) fail_unflatten(m, dim);
           return Shard(dim);
         }
         pieces *= to_[dim];
@@ -244,9 +218,7 @@ Choice gathered_view(const OpCall& call, c10::IntArrayRef sizes) {
       return {{now}, {ViewPlacements(call, sizes, now).result()}};
     } catch (const Error&) {
       const auto last = std::find_if(now.rbegin(), now.rend(), [](const Placement& p) { return p.is_any_shard(); });
-      if (last == now.rend()) {
-        throw;
-      }
+      if (last == now.rend()) throw;
       *last = Replicate();
     }
   }
@@ -266,9 +238,7 @@ void propose_view(const OpCall& call, Proposal& proposal, bool may_gather) {
   }
   proposal.choice = may_gather ? gathered_view(call, sizes)
                                : Choice{{self.placements}, {ViewPlacements(call, sizes, self.placements).result()}};
-  if (proposal.choice->inputs[0] != self.placements) {
-    shape.strides.clear();
-  }
+  if (proposal.choice->inputs[0] != self.placements) shape.strides.clear();
   proposal.outputs.push_back(std::move(shape));
   proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
     return Rewrites{{1, local_sizes_value(of, shapes[0].sizes, choice.outputs[0])}};
@@ -339,4 +309,4 @@ void add_view_rules(RuleTable& table) {
   table.add({"aten::_reshape_alias", "aten::_reshape_alias_copy"}, propose_reshape_alias);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -8,7 +8,7 @@
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 namespace {
 
@@ -27,9 +27,7 @@ bool may_be_of_another_type(const at::TensorGeometry& view, const at::TensorGeom
 bool keeps_dim(const at::TensorGeometry& view, const at::TensorGeometry& base, int64_t dim, bool complex) {
   if (view.numel() == 0 || has_windows_of_one(view, base) || may_be_of_another_type(view, base, complex)) return false;
   for (int64_t i = 0; i < view.dim(); ++i) {
-    if (view.size(i) == base.size(dim) && view.stride(i) == base.stride(dim) && base.size(dim) > 1) {
-      return true;
-    }
+    if (view.size(i) == base.size(dim) && view.stride(i) == base.stride(dim) && base.size(dim) > 1) return true;
   }
   return false;
 }
@@ -61,4 +59,4 @@ void handle_new_empty_strided(const OpEntry& op, c10::DispatchKeySet keys, Stack
   stack->emplace_back(make_dtensor(part, impl.mesh(), share(placements), sizes, strides));
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -13,12 +13,13 @@ constexpr size_t kMaxCoordinates = size_t{1} << 21;
 constexpr size_t kMaxCoordinatesPerBox = 256;
 constexpr uint64_t kMaxComparisons = uint64_t{1} << 26;
 
-bool is_empty_box(const DcpChunk& box) { return std::find(box.sizes.begin(), box.sizes.end(), 0) != box.sizes.end(); }
+bool is_empty_box(const DcpChunk& box) { return std::ranges::find(box.sizes, 0) != box.sizes.end(); }
 
 bool boxes_share_an_element(const DcpChunk& a, const DcpChunk& b) {
   for (size_t dim = 0; dim < a.sizes.size(); ++dim) {
-    if (a.offsets[dim] + a.sizes[dim] <= b.offsets[dim] || b.offsets[dim] + b.sizes[dim] <= a.offsets[dim])
+    if (a.offsets[dim] + a.sizes[dim] <= b.offsets[dim] || b.offsets[dim] + b.sizes[dim] <= a.offsets[dim]) {
       return false;
+    }
   }
   return true;
 }
@@ -31,9 +32,8 @@ class CornerSum {
  public:
   CornerSum(std::span<const int64_t> size, std::span<const DcpChunk> boxes, const std::string& where) : size_(size) {
     for (size_t dim = 0; dim < size.size(); ++dim) {
-      const bool whole = std::all_of(boxes.begin(), boxes.end(), [&](const DcpChunk& box) {
-        return is_empty_box(box) || box.sizes[dim] == size[dim];
-      });
+      const bool whole = std::ranges::all_of(
+          boxes, [&](const DcpChunk& box) { return is_empty_box(box) || box.sizes[dim] == size[dim]; });
       if (!whole) cut_dims_.push_back(dim);
     }
     const size_t dims = cut_dims_.size();
@@ -54,7 +54,7 @@ class CornerSum {
     std::iota(order.begin(), order.end(), size_t{0});
     const auto point = [&](size_t corner) { return points_.begin() + static_cast<std::ptrdiff_t>(corner * dims); };
     const auto length = static_cast<std::ptrdiff_t>(dims);
-    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    std::ranges::sort(order, [&](size_t a, size_t b) {
       return std::lexicographical_compare(point(a), point(a) + length, point(b), point(b) + length);
     });
     for (size_t first = 0; first < order.size();) {
@@ -99,7 +99,7 @@ size_t sweep_dim(std::span<const DcpChunk> boxes) {
   for (size_t dim = 0; dim < boxes[0].offsets.size(); ++dim) {
     std::vector<int64_t> starts;
     for (const auto& box : boxes) starts.push_back(box.offsets[dim]);
-    std::sort(starts.begin(), starts.end());
+    std::ranges::sort(starts);
     const auto distinct = static_cast<size_t>(std::unique(starts.begin(), starts.end()) - starts.begin());
     if (distinct > most) best = dim, most = distinct;
   }
@@ -110,7 +110,7 @@ size_t sweep_dim(std::span<const DcpChunk> boxes) {
 
 std::optional<CoverDefect> find_cover_defect(std::span<const int64_t> size, std::span<const DcpChunk> boxes,
                                              const std::string& where) {
-  if (std::find(size.begin(), size.end(), 0) != size.end()) return std::nullopt;
+  if (std::ranges::find(size, 0) != size.end()) return std::nullopt;
   return CornerSum(size, boxes, where).first_defect();
 }
 
@@ -122,8 +122,7 @@ std::optional<std::pair<size_t, size_t>> find_overlap(std::span<const DcpChunk> 
   if (order.size() < 2) return std::nullopt;
   if (boxes[0].sizes.empty()) return std::pair{order[0], order[1]};
   const size_t dim = sweep_dim(boxes);
-  std::sort(order.begin(), order.end(),
-            [&](size_t a, size_t b) { return boxes[a].offsets[dim] < boxes[b].offsets[dim]; });
+  std::ranges::sort(order, [&](size_t a, size_t b) { return boxes[a].offsets[dim] < boxes[b].offsets[dim]; });
   std::vector<size_t> open;  // boxes that the sweep is in
   uint64_t comparisons = 0;
   for (const size_t box : order) {
@@ -135,8 +134,9 @@ std::optional<std::pair<size_t, size_t>> find_overlap(std::span<const DcpChunk> 
                   "[dcp] {}: {} chunks lie side by side in so many places that they are too many to check", where,
                   boxes.size());
     for (const size_t other : open) {
-      if (boxes_share_an_element(boxes[other], boxes[box]))
+      if (boxes_share_an_element(boxes[other], boxes[box])) {
         return std::pair{std::min(other, box), std::max(other, box)};
+      }
     }
     open.push_back(box);
   }

@@ -3,7 +3,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/ignored_label.h"
 
-namespace tessera::detail {
+namespace tessera::kernels::detail {
 
 IdPlaces::IdPlaces(const at::Tensor& ids, const VocabPart& part)
     : own(ids.ge(part.start).logical_and_(ids.lt(part.end))),
@@ -37,4 +37,4 @@ void check_found(const char* verb, const at::Tensor& ids, const at::Tensor& foun
         kIgnoredLabel, part.start, part.end);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels::detail

@@ -5,7 +5,7 @@
 
 #include "tessera/kernels/logprobs/vocab_part.h"
 
-namespace tessera::detail {
+namespace tessera::kernels::detail {
 
 // Where ids [rows, K] stand among a part's columns.
 struct IdPlaces {
@@ -22,4 +22,4 @@ void check_ids(const char* verb, const at::Tensor& logits, const at::Tensor& ids
 // found [rows, K]: how many ranks have each id. Error kShape unless that is 1 or the id kIgnoredLabel.
 void check_found(const char* verb, const at::Tensor& ids, const at::Tensor& found, const VocabPart& part);
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels::detail

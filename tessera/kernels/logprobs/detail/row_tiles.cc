@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-namespace tessera::detail {
+namespace tessera::kernels::detail {
 namespace {
 
 constexpr int64_t kCacheElements = 1 << 16;   // of a tile on the CPU
@@ -27,8 +27,9 @@ std::vector<TileSpan> tile_spans(const LogitRows& rows, int64_t most_rows) {
   std::vector<TileSpan> spans;
   for (size_t block = 0; block < rows.blocks.size(); ++block) {
     const int64_t count = rows.blocks[block].matrix.size(0);
-    for (int64_t begin = 0; begin < count; begin += most)
+    for (int64_t begin = 0; begin < count; begin += most) {
       spans.push_back({block, begin, std::min(most, count - begin)});
+    }
   }
   return spans;
 }
@@ -57,9 +58,7 @@ at::Tensor LogitRows::gather(const at::Tensor& wanted) const {
   if (blocks.empty()) return at::empty(wanted.sizes(), options);
   if (blocks.size() == 1) return blocks[0].matrix.gather(1, wanted);
   std::vector<at::Tensor> parts;
-  for (const auto& [matrix, first] : blocks) {
-    parts.push_back(matrix.gather(1, wanted.narrow(0, first, matrix.size(0))));
-  }
+  for (const auto& [matrix, first] : blocks) parts.push_back(matrix.gather(1, wanted.narrow(0, first, matrix.size(0))));
   return at::cat(parts);
 }
 
@@ -90,4 +89,4 @@ void for_row_tiles(const LogitRows& rows, const at::Tensor& skip, const std::fun
   }
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels::detail

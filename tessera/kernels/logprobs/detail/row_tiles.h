@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-namespace tessera::detail {
+namespace tessera::kernels::detail {
 
 // Logits [..., V] as matrices of rows without a copy: one where the strides allow, else one for each index of the first
 // dim.
@@ -41,4 +41,4 @@ struct RowTile {
 void for_row_tiles(const LogitRows& rows, const at::Tensor& skip, const std::function<void(const RowTile&)>& visit,
                    int64_t most_rows = std::numeric_limits<int64_t>::max());
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels::detail

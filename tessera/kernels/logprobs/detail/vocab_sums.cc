@@ -15,7 +15,7 @@
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
-namespace tessera::detail {
+namespace tessera::kernels::detail {
 namespace {
 
 constexpr double kNoLogit = -std::numeric_limits<double>::infinity();
@@ -99,4 +99,4 @@ void refuse_second_derivative(const char* verb) {
                 verb);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels::detail

@@ -9,7 +9,7 @@
 #include "tessera/kernels/logprobs/detail/row_tiles.h"
 #include "tessera/kernels/logprobs/vocab_part.h"
 
-namespace tessera::detail {
+namespace tessera::kernels::detail {
 
 // Of each row: the largest logit, and the sum of exp(logit - largest). float64 [rows]. -infinity and 0 where a part has
 // no columns, or none but -infinity.
@@ -47,4 +47,4 @@ void check_part(const char* verb, const at::Tensor& logits, const VocabPart& par
 // Error kInternal where a second derivative is asked for, which these operations lack.
 void refuse_second_derivative(const char* verb);
 
-}  // namespace tessera::detail
+}  // namespace tessera::kernels::detail

@@ -5,20 +5,20 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/text/json.h"
 #include "tessera/base/log.h"
+#include "tessera/base/text/json.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/formats/tensor_files/finite.h"
 #include "tessera/formats/gguf/gguf_writer.h"
 #include "tessera/formats/safetensors/safetensors_folder.h"
+#include "tessera/formats/tensor_files/finite.h"
 #include "tessera/models/config/config.h"
+#include "tessera/models/config/family.h"
+#include "tessera/models/files/weights.h"
+#include "tessera/models/gguf/gguf_convert.h"
 #include "tessera/models/gguf/gguf_rope.h"
 #include "tessera/models/gguf/gguf_tensors.h"
 #include "tessera/models/gguf/gguf_tokenizer.h"
 #include "tessera/models/tensors/local_part.h"
-#include "tessera/models/config/family.h"
-#include "tessera/models/gguf/gguf_convert.h"
-#include "tessera/models/adapters/folder_adapter.h"
 
 namespace tessera {
 namespace {
@@ -68,7 +68,7 @@ void set_model_keys(const ModelConfig& config, const ModelFamily& family, const 
   number("attention.value_length", config.head_dim);
   number("rope.dimension_count", config.head_dim);
   writer.set(architecture + ".attention.layer_norm_rms_epsilon", static_cast<float>(config.rms_norm_eps));
-  detail::set_rope_keys(config.rope, architecture, where, writer);
+  set_rope_keys(config.rope, architecture, where, writer);
   if (family.gguf.set_keys) family.gguf.set_keys(config, where, writer);
   if (!family.gguf.windows && config.sliding_window > 0 && config.sliding_window < config.max_position_embeddings) {
     log_warning("[gguf] {}: GGUF has no sliding window for {}; the file is right up to {} tokens", where,
@@ -87,21 +87,21 @@ void check_activation(const ModelConfig& config, const ModelFamily& family, cons
 // The folder's tensors that make up a tensor of the file: one, or one of each expert. A tied embedding may be stored as
 // the head alone.
 std::vector<std::string> stored_names(const SafetensorsFolder& folder, const ModelConfig& config,
-                                      const detail::GgufTensor& tensor) {
-  detail::SharedParameter parameter{{}, {tensor.hf_name}, {}};
+                                      const GgufTensor& tensor) {
+  SharedParameter parameter{{}, {tensor.hf_name}, {}};
   if (config.tie_word_embeddings && tensor.hf_name == kEmbedding) parameter.names.emplace_back("lm_head.weight");
-  const auto names = detail::file_names(family_of(config.architecture).weights, parameter);
+  const auto names = file_names(family_of(config.architecture).weights, parameter);
   const auto is_stored = [&](const std::string& name) { return folder.contains(name); };
   const auto found = std::ranges::find_if(names, is_stored);
   if (tensor.stacks == nullptr || found != names.end()) return {found == names.end() ? names.front() : *found};
   for (const auto& name : names) {
-    if (auto experts = detail::names_of_experts(tensor, name); is_stored(experts.front())) return experts;
+    if (auto experts = names_of_experts(tensor, name); is_stored(experts.front())) return experts;
   }
-  return detail::names_of_experts(tensor, tensor.hf_name);
+  return names_of_experts(tensor, tensor.hf_name);
 }
 
 // One stack of experts is in memory at a time.
-at::Tensor folder_value(const SafetensorsFolder& folder, const ModelConfig& config, const detail::GgufTensor& tensor) {
+at::Tensor folder_value(const SafetensorsFolder& folder, const ModelConfig& config, const GgufTensor& tensor) {
   std::vector<at::Tensor> parts;
   const auto names = stored_names(folder, config, tensor);
   for (const auto& name : names) parts.push_back(folder.tensor(name));
@@ -111,7 +111,7 @@ at::Tensor folder_value(const SafetensorsFolder& folder, const ModelConfig& conf
                                   : at::stack(parts);
 }
 
-GgmlType stored_type(const detail::GgufTensor& tensor, GgmlType type) {
+GgmlType stored_type(const GgufTensor& tensor, GgmlType type) {
   if (tensor.shape.size() == 1 || tensor.router) return GgmlType::kF32;
   // llama.cpp's own converter does the same with rows that no block divides.
   return type == GgmlType::kQ8_0 && tensor.shape.back() % 32 != 0 ? GgmlType::kF16 : type;
@@ -119,7 +119,7 @@ GgmlType stored_type(const detail::GgufTensor& tensor, GgmlType type) {
 
 // The narrowest type in which no matrix of the folder loses anything; float64 has F32.
 GgmlType type_of_folder(const SafetensorsFolder& folder, const ModelConfig& config,
-                        const std::vector<detail::GgufTensor>& tensors) {
+                        const std::vector<GgufTensor>& tensors) {
   auto dtype = folder.entry(stored_names(folder, config, tensors.front()).front()).dtype;  // the embedding's
   for (const auto& tensor : tensors) {
     if (tensor.shape.size() == 1 || tensor.router) continue;  // F32 always
@@ -148,7 +148,7 @@ void check_storable(const at::Tensor& value, GgmlType type, const std::string& n
 
 // What the file is called inside.
 std::string general_name(const std::filesystem::path& dir) {
-  const auto json = detail::read_json_object(dir / "config.json");
+  const auto json = read_json_object(dir / "config.json");
   const auto folder = std::filesystem::absolute(dir / "x").lexically_normal().parent_path().filename().string();
   return JsonReader(json, "[gguf] " + (dir / "config.json").string()).string("_name_or_path", folder);
 }
@@ -172,19 +172,19 @@ void folder_to_gguf(const std::filesystem::path& dir, const std::filesystem::pat
 
   check_pretrained(*make_model(config, {.dtype = at::kFloat, .device = at::kMeta}), dir, UnusedTensors::kRefuse);
   const auto folder = SafetensorsFolder::open(dir);
-  const auto tensors = detail::gguf_tensors(family.gguf, config);
+  const auto tensors = gguf_tensors(family.gguf, config);
   const auto type = options.type.value_or(type_of_folder(folder, config, tensors));
   writer.set("general.file_type", file_type(type));
   writer.set("general.quantization_version", uint32_t{2});
-  detail::set_tokenizer_keys(dir, config, writer);
-  const auto divisors = detail::llama3_divisors(config.rope, config.head_dim);
+  set_tokenizer_keys(dir, config, writer);
+  const auto divisors = llama3_divisors(config.rope, config.head_dim);
   if (!divisors.empty()) writer.announce("rope_freqs.weight", GgmlType::kF32, {static_cast<int64_t>(divisors.size())});
   for (const auto& tensor : tensors) writer.announce(tensor.gguf_name, stored_type(tensor, type), tensor.shape);
   if (!divisors.empty()) writer.write("rope_freqs.weight", at::tensor(divisors));
   for (const auto& tensor : tensors) {
     const auto value = folder_value(folder, config, tensor);
     check_storable(value, stored_type(tensor, type), tensor.hf_name, dir.string());
-    writer.write(tensor.gguf_name, detail::to_gguf(tensor, value));
+    writer.write(tensor.gguf_name, to_gguf(tensor, value));
   }
   writer.finish();
   log_info("[gguf] {}: {} tensors written to {}", dir.string(), tensors.size(), gguf.string());

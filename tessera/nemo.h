@@ -1,0 +1,12 @@
+// Helpers of NVIDIA NeMo AutoModel and NeMo RL under their names: gradient accumulation hooks, module offloading, tail
+// padding, THD batches, gradients of experts and of tensor parallel replicas. docs/upstream.md lists them.
+#pragma once
+
+#include "tessera/data/nemo/thd.h"
+#include "tessera/optim.h"
+#include "tessera/optim/nemo/gradient_scaling.h"
+#include "tessera/optim/nemo/tp_replicas.h"
+#include "tessera/parallel.h"
+#include "tessera/train/nemo/accumulation.h"
+#include "tessera/train/nemo/module_offloading.h"
+#include "tessera/train/nemo/tail_padding.h"
