@@ -1,5 +1,6 @@
 # Installs the public headers tessera/NAME.h of TESSERA_COMPONENTS and the headers of ours that these include, directly or
 # through others, and no others. Run by `cmake --install`, so that it sees the headers as they are then.
+cmake_minimum_required(VERSION 3.25)
 set(found "")
 list(TRANSFORM TESSERA_COMPONENTS REPLACE "(.+)" "tessera/\\1.h" OUTPUT_VARIABLE open)
 while(open)

@@ -46,7 +46,7 @@ TEST(TorchLarge, FilesBeyond4GiBReadBackHereAndInTorch) {
                                    [&](std::span<const std::byte> bytes) {
                                      while (!bytes.empty()) {  // blocks of zeros become holes of the file
                                        const auto block = bytes.first(std::min(bytes.size(), kBlock));
-                                       if (!std::ranges::equal(block, zeros.begin())) {
+                                       if (!std::equal(block.begin(), block.end(), zeros.begin())) {
                                          ASSERT_EQ(::pwrite(file, block.data(), block.size(), static_cast<off_t>(end)),
                                                    static_cast<ssize_t>(block.size()));
                                        }

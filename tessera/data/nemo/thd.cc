@@ -111,7 +111,7 @@ at::Tensor mask_of_tokens(const at::Tensor& input_ids, int64_t padding) {
 void set_lengths(ThdBatch& batch, const SequenceLengths& lengths, int64_t tokens, bool grows) {
   auto real = sums_before(lengths.real);
   const auto padded = sums_before(lengths.padded);
-  const bool last_alone = std::ranges::equal(real - 1, padded.begin());
+  const bool last_alone = std::equal(real.begin(), real.end() - 1, padded.begin());
   if (grows && last_alone && !lengths.real.empty()) real.back() = tokens;
   batch.cu_seqlens = at::tensor(real, at::kInt);
   if (!last_alone) batch.cu_seqlens_padded = at::tensor(padded, at::kInt);

@@ -226,7 +226,7 @@ bool same_pickle(const PickleValue& a, const PickleValue& b) {
   const auto* same_node = a.identity();
   if (same_node && same_node == b.identity()) return true;
   const auto same_items = [](std::span<const PickleValue> left, std::span<const PickleValue> right) {
-    return std::ranges::equal(left, right.begin(), right.end(), same_pickle);
+    return std::ranges::equal(left, right, same_pickle);
   };
   switch (a.kind()) {
     case PickleKind::kNone:

@@ -8,7 +8,7 @@
 //   #pragma GCC target(...)                   // as the half has it
 //   namespace thing_avx2 {
 //   using namespace lanes_avx2;
-//   #include "tessera/kernels/detail/thing_body.h"
+//   #include "tessera/kernels/simd/thing_body.h"
 //   }
 //   #pragma GCC pop_options
 //   ...

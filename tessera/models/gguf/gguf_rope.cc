@@ -128,8 +128,8 @@ bool recover_llama3_scaling(const std::vector<float>& divisors, double theta, Ll
        {8192., 4096., 2048., 1024., 512., 256., 128., 64., 32., 16384., 32768., 65536., 131072.}) {
     scaling.original_context = context;
     const auto tried = llama3_divisors(scaling, theta, head_dim);
-    const bool fits = std::ranges::equal(tried, divisors.begin(),
-                                         [](float a, float b) { return std::fabs(a - b) <= 1e-4F * std::fabs(a); });
+    const bool fits = std::equal(tried.begin(), tried.end(), divisors.begin(),
+                                 [](float a, float b) { return std::fabs(a - b) <= 1e-4F * std::fabs(a); });
     if (fits) return true;
   }
   return false;

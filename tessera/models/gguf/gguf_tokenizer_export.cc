@@ -186,7 +186,7 @@ const PreTokenizerKind& match_kind(const json& tokenizer, const std::string& whe
   }
   const auto& kinds = pre_tokenizer_kinds();
   const auto found = std::ranges::find_if(kinds, [&](const PreTokenizerKind& kind) {
-    const bool same_splits = std::ranges::equal(kind.split_regexes, regexes.begin(), regexes.end());
+    const bool same_splits = std::ranges::equal(kind.split_regexes, regexes);
     return kind.digits == seen.digits && same_splits && kind.byte_level_regex == seen.byte_level_regex;
   });
   TESSERA_CHECK(found != kinds.end() && !strange, ErrorKind::kConfig,

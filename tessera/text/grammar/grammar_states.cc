@@ -221,7 +221,7 @@ int32_t GrammarStates::state_of_reading() {
   const auto known = state_ids_.find(hash, [&](int32_t id) {
     const auto& state = states_[static_cast<size_t>(id)];
     if (state.accepts != accepts_ || state.places != found_.size()) return false;
-    return std::ranges::equal(found_, open_.begin() + state.first);
+    return std::equal(found_.begin(), found_.end(), open_.begin() + state.first);
   });
   if (known >= 0) return known;
   const auto id = static_cast<int32_t>(states_.size());

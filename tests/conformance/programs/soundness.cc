@@ -15,13 +15,9 @@ bool alike(const at::Tensor& a, const at::Tensor& b, double tolerance) {
   return a.defined() == b.defined() && (!a.defined() || difference(a, b, tolerance).empty());
 }
 
-bool all_stable(const Tensors& clean, const Tensors& noisy) {
-  return std::ranges::equal(clean, noisy.begin(), noisy.end(), is_stable);
-}
+bool all_stable(const Tensors& clean, const Tensors& noisy) { return std::ranges::equal(clean, noisy, is_stable); }
 
-bool all_exact(const Tensors& clean, const Tensors& wide) {
-  return std::ranges::equal(clean, wide.begin(), wide.end(), is_exact);
-}
+bool all_exact(const Tensors& clean, const Tensors& wide) { return std::ranges::equal(clean, wide, is_exact); }
 
 bool all_moderate(const Tensors& tensors) {
   return std::ranges::all_of(tensors, [](const at::Tensor& t) {
@@ -35,7 +31,7 @@ bool all_moderate(const Tensors& tensors) {
 bool is_stable(const at::Tensor& clean, const at::Tensor& noisy) { return alike(clean, noisy, kUnstable); }
 
 bool are_stable(const std::vector<c10::IValue>& clean, const std::vector<c10::IValue>& noisy) {
-  return std::ranges::equal(clean, noisy.begin(), noisy.end(), [](const c10::IValue& a, const c10::IValue& b) {
+  return std::ranges::equal(clean, noisy, [](const c10::IValue& a, const c10::IValue& b) {
     return a.isDouble() ? std::abs(a.toDouble() - b.toDouble()) < kUnstable : a == b;
   });
 }
@@ -98,7 +94,7 @@ bool are_exact_in_shares(const Program& program, const Plain& plain) {
         sums[i] = sums[i].defined() ? sums[i] + wide(found[i]) : wide(found[i]);
       }
     }
-    return std::ranges::equal(sums, wholes.begin(), [&](const at::Tensor& sum, const at::Tensor& whole) {
+    return std::equal(sums.begin(), sums.end(), wholes.begin(), [&](const at::Tensor& sum, const at::Tensor& whole) {
       return !sum.defined() || alike(sum, wide(whole), 0);
     });
   };

@@ -1,0 +1,27 @@
+# check_test_filter(FILTER SOURCES...): a gtest filter ("Suite.Name*:All/Other.*", after '-' what it leaves out) must match
+# tests. An error at configuration for each pattern that matches no TEST, TEST_F or TEST_P in the sources, so that a test
+# that gets another name does not silently leave the list that names it.
+function(check_test_filter filter)
+  set(tests "")
+  foreach(source ${ARGN})
+    file(READ ${source} text)
+    string(REGEX MATCHALL "TEST(_F|_P)?\\([A-Za-z0-9_]+,[ \n]*[A-Za-z0-9_]+\\)" found "${text}")
+    foreach(test ${found})
+      string(REGEX REPLACE "^[A-Z_]+\\(([A-Za-z0-9_]+),[ \n]*([A-Za-z0-9_]+)\\)$" "\\1.\\2" test "${test}")
+      list(APPEND tests "${test}")
+    endforeach()
+  endforeach()
+  string(REGEX REPLACE "[:-]+" ";" patterns "${filter}")
+  foreach(pattern ${patterns})
+    # INSTANCE/Suite.Test/parameter: the instance and the parameter are not in the source's name.
+    string(REGEX REPLACE "^[^/.]*/" "" name "${pattern}")
+    string(REGEX REPLACE "/.*$" "" name "${name}")
+    string(REPLACE "." "\\." name "${name}")
+    string(REPLACE "*" ".*" name "${name}")
+    set(matching ${tests})
+    list(FILTER matching INCLUDE REGEX "^${name}$")
+    if(NOT matching)
+      message(FATAL_ERROR "The test filter '${pattern}' matches no test in its sources. Was a test given another name?")
+    endif()
+  endforeach()
+endfunction()
