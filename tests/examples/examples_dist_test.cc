@@ -28,6 +28,21 @@ class Installed {
                      std::string("-DTESSERA_TORCH=") + std::getenv("TESSERA_TORCH")}));
     require(run_process({"cmake", "--build", (folder_ / "examples").string()}, {.timeout_seconds = 600}));
   }
+  // Configures and builds tests/examples/outside with these components.
+  ProcessResult build_outside(const std::string& components, const std::string& name) const {
+    const auto build = (folder_ / name).string();
+    auto run = run_process({"cmake", "-G", "Ninja", "-S", (source_folder() / "tests/examples/outside").string(), "-B",
+                            build, "-DCMAKE_PREFIX_PATH=" + prefix(), "-DCOMPONENTS=" + components,
+                            std::string("-DTESSERA_TORCH=") + std::getenv("TESSERA_TORCH")});
+    return run.exit_code != 0 ? run : run_process({"cmake", "--build", build}, {.timeout_seconds = 600});
+  }
+  ProcessResult run_outside(const std::string& name) const {
+    return run_process({(folder_ / name / "outside").string()});
+  }
+  bool has_header(const std::string& path) const {
+    return std::filesystem::exists(std::filesystem::path(prefix()) / "include" / path);
+  }
+
   ProcessResult run(const std::string& example, int ranks, const std::string& device = "auto") const {
     const auto path = (folder_ / "examples" / example / example).string();
     if (ranks == 1) return run_process({path, device});
@@ -59,6 +74,20 @@ TEST(Examples, BuildAgainstTheInstalledLibraryAndRunOnOneToFourRanks) {
   ASSERT_EQ(one.exit_code, 0) << one.out << one.err;
   ASSERT_EQ(two.exit_code, 0) << two.out << two.err;
   EXPECT_NEAR(last_loss(one.out), last_loss(two.out), 0.01 * last_loss(one.out)) << one.out << two.out;
+
+  std::string components;
+  for (const auto& entry : std::filesystem::directory_iterator(source_folder() / "tessera")) {
+    if (entry.path().extension() != ".h") continue;
+    components += (components.empty() ? "" : ";") + entry.path().stem().string();
+    EXPECT_TRUE(installed.has_header("tessera/" + entry.path().filename().string())) << entry.path();
+  }
+  const auto outside = installed.build_outside(components, "outside");
+  ASSERT_EQ(outside.exit_code, 0) << outside.out << outside.err;
+  EXPECT_EQ(installed.run_outside("outside").out, "sum 30\n");
+  EXPECT_FALSE(installed.has_header("tessera/comm/shm/engine.h")) << "no public header includes it";
+  const auto unknown = installed.build_outside("dtensor;shm", "unknown");
+  EXPECT_NE(unknown.exit_code, 0);
+  EXPECT_THAT(unknown.err, HasSubstr("no component 'shm'"));
 
   for (const char* example :
        {"matrix_product", "distributed_sum", "sharded_linear", "fsdp_checkpoint", "custom_loop"}) {
