@@ -128,7 +128,7 @@ void GradBucket::finish() {
   }
   sum_.reset(), values_.reset();  // the gradients hold them
   started_ = false;
-  std::ranges::fill(shown_, false);
+  shown_.assign(shown_.size(), false);
 }
 
 void GradBucket::drop() {
@@ -139,7 +139,7 @@ void GradBucket::drop() {
   flat_.drop();
   sum_.reset(), values_.reset();
   started_ = false;
-  std::ranges::fill(shown_, false);
+  shown_.assign(shown_.size(), false);
 }
 
 }  // namespace tessera
