@@ -38,7 +38,7 @@ class ModelLoad {
   // `incoming`: what is still to come of the values; null: nothing is.
   ModelLoad(const ModelNames& model, const StateDict& values, const StateDictOptions& options,
             const detail::IncomingTensors* incoming)
-      : model_(model), options_(options), incoming_(incoming) {
+      : options_(options), incoming_(incoming) {
     std::unordered_map<std::string, const StateValue*> given;
     for (const auto& [key, value] : values) {
       const auto name = detail::clean_fqn(to_string(key));
@@ -123,7 +123,6 @@ class ModelLoad {
     sources_.emplace_back(&entry, value->tensor());
   }
 
-  const ModelNames& model_;
   const StateDictOptions& options_;
   const detail::IncomingTensors* incoming_;
   IncompatibleKeys keys_;
