@@ -167,8 +167,7 @@ bool SampleMaker::learn_turn(const Turn& turn, const std::string& text, const te
   const auto& offsets = encoding.offsets;
   const auto begin_of = [&](size_t byte) {
     return static_cast<size_t>(
-        std::ranges::lower_bound(offsets, byte, [](const auto& offset, size_t at) { return offset.first < at; }) -
-        offsets.begin());
+        std::ranges::lower_bound(offsets, byte, {}, [](const auto& offset) { return offset.first; }) - offsets.begin());
   };
   const auto special = [&](size_t token) {
     return tokenizer_.is_special(encoding.ids[token]) || ends_turn(encoding.ids[token]);

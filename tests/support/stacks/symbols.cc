@@ -61,8 +61,7 @@ class Module {
         continue;
       }
       const uint64_t address = offset - segment.p_offset + segment.p_vaddr;
-      auto found = std::ranges::upper_bound(functions_, address,
-                                            [](uint64_t value, const Elf64_Sym& one) { return value < one.st_value; });
+      auto found = std::ranges::upper_bound(functions_, address, {}, &Elf64_Sym::st_value);
       if (found == functions_.begin()) return std::nullopt;
       --found;
       const uint64_t within = address - found->st_value;
