@@ -2,7 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 

@@ -1,11 +1,7 @@
 #include "tessera/cli/flags.h"
 
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <string_view>
 #include <vector>
 
@@ -150,13 +146,6 @@ std::optional<c10::ScalarType> parse_dtype_flag(const char* verb, const std::str
   const auto dtype = parse_dtype_name(name);
   TESSERA_CHECK(dtype, ErrorKind::kConfig, "[{}] --dtype: found '{}', wanted float32, bfloat16 or float16", verb, name);
   return dtype;
-}
-
-bool stderr_has_colour() {
-  const char* no_colour = std::getenv("NO_COLOR");
-  const char* terminal = std::getenv("TERM");
-  return ::isatty(STDERR_FILENO) == 1 && !(no_colour && *no_colour) &&
-         !(terminal && std::string_view(terminal) == "dumb");
 }
 
 }  // namespace tessera::cli

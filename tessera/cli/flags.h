@@ -47,8 +47,4 @@ void set_context(int64_t context_tokens, ModelConfig& config, GenerationOptions&
 // What --dtype says; empty: nothing. Error kConfig, naming the verb, for no dtype of weights.
 std::optional<c10::ScalarType> parse_dtype_flag(const char* verb, const std::string& name);
 
-// Whether colours and progress bars may be written to stderr: it is a terminal, NO_COLOR is unset or empty
-// (https://no-color.org) and TERM is not "dumb".
-bool stderr_has_colour();
-
 }  // namespace tessera::cli

@@ -1,6 +1,5 @@
 #include "tessera/fsdp1/flat_sources.h"
 
-#include <map>
 #include <set>
 #include <string>
 #include <unordered_map>

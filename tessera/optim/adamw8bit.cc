@@ -3,7 +3,6 @@
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 
-#include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/dtensor/tensor/local_part.h"

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "tessera/base/error.h"
 #include "tessera/base/text/json.h"
 
 namespace tessera::report {

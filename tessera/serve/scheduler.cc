@@ -3,8 +3,6 @@
 #include <c10/core/DeviceGuard.h>
 #include <omp.h>
 
-#include <algorithm>
-
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/serve/api_error.h"

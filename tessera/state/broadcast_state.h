@@ -9,7 +9,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <string>
 #include <string_view>
 
 #include "tessera/comm/collectives/agreement.h"

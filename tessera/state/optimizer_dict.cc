@@ -4,14 +4,12 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <optional>
 #include <set>
 #include <span>
 #include <unordered_map>
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/base/log.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/optim/detail/quantized_moments.h"

@@ -2,13 +2,10 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <optional>
-#include <unordered_map>
 
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/comm/collectives/agreement.h"
-#include "tessera/state/detail/hyperparameter_values.h"
 #include "tessera/state/detail/model_names.h"
 #include "tessera/state/detail/optimizer_load.h"
 #include "tessera/state/detail/saved_optimizer.h"

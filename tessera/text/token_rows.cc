@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <string>
 
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"

@@ -47,7 +47,6 @@ TEST(RecipeSchema, EveryKeyAndAliasIsDeclaredOnceAndItsDefaultIsAcceptable) {
     EXPECT_TRUE(seen.insert(key.path()).second) << key.path();
     for (const char* alias : key.aliases) EXPECT_TRUE(seen.insert(alias).second) << alias;
     EXPECT_EQ(find_recipe_key(key.path()), &key);
-    EXPECT_NO_THROW(check_available(key, defaults, "default"));
     if (key.required && key.name != std::string("dir")) continue;
     Recipe copy;
     EXPECT_NO_THROW(assign_value(key, parse_yaml(format_value(key, defaults), "default"), "default", copy))
@@ -197,17 +196,6 @@ TEST(Recipe, WrongTypeOrRangeSaysWhatWasFoundAndWanted) {
       {"precision: {param: float16}", "precision.param: found 'float16', wanted float32 or bfloat16"},
   };
   for (const auto& [yaml, message] : cases) EXPECT_THAT(error_with(yaml), HasSubstr(message)) << yaml;
-}
-
-TEST(Recipe, FeaturesThatAreNotBuiltAreRefusedNotIgnored) {
-  RecipeKey key = *find_recipe_key("train.deterministic");
-  key.available = {"false"};
-  Recipe recipe;
-  EXPECT_NO_THROW(check_available(key, recipe, "my.yaml:3"));
-  recipe.train.deterministic = true;
-  EXPECT_THAT([&] { check_available(key, recipe, "my.yaml:3"); },
-              ::testing::ThrowsMessage<Error>(
-                  HasSubstr("my.yaml:3: train.deterministic: 'true' is not available in this version, wanted false.")));
 }
 
 TEST(Recipe, AdaptersAreAMappingOrNull) {

@@ -5,7 +5,6 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
@@ -18,7 +17,6 @@
 #include "tessera/cli/generate/generator.h"
 #include "tessera/cli/ranks.h"
 #include "tessera/cli/verbs.h"
-#include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/rendezvous/world.h"
 #include "tessera/models/config/end_tokens.h"
 #include "tessera/models/files/model_path.h"

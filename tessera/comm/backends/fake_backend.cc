@@ -6,7 +6,6 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "tessera/base/error.h"
 #include "tessera/comm/group/capabilities.h"
 
 namespace tessera::comm {

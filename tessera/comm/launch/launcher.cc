@@ -10,7 +10,6 @@
 #include <functional>
 #include <numeric>
 #include <string_view>
-#include <thread>
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/staged.h"

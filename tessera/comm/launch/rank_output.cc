@@ -12,7 +12,6 @@
 #include <cstring>
 
 #include "tessera/base/error.h"
-#include "tessera/base/files/file.h"
 #include "tessera/base/files/staged.h"
 #include "tessera/base/text/random_word.h"
 

@@ -8,7 +8,6 @@
 // Never waits. Used by one thread at a time, but break_off(), is_broken() and the bells by any.
 #pragma once
 
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>

@@ -5,8 +5,6 @@
 
 #include <algorithm>
 
-#include "tessera/base/error.h"
-
 namespace tessera::comm::shm {
 namespace {
 

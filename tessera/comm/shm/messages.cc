@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "tessera/base/error.h"
 #include "tessera/base/files/copy_bytes.h"
 
 namespace tessera::comm::shm {

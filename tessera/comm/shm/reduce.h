@@ -10,7 +10,6 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
 

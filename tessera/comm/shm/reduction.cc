@@ -1,7 +1,6 @@
 // The operations that compute.
 #include <algorithm>
 
-#include "tessera/base/error.h"
 #include "tessera/base/files/copy_bytes.h"
 #include "tessera/comm/shm/operation.h"
 

@@ -6,9 +6,7 @@
 // Two kinds: a Watchdog between processes, ThreadPeers inside one. Both are thread-safe.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
-#include <memory>
 #include <set>
 #include <string>
 

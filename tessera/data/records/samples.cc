@@ -5,7 +5,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text/json.h"
-#include "tessera/base/text/quote.h"
 #include "tessera/data/records/turns.h"
 #include "tessera/text/chat/chat_messages.h"
 #include "tessera/text/document.h"

@@ -13,7 +13,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 
 #include "tessera/mesh/device_mesh.h"
 

@@ -1,4 +1,3 @@
-#include "tessera/base/error.h"
 #include "tessera/dtensor/random/random_fill.h"
 
 namespace tessera {

@@ -6,7 +6,6 @@
 #include <exception>
 #include <mutex>
 
-#include "tessera/base/error.h"
 #include "tessera/dtensor/redistribute/alike.h"
 #include "tessera/dtensor/redistribute/redistribution_scope.h"
 #include "tessera/dtensor/tensor/dtensor_impl.h"

@@ -4,7 +4,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
-#include <string>
 
 #include "tessera/dtensor/redistribute/redistribute.h"
 #include "tessera/dtensor/redistribute/redistribution_log.h"

@@ -85,12 +85,6 @@ std::optional<c10::ScalarType> find_safetensors_dtype(std::string_view name) {
   return std::nullopt;
 }
 
-c10::ScalarType parse_safetensors_dtype(std::string_view name) {
-  const auto dtype = find_safetensors_dtype(name);
-  TESSERA_CHECK(dtype, ErrorKind::kFormat, "[safetensors] dtype {} is not supported", quote(name));
-  return *dtype;
-}
-
 std::shared_ptr<const SafetensorsFile> SafetensorsFile::open(const std::filesystem::path& path) {
   std::shared_ptr<SafetensorsFile> result(new SafetensorsFile);
   result->file_ = MappedFile::open(path);

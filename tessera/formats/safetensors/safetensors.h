@@ -71,8 +71,7 @@ class SafetensorsFile {
 
 // "F32", "BF16", ... Error kFormat for a dtype that safetensors does not have.
 std::string_view safetensors_dtype_name(c10::ScalarType dtype);
-// Error kFormat, or nothing, for a name that stands for no dtype of libtorch.
-c10::ScalarType parse_safetensors_dtype(std::string_view name);
+// Nothing for a name that stands for no dtype of libtorch.
 std::optional<c10::ScalarType> find_safetensors_dtype(std::string_view name);
 
 }  // namespace tessera

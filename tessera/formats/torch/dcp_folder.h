@@ -16,7 +16,6 @@
 #include <ATen/core/ATen_fwd.h>
 #include <c10/util/ArrayRef.h>
 
-#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <memory>

@@ -18,7 +18,6 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>

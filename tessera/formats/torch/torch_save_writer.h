@@ -19,7 +19,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <memory>
 #include <span>
 #include <unordered_map>
 #include <vector>

@@ -10,9 +10,6 @@
 // time. COLLECTIVE over the FSDP group; an error on one rank is thrown on all.
 #pragma once
 
-#include <string>
-#include <vector>
-
 #include "tessera/fsdp1/state/state_dict_type.h"
 #include "tessera/nn/module.h"
 #include "tessera/state/incompatible_keys.h"

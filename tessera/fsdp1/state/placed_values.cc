@@ -10,7 +10,6 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/state/broadcast_state.h"
 #include "tessera/state/sharded_tensor.h"
 #include "tessera/state/state_message.h"
 

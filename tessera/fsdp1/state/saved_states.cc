@@ -12,7 +12,6 @@
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/fsdp1/state/placed_values.h"
-#include "tessera/state/broadcast_state.h"
 #include "tessera/state/state_message.h"
 
 namespace tessera {

@@ -10,7 +10,6 @@
 // a model and end with them; no communication, so give all ranks the same. Thread-safe between ranks.
 #pragma once
 
-#include <optional>
 #include <variant>
 
 #include "tessera/mesh/device_mesh.h"

@@ -1,14 +1,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <optional>
 #include <set>
 
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/fsdp1/state/flatten_optim_state.h"
 #include "tessera/fsdp1/state/placed_values.h"
-#include "tessera/state/broadcast_state.h"
 #include "tessera/state/sharded_tensor.h"
 #include "tessera/state/state_message.h"
 

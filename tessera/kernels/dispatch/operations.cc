@@ -2,8 +2,6 @@
 
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
-#include <algorithm>
-
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera::kernels {

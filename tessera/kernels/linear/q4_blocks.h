@@ -1,7 +1,6 @@
 // Weights to blocks of Q4_1; formats/gguf/gguf_quants.h decodes them.
 #pragma once
 
-#include <cstdint>
 #include <span>
 
 #include "tessera/kernels/simd/row_kernels.h"

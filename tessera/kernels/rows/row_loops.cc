@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "tessera/base/error.h"
 #include "tessera/kernels/rows/row_twins.h"

@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <limits>
-#include <type_traits>
 
 #define ROW_TARGET __attribute__((target("avx2,fma,f16c")))
 

@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <limits>
-#include <type_traits>
 
 #define ROW_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma")))
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <limits>
-#include <type_traits>
 
 #include "tessera/kernels/simd/row_kernels.h"
 

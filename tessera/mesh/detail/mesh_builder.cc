@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
-#include <numeric>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/backends/device_backends.h"

@@ -16,7 +16,6 @@
 #include "tessera/base/text/quote.h"
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/formats/safetensors/safetensors_writer.h"
 #include "tessera/formats/tensor_files/finite.h"
 #include "tessera/formats/tensor_files/tensor_files.h"

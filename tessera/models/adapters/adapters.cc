@@ -14,7 +14,6 @@
 #include "tessera/base/philox.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/dtensor/random/random_fill.h"
-#include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/models/tensors/local_part.h"
 #include "tessera/nn/linear/quantized_linear.h"
 

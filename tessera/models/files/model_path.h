@@ -8,7 +8,6 @@
 // $XDG_CACHE_HOME or ~/.cache. The network is never asked. Thread-safe.
 #pragma once
 
-#include <filesystem>
 #include <string>
 
 namespace tessera {

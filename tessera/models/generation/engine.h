@@ -21,7 +21,6 @@
 #include <list>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "tessera/base/error.h"

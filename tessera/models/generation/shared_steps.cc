@@ -4,7 +4,6 @@
 
 #include <optional>
 
-#include "tessera/base/error.h"
 #include "tessera/base/files/copy_bytes.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"

@@ -2,7 +2,6 @@
 
 #include <c10/core/GradMode.h>
 
-#include <algorithm>
 #include <cmath>
 
 #include "tessera/base/error.h"

@@ -9,7 +9,6 @@
 
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "tessera/parallel/data_parallel/data_parallel_state.h"

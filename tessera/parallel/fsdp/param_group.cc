@@ -5,7 +5,6 @@
 
 #include <utility>
 
-#include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera {

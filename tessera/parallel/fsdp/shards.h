@@ -9,7 +9,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <memory>
 #include <vector>
 
 #include "tessera/mesh/device_mesh.h"

@@ -14,7 +14,6 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "tessera/parallel/data_parallel/buffer_pool.h"
 

@@ -10,7 +10,6 @@
 // Hooks on every module below the root while it lives. One thread, that of the calls. No communication.
 #pragma once
 
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <tuple>
 
 #include "tessera/base/error.h"
 #include "tessera/parallel/pipeline/detail/makers.h"

@@ -1,7 +1,6 @@
 #include "tessera/parallel/pipeline/schedules.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 
 #include "tessera/base/error.h"

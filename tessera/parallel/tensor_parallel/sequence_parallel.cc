@@ -1,7 +1,6 @@
 #include <fmt/ranges.h>
 
 #include "tessera/base/error.h"
-#include "tessera/nn/layers.h"
 #include "tessera/parallel/tensor_parallel/detail/layouts.h"
 #include "tessera/parallel/tensor_parallel/styles.h"
 

@@ -10,10 +10,10 @@
 #include "tessera/base/text/json.h"
 #include "tessera/base/text/json_numbers.h"
 #include "tessera/base/text/quote.h"
+#include "tessera/base/text/utf8.h"
 #include "tessera/text/chat/chat_messages.h"
 #include "tessera/text/jinja/evaluator.h"
 #include "tessera/text/jinja/parser.h"
-#include "tessera/text/jinja/unicode.h"
 #include "tessera/text/tokenizer/special_tokens.h"
 
 namespace tessera::text {

@@ -1,6 +1,5 @@
 #include "tessera/text/chat/turn_end.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>

@@ -45,7 +45,6 @@ class JsonParts {
   Part quoted(Part characters);
   Part any_value() const { return value_; }
   Part any_object() const { return object_; }
-  Part any_array() const { return array_; }
   // That value and no other, as dump_json writes it; and one of several values by their texts.
   Part literal(const Json& value);
   Part one_of(const std::vector<std::string>& texts);

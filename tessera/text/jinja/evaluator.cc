@@ -1,7 +1,6 @@
 #include "tessera/text/jinja/evaluator.h"
 
 #include <algorithm>
-#include <limits>
 
 namespace tessera::text::jinja {
 

@@ -1,7 +1,6 @@
 // The filters over lists and dicts.
 #include <algorithm>
 #include <optional>
-#include <unordered_set>
 
 #include "tessera/text/jinja/filters.h"
 #include "tessera/text/jinja/unicode.h"

@@ -1,7 +1,6 @@
 #include "tessera/text/jinja/search.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 namespace tessera::text::jinja {

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "tessera/text/tokenizer/unicode.h"
-
 namespace tessera::text {
 
 const ByteAlphabet& byte_alphabet() {

@@ -1,14 +1,12 @@
 #include "tessera/text/tokenizer/decoder.h"
 
 #include <charconv>
-#include <limits>
 #include <optional>
 
 #include "tessera/base/error.h"
 #include "tessera/text/tokenizer/byte_level.h"
 #include "tessera/text/tokenizer/normalizer.h"
 #include "tessera/text/tokenizer/pre_tokenizer.h"
-#include "tessera/text/tokenizer/unicode.h"
 
 namespace tessera::text {
 namespace {

@@ -8,7 +8,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/text/tokenizer/unicode.h"
 
 namespace tessera::text {
 namespace {

@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/text/quote.h"
-#include "tessera/text/tokenizer/unicode.h"
 
 namespace tessera::text {
 namespace {

@@ -12,7 +12,6 @@
 // are the host's: of an accelerator, what it takes to start its work.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>

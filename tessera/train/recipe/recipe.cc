@@ -88,10 +88,7 @@ class RecipeReader {
     parse_columns(recipe_.data.columns);
     expand_home("checkpoint.dir", dir);
     expand_home("checkpoint.resume", recipe_.checkpoint.resume);
-    for (const auto& key : recipe_keys()) {
-      check_required(key);
-      check_available(key, recipe_, where(key.path()));
-    }
+    for (const auto& key : recipe_keys()) check_required(key);
     check_duration();
     check_batch();
     check_rounding();

@@ -19,9 +19,6 @@
 
 namespace tessera::train {
 
-// A setting whose feature does not exist yet: only null is accepted.
-struct NotYet {};
-
 struct ModelSection {
   std::string path;  // Hugging Face folder
   // What the user calls the model that `path` was resolved from: ORG/NAME of the Hub, a GGUF file. Empty: `path`. No

@@ -14,16 +14,9 @@ std::string default_of(const RecipeKey& key) {
   return format_value(key, kDefaults);
 }
 
-// "pretrained or random", "integer >= 1, steps; in this version: 1".
+// "pretrained or random", "integer >= 1, steps".
 std::string accepted_in_words(const RecipeKey& key) {
-  std::string out = accepted_values(key);
-  if (*key.unit) out += fmt::format(", {}", key.unit);
-  std::string usable;
-  for (const char* value : key.available) usable += fmt::format("{}{}", usable.empty() ? "" : " or ", value);
-  if (!usable.empty()) out += fmt::format("; in this version: {}", usable);
-  Recipe probe;
-  if (std::holds_alternative<NotYet*>(key.field(probe))) out += "; not available in this version";
-  return out;
+  return accepted_values(key) + (*key.unit ? fmt::format(", {}", key.unit) : "");
 }
 
 const char* kDocsHead = R"(# The recipe

@@ -64,7 +64,6 @@ std::string accepted_values(const RecipeKey& key) {
     std::string operator()(std::vector<double>*) const {
       return with_range(fmt::format("list of {} numbers", key.count), key.range);
     }
-    std::string operator()(NotYet*) const { return "null"; }
   };
   return std::visit(Words{key}, key.field(defaults));
 }

@@ -2,8 +2,8 @@
 //
 //   for (const RecipeKey& key : recipe_keys()) fmt::print("{}.{}: {}\n", key.section, key.name, key.help);
 //
-// A new key is a field in recipe.h (type and default) and one row in recipe_keys.cc or recipe_training_keys.cc. A
-// feature that lands clears the row's `available`. Thread-safe.
+// A new key is a field in recipe.h (type and default) and one row in recipe_keys.cc or recipe_training_keys.cc.
+// Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@
 namespace tessera::train {
 
 using FieldRef = std::variant<int64_t*, std::optional<int64_t>*, double*, bool*, std::string*,
-                              std::vector<std::string>*, std::vector<double>*, NotYet*>;
+                              std::vector<std::string>*, std::vector<double>*>;
 
 struct Range {
   double minimum = -std::numeric_limits<double>::infinity();
@@ -48,8 +48,6 @@ struct RecipeKey {
   Mappings mappings = Mappings::kNone;
   bool required = false;                  // must be given and not be empty
   std::vector<const char*> allowed = {};  // of words; empty: any text
-  // What of `allowed` or the range this version can do, as format_value() prints it; empty: all of it.
-  std::vector<const char*> available = {};
   // The same setting in torchtitan's and NeMo's (Automodel's, RL's) configuration files, dotted from the root.
   std::vector<const char*> aliases = {};
 

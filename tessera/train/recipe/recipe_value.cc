@@ -142,7 +142,6 @@ struct Assign {
     *field = std::move(values);
     return true;
   }
-  bool operator()(NotYet*) const { return node.kind == Kind::kNull; }
 };
 
 std::string format_number(double value) {
@@ -174,7 +173,6 @@ struct Format {
   std::string operator()(const std::string* value) const {
     return is_source_mapping(*value) ? *value : format_text(*value);
   }
-  std::string operator()(const NotYet*) const { return "null"; }
   template <class Item>
   std::string operator()(const std::vector<Item>* values) const {
     std::string out = "[";
@@ -186,26 +184,9 @@ struct Format {
 }  // namespace
 
 void assign_value(const RecipeKey& key, const YamlNode& node, const std::string& where, Recipe& recipe) {
-  const FieldRef field = key.field(recipe);
-  if (std::visit(Assign{key, node, where}, field)) return;
-  if (std::holds_alternative<NotYet*>(field)) {
-    raise(ErrorKind::kConfig, "[train.recipe] {}: {} is not available in this version: found {}, wanted null.", where,
-          key.path(), shown_node(node));
-  }
+  if (std::visit(Assign{key, node, where}, key.field(recipe))) return;
   raise(ErrorKind::kConfig, "[train.recipe] {}: {}: found {}, wanted {}.", where, key.path(), shown_node(node),
         accepted_values(key));
-}
-
-void check_available(const RecipeKey& key, const Recipe& recipe, const std::string& where) {
-  if (key.available.empty()) return;
-  const std::string value = format_value(key, recipe);
-  std::string usable;
-  for (const char* one : key.available) {
-    if (value == one) return;
-    usable += fmt::format("{}{}", usable.empty() ? "" : " or ", one);
-  }
-  raise(ErrorKind::kConfig, "[train.recipe] {}: {}: {} is not available in this version, wanted {}.", where, key.path(),
-        quote(value), usable);
 }
 
 std::string format_value(const RecipeKey& key, const Recipe& recipe) {

@@ -17,9 +17,6 @@ namespace tessera::train {
 // Error kConfig starts with `where` and names key, found and wanted value.
 void assign_value(const RecipeKey& key, const YamlNode& node, const std::string& where, Recipe& recipe);
 
-// Error kConfig "not available in this version" when the field's value is outside key.available.
-void check_available(const RecipeKey& key, const Recipe& recipe, const std::string& where);
-
 // As YAML that assign_value reads back to the same value: 1.0e-08, "0x", [0.9, 0.95], null.
 std::string format_value(const RecipeKey& key, const Recipe& recipe);
 // A word plain, other text quoted.

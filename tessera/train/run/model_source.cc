@@ -2,7 +2,6 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"

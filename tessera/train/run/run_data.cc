@@ -4,7 +4,6 @@
 #include <chrono>
 #include <future>
 
-#include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/data/rows/cache.h"
 #include "tessera/models/config/end_tokens.h"

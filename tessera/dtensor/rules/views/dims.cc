@@ -1,7 +1,6 @@
 // Operations that move, drop, add or cut dims: each dim of the input is at most one dim of the result.
 #include <ATen/ATen.h>
 
-#include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 

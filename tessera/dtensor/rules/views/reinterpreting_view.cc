@@ -1,7 +1,6 @@
 // Views of the same bytes as another type.
 #include <ATen/ATen.h>
 
-#include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera {

@@ -4,8 +4,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
-#include <vector>
-
 #include "tessera/kernels/logprobs/detail/row_tiles.h"
 #include "tessera/kernels/logprobs/vocab_part.h"
 
