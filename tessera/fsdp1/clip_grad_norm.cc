@@ -1,76 +1,30 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_foreach_mul.h>
-#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/stack.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <cmath>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/fsdp1/fully_sharded_data_parallel.h"
+#include "tessera/optim/power_sum.h"
 
 namespace tessera {
 namespace {
 
-// The norm of a vector whose parts have these norms; in powers of the largest, so that none leaves float64.
+using optim::PowerSum;
+
+// The norm of a vector whose parts have these norms.
 double norm_of_norms(const std::vector<double>& norms, double p) {
-  double largest = 0;
-  for (double norm : norms) {
-    if (std::isnan(norm)) return norm;
-    largest = std::max(largest, norm);
-  }
-  if (std::isinf(p) || std::isinf(largest) || largest == 0) return largest;
-  double sum = 0;
-  for (double norm : norms) sum += std::pow(norm / largest, p);
-  return largest * std::pow(sum, 1 / p);
-}
-
-// Lists of one device each, in the order in which they come: what libtorch has one kernel for.
-std::vector<std::vector<at::Tensor>> by_device(const std::vector<at::Tensor>& tensors) {
-  std::vector<std::vector<at::Tensor>> lists;
-  for (const auto& tensor : tensors) {
-    auto at = std::ranges::find_if(lists, [&](const auto& list) { return list.front().device() == tensor.device(); });
-    if (at == lists.end()) at = lists.insert(at, std::vector<at::Tensor>());
-    at->push_back(tensor);
-  }
-  return lists;
-}
-
-// Of each, in float64: one wait of the host a device, however many there are.
-std::vector<double> plain_norms(const std::vector<at::Tensor>& gradients, double p) {
-  std::unordered_map<const c10::TensorImpl*, double> found;
-  for (const auto& list : by_device(gradients)) {
-    const at::Tensor norms = at::stack(at::_foreach_norm(list, p, at::kDouble)).cpu();
-    for (size_t i = 0; i < list.size(); ++i) found[list[i].unsafeGetTensorImpl()] = norms.const_data_ptr<double>()[i];
-  }
-  std::vector<double> out;
-  for (const auto& gradient : gradients) out.push_back(found.at(gradient.unsafeGetTensorImpl()));
-  return out;
-}
-
-// The same where powers of their elements leave float64.
-std::vector<double> norms_of(const std::vector<at::Tensor>& gradients, double p) {
-  std::vector<double> norms = plain_norms(gradients, p);
-  std::vector<size_t> beyond;
-  for (size_t i = 0; i < norms.size(); ++i) {
-    if (norms[i] <= 1e-290 || std::isinf(norms[i])) beyond.push_back(i);
-  }
-  std::vector<at::Tensor> those;
-  for (const size_t i : beyond) those.push_back(gradients[i]);
-  const std::vector<double> largest = plain_norms(those, INFINITY);
-  for (size_t i = 0; i < beyond.size(); ++i) {
-    double& norm = norms[beyond[i]];
-    norm = largest[i];
-    if (!std::isfinite(largest[i]) || largest[i] == 0) continue;
-    norm *= plain_norms({those[i].to(at::kDouble) / largest[i]}, p).front();
-  }
-  return norms;
+  return optim::norm_of_sums(p, [&](const PowerSum& power) {
+    double sum = 0;
+    for (const double norm : norms) sum = power.add(sum, power.term(norm));
+    return sum;
+  });
 }
 
 // Over all ranks of the group, taken in their order. COLLECTIVE.
@@ -115,21 +69,15 @@ double clip_grad_norm_(nn::Module& root, double max_norm, double norm_type) {
   }
   for (const auto& parameter : root.parameters()) count(parameter, kinds.front());  // of no unit
   std::vector<at::Tensor> gradients;
-  for (const auto& kind : kinds) gradients.insert(gradients.end(), kind.gradients.begin(), kind.gradients.end());
-  const std::vector<double> norms = norms_of(gradients, norm_type);
-  auto next = norms.begin();
   std::vector<double> parts;
   for (const auto& kind : kinds) {
-    const auto end = next + static_cast<std::ptrdiff_t>(kind.gradients.size());
-    const double own = norm_of_norms({next, end}, norm_type);
+    gradients.insert(gradients.end(), kind.gradients.begin(), kind.gradients.end());
+    const double own = optim::norm_of_sums(norm_type, [&](const PowerSum& power) { return power.of(kind.gradients); });
     parts.push_back(kind.group ? norm_over_ranks(*kind.group, own, norm_type) : own);
-    next = end;
   }
   const double total = norm_of_norms(parts, norm_type);
   const double factor = max_norm / (total + 1e-6);
-  if (!(factor >= 1)) {
-    for (const auto& list : by_device(gradients)) at::_foreach_mul_(list, factor);
-  }
+  if (!(factor >= 1) && !gradients.empty()) at::_foreach_mul_(gradients, factor);
   return total;
 }
 

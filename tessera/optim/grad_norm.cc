@@ -22,12 +22,10 @@
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/nn/module.h"
 #include "tessera/optim/detail/model_parameters.h"
-#include "tessera/optim/detail/power_sum.h"
+#include "tessera/optim/power_sum.h"
 
 namespace tessera::optim {
 namespace {
-
-using detail::PowerSum;
 
 // Replaces `value` by that over all ranks of the group, taken in their order. The number is the host's already, and
 // groups carry what lies there.
@@ -164,21 +162,6 @@ Number sum_over_ranks(LocalSums<Number> sums, const ShardGroups& groups, const P
 template <class Power>
 auto sum_of_all(const Gradients& gradients, const ShardGroups& groups, const Power& power) {
   return sum_over_ranks(local_sums(gradients, power), groups, power);
-}
-
-// The norm as a sum of powers that may have to be taken again over the largest value: `sum_of` gives the sum over all
-// ranks, alike on all of them.
-template <class SumOf>
-double norm_of_sums(double norm_type, const SumOf& sum_of) {
-  const PowerSum largest{.p = std::numeric_limits<double>::infinity()};
-  if (std::isinf(norm_type)) return sum_of(largest);
-  const double sum = sum_of(PowerSum{.p = norm_type});
-  // Below this, terms may have lost digits or vanished.
-  constexpr double kSmall = std::numeric_limits<double>::min() / std::numeric_limits<double>::epsilon();
-  if (std::isnan(sum) || (sum >= kSmall && !std::isinf(sum))) return std::pow(sum, 1 / norm_type);
-  const double most = sum_of(largest);
-  if (!std::isfinite(most) || most == 0) return most;
-  return most * std::pow(sum_of(PowerSum{.p = norm_type, .divisor = most}), 1 / norm_type);
 }
 
 // Where all gradients lie, whether there or not, so that ranks decide alike; nullopt: not on one accelerator, or of 64
@@ -355,16 +338,16 @@ void GradNormInParts::add(const std::vector<at::Tensor>& parameters) {
 at::Tensor GradNormInParts::norm() {
   c10::NoGradGuard no_grad;
   const Gradients rest = sort_gradients(impl_->parameters);  // with all meshes, in the order of the parameters
+  const auto sum_with = [&](auto& added, const auto& squares) {
+    auto sums = local_sums(rest, squares);
+    add_sums(sums, std::exchange(added, {}), squares);
+    return sum_over_ranks(std::move(sums), {}, squares);
+  };
   if (impl_->device) {
     const SquaresOnDevice squares{*impl_->device};
-    auto sums = local_sums(rest, squares);
-    add_sums(sums, std::exchange(impl_->on_device, {}), squares);
-    return squares.number(sum_over_ranks(std::move(sums), {}, squares)).sqrt();
+    return squares.number(sum_with(impl_->on_device, squares)).sqrt();
   }
-  const PowerSum squares{.p = 2};
-  auto sums = local_sums(rest, squares);
-  add_sums(sums, std::exchange(impl_->on_host, {}), squares);
-  return at::scalar_tensor(std::sqrt(sum_over_ranks(std::move(sums), {}, squares)), at::kDouble);
+  return at::scalar_tensor(std::sqrt(sum_with(impl_->on_host, PowerSum{.p = 2})), at::kDouble);
 }
 
 void clip_grad_by_total_norm_(const std::vector<at::Tensor>& parameters, double max_grad_norm,

@@ -1,4 +1,4 @@
-#include "tessera/optim/detail/power_sum.h"
+#include "tessera/optim/power_sum.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <map>
 
-namespace tessera::optim::detail {
+namespace tessera::optim {
 namespace {
 
 constexpr int64_t kPieceElements = 1 << 16;
@@ -102,4 +102,4 @@ double PowerSum::of(const std::vector<at::Tensor>& tensors) const {
   return total;
 }
 
-}  // namespace tessera::optim::detail
+}  // namespace tessera::optim
