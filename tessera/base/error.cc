@@ -3,44 +3,17 @@
 #include <new>
 #include <string_view>
 
+#include "tessera/base/enum_name.h"
+
 namespace tessera {
 
 int Error::exit_code() const noexcept {
-  switch (kind_) {
-    case ErrorKind::kConfig:
-      return 2;
-    case ErrorKind::kIo:
-    case ErrorKind::kFormat:
-    case ErrorKind::kShape:
-      return 3;
-    case ErrorKind::kComm:
-      return 4;
-    case ErrorKind::kMemory:
-      return 5;
-    case ErrorKind::kInternal:
-      return 1;
-  }
-  return 1;
+  constexpr int kExitCodes[] = {2, 3, 3, 3, 4, 5, 1};  // in the order of ErrorKind
+  return kExitCodes[static_cast<size_t>(kind_)];
 }
 
 const char* to_string(ErrorKind kind) noexcept {
-  switch (kind) {
-    case ErrorKind::kConfig:
-      return "config";
-    case ErrorKind::kIo:
-      return "io";
-    case ErrorKind::kFormat:
-      return "format";
-    case ErrorKind::kShape:
-      return "shape";
-    case ErrorKind::kComm:
-      return "comm";
-    case ErrorKind::kMemory:
-      return "memory";
-    case ErrorKind::kInternal:
-      return "internal";
-  }
-  return "internal";
+  return enum_name(kind, {"config", "io", "format", "shape", "comm", "memory", "internal"}, "internal");
 }
 
 int exit_code_for(const std::exception& error) noexcept {

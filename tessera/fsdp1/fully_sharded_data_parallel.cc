@@ -8,6 +8,7 @@
 #include <sstream>
 #include <utility>
 
+#include "tessera/base/enum_name.h"
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/text/quote.h"
@@ -30,19 +31,7 @@ namespace {
 constexpr const char* kRefused = "refused";
 
 const char* name_of(ShardingStrategy strategy) {
-  switch (strategy) {
-    case ShardingStrategy::kFullShard:
-      return "FULL_SHARD";
-    case ShardingStrategy::kShardGradOp:
-      return "SHARD_GRAD_OP";
-    case ShardingStrategy::kNoShard:
-      return "NO_SHARD";
-    case ShardingStrategy::kHybridShard:
-      return "HYBRID_SHARD";
-    case ShardingStrategy::kHybridShardZero2:
-      return "_HYBRID_SHARD_ZERO2";
-  }
-  return "";
+  return enum_name(strategy, {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"}, "");
 }
 
 void check_wrap_options(const Fsdp1Options& options) {

@@ -7,9 +7,12 @@
 
 #include <cstdint>
 
+#include "tessera/base/enum_name.h"
+
 namespace tessera::comm {
 
 enum class ReduceOp : uint8_t { kSum, kAvg, kMin, kMax, kProduct };
-const char* to_string(ReduceOp op) noexcept;  // "sum", "avg", "min", "max", "product"
+// "sum", "avg", "min", "max", "product"
+inline const char* to_string(ReduceOp op) noexcept { return enum_name(op, {"sum", "avg", "min", "max", "product"}); }
 
 }  // namespace tessera::comm

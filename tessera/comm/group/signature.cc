@@ -23,34 +23,24 @@ std::string said_by(const SignedBy& call, const char* verb) {
 }  // namespace
 
 const char* dtype_name(int dtype) noexcept {
-  switch (static_cast<c10::ScalarType>(dtype)) {
-    case c10::ScalarType::Byte:
-      return "uint8";
-    case c10::ScalarType::Char:
-      return "int8";
-    case c10::ScalarType::Short:
-      return "int16";
-    case c10::ScalarType::Int:
-      return "int32";
-    case c10::ScalarType::Long:
-      return "int64";
-    case c10::ScalarType::Half:
-      return "float16";
-    case c10::ScalarType::Float:
-      return "float32";
-    case c10::ScalarType::Double:
-      return "float64";
-    case c10::ScalarType::ComplexFloat:
-      return "complex64";
-    case c10::ScalarType::ComplexDouble:
-      return "complex128";
-    case c10::ScalarType::Bool:
-      return "bool";
-    case c10::ScalarType::BFloat16:
-      return "bfloat16";
-    default:
-      return dtype < 0 ? "" : c10::toString(static_cast<c10::ScalarType>(dtype));
+  using enum c10::ScalarType;
+  constexpr std::pair<c10::ScalarType, const char*> kNames[] = {{Byte, "uint8"},
+                                                                {Char, "int8"},
+                                                                {Short, "int16"},
+                                                                {Int, "int32"},
+                                                                {Long, "int64"},
+                                                                {Half, "float16"},
+                                                                {Float, "float32"},
+                                                                {Double, "float64"},
+                                                                {ComplexFloat, "complex64"},
+                                                                {ComplexDouble, "complex128"},
+                                                                {Bool, "bool"},
+                                                                {BFloat16, "bfloat16"}};
+  const auto type = static_cast<c10::ScalarType>(dtype);
+  for (const auto& [known, name] : kNames) {
+    if (known == type) return name;
   }
+  return dtype < 0 ? "" : c10::toString(type);
 }
 
 Signature sign(const SignatureFields& fields) noexcept {

@@ -7,6 +7,7 @@
 #include <bit>
 #include <type_traits>
 
+#include "tessera/base/enum_name.h"
 #include "tessera/base/error.h"
 #include "tessera/base/files/copy_bytes.h"
 
@@ -226,26 +227,7 @@ void run_bool(const Arguments& arguments, RedOp op) {
 }  // namespace
 
 const char* name_of(RedOp op) noexcept {
-  switch (op) {
-    case RedOp::SUM:
-      return "sum";
-    case RedOp::AVG:
-      return "avg";
-    case RedOp::PRODUCT:
-      return "product";
-    case RedOp::MIN:
-      return "min";
-    case RedOp::MAX:
-      return "max";
-    case RedOp::BAND:
-      return "band";
-    case RedOp::BOR:
-      return "bor";
-    case RedOp::BXOR:
-      return "bxor";
-    default:
-      return "an unknown operation";
-  }
+  return enum_name(op, {"sum", "avg", "product", "min", "max", "band", "bor", "bxor"}, "an unknown operation");
 }
 
 void check_reducible(c10::ScalarType type, RedOp op) {

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "tessera/base/enum_name.h"
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
 #include "tessera/base/text/json.h"
@@ -186,17 +187,7 @@ FlightRecord record_of(const JsonReader& document) {
 }  // namespace
 
 const char* to_string(CallState state) noexcept {
-  switch (state) {
-    case CallState::kStarted:
-      return "started";
-    case CallState::kWaiting:
-      return "waiting";
-    case CallState::kFinished:
-      return "finished";
-    case CallState::kFailed:
-      return "failed";
-  }
-  return "?";
+  return enum_name(state, {"started", "waiting", "finished", "failed"});
 }
 
 std::string to_json(const FlightRecord& record, RankLists lists) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "tessera/base/enum_name.h"
 #include "tessera/base/error.h"
 #include "tessera/base/text/json.h"
 #include "tessera/base/text/quote.h"
@@ -200,23 +201,10 @@ void read_preference(const Json& row, Record& record) {
 }  // namespace
 
 const char* to_string(RecordKind kind) {
-  switch (kind) {
-    case RecordKind::kStream:
-      return "a stream of text";
-    case RecordKind::kTokens:
-      return "token ids";
-    case RecordKind::kText:
-      return "texts";
-    case RecordKind::kCompletion:
-      return "prompts and completions";
-    case RecordKind::kInstruction:
-      return "instructions (Alpaca)";
-    case RecordKind::kChat:
-      return "chats";
-    case RecordKind::kPreference:
-      return "preference pairs";
-  }
-  return "";
+  return enum_name(kind,
+                   {"a stream of text", "token ids", "texts", "prompts and completions", "instructions (Alpaca)",
+                    "chats", "preference pairs"},
+                   "");
 }
 
 RecordReader::RecordReader(std::string format, std::map<std::string, std::string> columns)

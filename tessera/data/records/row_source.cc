@@ -1,24 +1,13 @@
 #include "tessera/data/records/row_source.h"
 
+#include "tessera/base/enum_name.h"
 #include "tessera/base/error.h"
 #include "tessera/data/records/byte_stream.h"
 
 namespace tessera::data {
 
 const char* to_string(Container container) {
-  switch (container) {
-    case Container::kText:
-      return "text";
-    case Container::kJsonLines:
-      return "JSON lines";
-    case Container::kJsonArray:
-      return "a JSON array";
-    case Container::kParquet:
-      return "Parquet";
-    case Container::kMegatron:
-      return "Megatron's token ids";
-  }
-  return "";
+  return enum_name(container, {"text", "JSON lines", "a JSON array", "Parquet", "Megatron's token ids"}, "");
 }
 
 Container container_of(const std::filesystem::path& path) {

@@ -1,5 +1,8 @@
 #include "tessera/formats/gguf/gguf_cursor.h"
 
+#include <type_traits>
+#include <utility>
+
 #include "tessera/base/files/copy_bytes.h"
 #include "tessera/base/text/quote.h"
 
@@ -9,21 +12,16 @@ namespace {
 constexpr int kMaxArrayDepth = 4;
 constexpr uint64_t kNoLimit = ~uint64_t{0};
 
-enum ValueType : uint32_t {
-  kUint8,
-  kInt8,
-  kUint16,
-  kInt16,
-  kUint32,
-  kInt32,
-  kFloat32,
-  kBool,
-  kString,
-  kArray,
-  kUint64,
-  kInt64,
-  kFloat64
-};
+// Calls read(std::type_identity<T>()) for the T of a type number: its place among the alternatives of GgufValue. False
+// where there is none.
+template <class Read, size_t... places>
+bool read_type(uint32_t type, const Read& read, std::index_sequence<places...>) {
+  return ((type == places && (read(std::type_identity<std::variant_alternative_t<places, GgufValue>>()), true)) || ...);
+}
+template <class Read>
+bool read_type(uint32_t type, const Read& read) {
+  return read_type(type, read, std::make_index_sequence<std::variant_size_v<GgufValue>>());
+}
 
 }  // namespace
 
@@ -64,89 +62,51 @@ std::vector<T> GgufCursor::numbers(uint64_t count) {
   return items;
 }
 
+template <class T>
+T GgufCursor::one(const std::string& key, int depth, const char* what) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return boolean();
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    return string(kNoLimit, what);
+  } else if constexpr (std::is_same_v<T, GgufArray>) {
+    return array(key, depth);
+  } else {
+    return number<T>(what);
+  }
+}
+
 GgufArray GgufCursor::array(const std::string& key, int depth) {
   TESSERA_CHECK(depth <= kMaxArrayDepth, ErrorKind::kFormat, "[gguf] {}: key {}: arrays nested deeper than {}",
                 file_name_, quote(key), kMaxArrayDepth);
   const auto type = number<uint32_t>("an array's type");
   const auto items = count(1, "array items");
-  switch (type) {
-    case kUint8:
-      return {numbers<uint8_t>(items)};
-    case kInt8:
-      return {numbers<int8_t>(items)};
-    case kUint16:
-      return {numbers<uint16_t>(items)};
-    case kInt16:
-      return {numbers<int16_t>(items)};
-    case kUint32:
-      return {numbers<uint32_t>(items)};
-    case kInt32:
-      return {numbers<int32_t>(items)};
-    case kFloat32:
-      return {numbers<float>(items)};
-    case kUint64:
-      return {numbers<uint64_t>(items)};
-    case kInt64:
-      return {numbers<int64_t>(items)};
-    case kFloat64:
-      return {numbers<double>(items)};
-    case kBool: {
-      std::vector<bool> all;
-      for (uint64_t i = 0; i < items; ++i) all.push_back(boolean());
-      return {std::move(all)};
+  GgufArray all;
+  const bool known = read_type(type, [&]<class T>(std::type_identity<T>) {
+    if constexpr (std::is_arithmetic_v<T> && !std::is_same_v<T, bool>) {
+      all.items = numbers<T>(items);
+    } else {
+      std::vector<T> each;
+      if constexpr (std::is_same_v<T, std::string>) {
+        TESSERA_CHECK(items <= left() / 8, ErrorKind::kFormat, "[gguf] {}: key {}: {} strings cannot fit in {} bytes",
+                      file_name_, quote(key), items, left());
+        each.reserve(static_cast<size_t>(items));
+      }
+      for (uint64_t i = 0; i < items; ++i) each.push_back(one<T>(key, depth + 1, "a string of an array"));
+      all.items = std::move(each);
     }
-    case kString: {
-      TESSERA_CHECK(items <= left() / 8, ErrorKind::kFormat, "[gguf] {}: key {}: {} strings cannot fit in {} bytes",
-                    file_name_, quote(key), items, left());
-      std::vector<std::string> all;
-      all.reserve(static_cast<size_t>(items));
-      for (uint64_t i = 0; i < items; ++i) all.push_back(string(kNoLimit, "a string of an array"));
-      return {std::move(all)};
-    }
-    case kArray: {
-      std::vector<GgufArray> all;
-      for (uint64_t i = 0; i < items; ++i) all.push_back(array(key, depth + 1));
-      return {std::move(all)};
-    }
-    default:
-      raise(ErrorKind::kFormat, "[gguf] {}: key {}: unknown array type {} at byte {}", file_name_, quote(key), type,
-            position_ - 12);
-  }
+  });
+  TESSERA_CHECK(known, ErrorKind::kFormat, "[gguf] {}: key {}: unknown array type {} at byte {}", file_name_,
+                quote(key), type, position_ - 12);
+  return all;
 }
 
 GgufValue GgufCursor::value(uint32_t type, const std::string& key) {
-  constexpr const char* kWhat = "a metadata value";
-  switch (type) {
-    case kUint8:
-      return number<uint8_t>(kWhat);
-    case kInt8:
-      return number<int8_t>(kWhat);
-    case kUint16:
-      return number<uint16_t>(kWhat);
-    case kInt16:
-      return number<int16_t>(kWhat);
-    case kUint32:
-      return number<uint32_t>(kWhat);
-    case kInt32:
-      return number<int32_t>(kWhat);
-    case kFloat32:
-      return number<float>(kWhat);
-    case kBool:
-      return boolean();
-    case kString:
-      return string(kNoLimit, kWhat);
-    case kArray:
-      return array(key, 1);
-    case kUint64:
-      return number<uint64_t>(kWhat);
-    case kInt64:
-      return number<int64_t>(kWhat);
-    case kFloat64:
-      return number<double>(kWhat);
-    default:
-      raise(ErrorKind::kFormat, "[gguf] {}: key {}: unknown value type {} at byte {}", file_name_, quote(key), type,
-            position_ - 4);
-  }
+  GgufValue value;
+  const bool known =
+      read_type(type, [&]<class T>(std::type_identity<T>) { value = one<T>(key, 1, "a metadata value"); });
+  TESSERA_CHECK(known, ErrorKind::kFormat, "[gguf] {}: key {}: unknown value type {} at byte {}", file_name_,
+                quote(key), type, position_ - 4);
+  return value;
 }
 
 }  // namespace tessera

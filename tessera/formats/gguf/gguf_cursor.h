@@ -41,6 +41,8 @@ class GgufCursor {
   GgufArray array(const std::string& key, int depth);
   bool boolean();
   template <class T>
+  T one(const std::string& key, int depth, const char* what);
+  template <class T>
   std::vector<T> numbers(uint64_t count);
 
   std::span<const std::byte> bytes_;

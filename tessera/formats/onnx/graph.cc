@@ -33,45 +33,18 @@ void check_type(const std::string& name, const ValueType& type) {
 }  // namespace
 
 int32_t data_type(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat:
-      return 1;
-    case at::kByte:
-      return 2;
-    case at::kChar:
-      return 3;
-    case at::kUInt16:
-      return 4;
-    case at::kShort:
-      return 5;
-    case at::kInt:
-      return 6;
-    case at::kLong:
-      return 7;
-    case at::kBool:
-      return 9;
-    case at::kHalf:
-      return 10;
-    case at::kDouble:
-      return 11;
-    case at::kUInt32:
-      return 12;
-    case at::kUInt64:
-      return 13;
-    case at::kComplexFloat:
-      return 14;
-    case at::kComplexDouble:
-      return 15;
-    case at::kBFloat16:
-      return 16;
-    case at::kFloat8_e4m3fn:
-      return 17;
-    case at::kFloat8_e5m2:
-      return 19;
-    default:
-      raise(ErrorKind::kConfig, "[onnx.data_type] dtype: found {}, which ONNX has not. Cast it first.",
-            c10::toString(dtype));
+  constexpr std::pair<at::ScalarType, int32_t> kTypes[] = {
+      {at::kFloat, 1},          {at::kByte, 2},           {at::kChar, 3},
+      {at::kUInt16, 4},         {at::kShort, 5},          {at::kInt, 6},
+      {at::kLong, 7},           {at::kBool, 9},           {at::kHalf, 10},
+      {at::kDouble, 11},        {at::kUInt32, 12},        {at::kUInt64, 13},
+      {at::kComplexFloat, 14},  {at::kComplexDouble, 15}, {at::kBFloat16, 16},
+      {at::kFloat8_e4m3fn, 17}, {at::kFloat8_e5m2, 19}};
+  for (const auto& [known, number] : kTypes) {
+    if (known == dtype) return number;
   }
+  raise(ErrorKind::kConfig, "[onnx.data_type] dtype: found {}, which ONNX has not. Cast it first.",
+        c10::toString(dtype));
 }
 
 std::string ValueType::to_string() const {

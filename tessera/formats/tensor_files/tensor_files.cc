@@ -6,6 +6,7 @@
 #include <array>
 #include <fstream>
 
+#include "tessera/base/enum_name.h"
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/formats/detail/boxes.h"
@@ -94,17 +95,7 @@ at::Tensor TensorFiles::tensor(std::string_view name) const {
 }
 
 const char* to_string(TensorFiles::Format format) {
-  switch (format) {
-    case TensorFiles::Format::kSafetensors:
-      return "safetensors";
-    case TensorFiles::Format::kSafetensorsShards:
-      return "sharded safetensors";
-    case TensorFiles::Format::kDcp:
-      return "DCP";
-    case TensorFiles::Format::kTorchSave:
-      return "torch.save";
-  }
-  return "?";
+  return enum_name(format, {"safetensors", "sharded safetensors", "DCP", "torch.save"});
 }
 
 }  // namespace tessera

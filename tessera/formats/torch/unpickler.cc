@@ -164,114 +164,88 @@ void Unpickler::append(PickleKind kind, std::vector<PickleValue> items, const ch
   }
 }
 
-bool Unpickler::number_opcode(PickleOp op) {
+// Each hands on the opcodes that it does not know.
+void Unpickler::opcode(PickleOp op) {
   switch (op) {
     case PickleOp::kNone:
-      push(PickleValue());
-      return true;
+      return push(PickleValue());
     case PickleOp::kNewTrue:
-      push(PickleValue(true));
-      return true;
+      return push(PickleValue(true));
     case PickleOp::kNewFalse:
-      push(PickleValue(false));
-      return true;
+      return push(PickleValue(false));
     case PickleOp::kBinInt:
-      push(PickleValue(int64_t{number<int32_t>()}));
-      return true;
+      return push(PickleValue(int64_t{number<int32_t>()}));
     case PickleOp::kBinInt1:
-      push(PickleValue(int64_t{number<uint8_t>()}));
-      return true;
+      return push(PickleValue(int64_t{number<uint8_t>()}));
     case PickleOp::kBinInt2:
-      push(PickleValue(int64_t{number<uint16_t>()}));
-      return true;
+      return push(PickleValue(int64_t{number<uint16_t>()}));
     case PickleOp::kLong1:
-      push(PickleValue(long_integer()));
-      return true;
+      return push(PickleValue(long_integer()));
     case PickleOp::kLong4:
       fail("an integer of {} bytes; only 64-bit integers are read", number<uint32_t>());
     case PickleOp::kBinFloat:
-      push(PickleValue(big_endian_float()));
-      return true;
+      return push(PickleValue(big_endian_float()));
     default:
-      return false;
+      return text_opcode(op);
   }
 }
 
-bool Unpickler::text_opcode(PickleOp op) {
+void Unpickler::text_opcode(PickleOp op) {
   switch (op) {
     case PickleOp::kShortBinUnicode:
     case PickleOp::kShortBinString:  // the text of Python 2
-      push_text(PickleKind::kText, sized<uint8_t>());
-      return true;
+      return push_text(PickleKind::kText, sized<uint8_t>());
     case PickleOp::kBinUnicode:
     case PickleOp::kBinString:
-      push_text(PickleKind::kText, sized<uint32_t>());
-      return true;
+      return push_text(PickleKind::kText, sized<uint32_t>());
     case PickleOp::kBinUnicode8:
-      push_text(PickleKind::kText, sized<uint64_t>());
-      return true;
+      return push_text(PickleKind::kText, sized<uint64_t>());
     case PickleOp::kShortBinBytes:
-      push_text(PickleKind::kBytes, sized<uint8_t>());
-      return true;
+      return push_text(PickleKind::kBytes, sized<uint8_t>());
     case PickleOp::kBinBytes:
-      push_text(PickleKind::kBytes, sized<uint32_t>());
-      return true;
+      return push_text(PickleKind::kBytes, sized<uint32_t>());
     case PickleOp::kBinBytes8:
-      push_text(PickleKind::kBytes, sized<uint64_t>());
-      return true;
+      return push_text(PickleKind::kBytes, sized<uint64_t>());
     default:
-      return false;
+      return container_opcode(op);
   }
 }
 
-bool Unpickler::container_opcode(PickleOp op) {
+void Unpickler::container_opcode(PickleOp op) {
   switch (op) {
     case PickleOp::kEmptyList:
-      push_parts(PickleKind::kList, {});
-      return true;
+      return push_parts(PickleKind::kList, {});
     case PickleOp::kEmptyTuple:
-      push_parts(PickleKind::kTuple, {});
-      return true;
+      return push_parts(PickleKind::kTuple, {});
     case PickleOp::kEmptyDict:
-      push_parts(PickleKind::kDict, {});
-      return true;
+      return push_parts(PickleKind::kDict, {});
     case PickleOp::kEmptySet:
-      push_parts(PickleKind::kSet, {});
-      return true;
+      return push_parts(PickleKind::kSet, {});
     case PickleOp::kTuple1:
-      push_tuple(1);
-      return true;
+      return push_tuple(1);
     case PickleOp::kTuple2:
-      push_tuple(2);
-      return true;
+      return push_tuple(2);
     case PickleOp::kTuple3:
-      push_tuple(3);
-      return true;
+      return push_tuple(3);
     case PickleOp::kTuple:
-      push_parts(PickleKind::kTuple, pop_to_mark());
-      return true;
+      return push_parts(PickleKind::kTuple, pop_to_mark());
     case PickleOp::kAppend: {
       auto item = pop();
-      append(PickleKind::kList, {std::move(item)}, "APPEND");
-      return true;
+      return append(PickleKind::kList, {std::move(item)}, "APPEND");
     }
     case PickleOp::kAppends:
-      append(PickleKind::kList, pop_to_mark(), "APPENDS");
-      return true;
+      return append(PickleKind::kList, pop_to_mark(), "APPENDS");
     case PickleOp::kSetItem: {
       auto value = pop();
       auto key = pop();
-      append(PickleKind::kDict, {std::move(key), std::move(value)}, "SETITEM");
-      return true;
+      return append(PickleKind::kDict, {std::move(key), std::move(value)}, "SETITEM");
     }
     case PickleOp::kSetItems:
-      append(PickleKind::kDict, pop_to_mark(), "SETITEMS");
-      return true;
+      return append(PickleKind::kDict, pop_to_mark(), "SETITEMS");
     case PickleOp::kAddItems:
-      append(PickleKind::kSet, pop_to_mark(), "ADDITEMS");
-      return true;
+      return append(PickleKind::kSet, pop_to_mark(), "ADDITEMS");
     default:
-      return false;
+      return memo_opcode(op);
   }
 }
 
@@ -287,30 +261,24 @@ void Unpickler::recall(uint64_t index) {
   push(*memo_[index]);
 }
 
-bool Unpickler::memo_opcode(PickleOp op) {
+void Unpickler::memo_opcode(PickleOp op) {
   switch (op) {
     case PickleOp::kMemoize:
-      memoize(memo_.size());
-      return true;
+      return memoize(memo_.size());
     case PickleOp::kBinPut:
-      memoize(number<uint8_t>());
-      return true;
+      return memoize(number<uint8_t>());
     case PickleOp::kLongBinPut:
-      memoize(number<uint32_t>());
-      return true;
+      return memoize(number<uint32_t>());
     case PickleOp::kBinGet:
-      recall(number<uint8_t>());
-      return true;
+      return recall(number<uint8_t>());
     case PickleOp::kLongBinGet:
-      recall(number<uint32_t>());
-      return true;
+      return recall(number<uint32_t>());
     default:
-      return false;
+      return other_opcode(op);
   }
 }
 
-void Unpickler::opcode(PickleOp op) {
-  if (number_opcode(op) || text_opcode(op) || container_opcode(op) || memo_opcode(op)) return;
+void Unpickler::other_opcode(PickleOp op) {
   switch (op) {
     case PickleOp::kFrame:
       if (const auto length = number<uint64_t>(); length > bytes_.size() - position_) {

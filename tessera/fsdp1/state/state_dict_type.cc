@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/base/enum_name.h"
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/fsdp1/fully_sharded_data_parallel.h"
@@ -88,15 +89,7 @@ void fill_config(Variant& config, StateDictType type, const char* what, const ch
 }  // namespace
 
 const char* to_string(StateDictType type) {
-  switch (type) {
-    case StateDictType::kFull:
-      return "FULL_STATE_DICT";
-    case StateDictType::kSharded:
-      return "SHARDED_STATE_DICT";
-    case StateDictType::kLocal:
-      return "LOCAL_STATE_DICT";
-  }
-  return "";
+  return enum_name(type, {"FULL_STATE_DICT", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT"}, "");
 }
 
 StateDictSettings complete_settings(const StateDictSettings& settings) {

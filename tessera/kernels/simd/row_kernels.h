@@ -1,6 +1,9 @@
 // The inner loops of row_product.h and paged_attention.h, once for each set of vector instructions.
 #pragma once
 
+#include <c10/util/Half.h>
+
+#include <bit>
 #include <cstdint>
 
 namespace tessera::kernels {
@@ -24,6 +27,11 @@ struct Q4Block {
   uint8_t codes[16];
 };
 static_assert(sizeof(Q4Block) == 20);
+
+inline float widened(float value) { return value; }
+inline float widened(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+inline float widened(Float16 value) { return c10::detail::fp16_ieee_to_fp32_value(value.bits); }
+inline float widened(int8_t value) { return value; }
 
 // Some tokens of one sequence in a row, with the query heads that share a key head.
 struct PagedHead {

@@ -1,11 +1,9 @@
 #include "tessera/kernels/simd/row_kernels.h"
 
 #if defined(__x86_64__)
-#include <c10/util/Half.h>
 #include <immintrin.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 
 #define ROW_TARGET __attribute__((target("avx2,fma,f16c")))
@@ -17,11 +15,6 @@ namespace {
 constexpr int kLanes = 8, kTileRows = 4, kTileColumns = 3, kByteColumns = 2, kWideColumns = 8, kTallRows = 0,
               kFewRows = 16, kQ4Rows = 8, kQ4Columns = 1, kQ4Wide = 4;
 using Lanes = __m256;
-
-inline float widened(float value) { return value; }
-inline float widened(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
-inline float widened(Float16 value) { return c10::detail::fp16_ieee_to_fp32_value(value.bits); }
-inline float widened(int8_t value) { return value; }
 
 ROW_TARGET inline Lanes zero() { return _mm256_setzero_ps(); }
 ROW_TARGET inline Lanes fill(float value) { return _mm256_set1_ps(value); }
@@ -64,9 +57,7 @@ ROW_TARGET inline float sum(Lanes lanes) {
 }  // namespace avx2_rows
 
 const RowKernels& avx2_row_kernels() {
-  using namespace avx2_rows;
-  static constexpr RowKernels kernels{"avx2",           products<float>, products<uint16_t>, products<Float16>,
-                                      products<int8_t>, q4_products,     attend_head,        gate_row};
+  static constexpr RowKernels kernels = avx2_rows::named("avx2");
   return kernels;
 }
 

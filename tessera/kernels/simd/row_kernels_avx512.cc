@@ -1,7 +1,6 @@
 #include "tessera/kernels/simd/row_kernels.h"
 
 #if defined(__x86_64__)
-#include <c10/util/Half.h>
 #include <immintrin.h>
 
 #include <algorithm>
@@ -20,11 +19,6 @@ using Lanes = __m512;
 struct Halves {
   __m256 low, high;
 };
-
-inline float widened(float value) { return value; }
-inline float widened(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
-inline float widened(Float16 value) { return c10::detail::fp16_ieee_to_fp32_value(value.bits); }
-inline float widened(int8_t value) { return value; }
 
 ROW_TARGET inline Lanes zero() { return _mm512_setzero_ps(); }
 ROW_TARGET inline Lanes fill(float value) { return _mm512_set1_ps(value); }
@@ -68,9 +62,7 @@ ROW_TARGET inline float sum(Lanes lanes) {
 }  // namespace avx512_rows
 
 const RowKernels& avx512_row_kernels() {
-  using namespace avx512_rows;
-  static constexpr RowKernels kernels{"avx512",         products<float>, products<uint16_t>, products<Float16>,
-                                      products<int8_t>, q4_products,     attend_head,        gate_row};
+  static constexpr RowKernels kernels = avx512_rows::named("avx512");
   return kernels;
 }
 

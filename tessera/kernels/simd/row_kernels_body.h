@@ -353,4 +353,9 @@ ROW_TARGET void attend_head(const PagedHead& head) {
   }
 }
 
+constexpr RowKernels named(const char* name) {
+  return {name,        products<float>, products<uint16_t>, products<Float16>, products<int8_t>, q4_products,
+          attend_head, gate_row};
+}
+
 #undef ROW_UNROLL

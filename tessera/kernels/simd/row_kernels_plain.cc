@@ -1,7 +1,5 @@
-#include <c10/util/Half.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 
 #include "tessera/kernels/simd/row_kernels.h"
@@ -18,11 +16,6 @@ constexpr int kLanes = 8, kTileRows = 2, kTileColumns = 2, kByteColumns = 2, kWi
 struct Lanes {
   float of[kLanes];
 };
-
-inline float widened(float value) { return value; }
-inline float widened(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
-inline float widened(Float16 value) { return c10::detail::fp16_ieee_to_fp32_value(value.bits); }
-inline float widened(int8_t value) { return value; }
 
 inline Lanes fill(float value) {
   Lanes lanes;
@@ -72,9 +65,7 @@ inline float sum(const Lanes& lanes) {
 }  // namespace plain_rows
 
 const RowKernels& plain_row_kernels() {
-  using namespace plain_rows;
-  static constexpr RowKernels kernels{"plain",          products<float>, products<uint16_t>, products<Float16>,
-                                      products<int8_t>, q4_products,     attend_head,        gate_row};
+  static constexpr RowKernels kernels = plain_rows::named("plain");
   return kernels;
 }
 

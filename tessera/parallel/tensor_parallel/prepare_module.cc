@@ -23,16 +23,16 @@ void check_lengths(const Layouts& given, const Layouts& desired, const char* nam
 struct Preparation {
   MeshPtr mesh;
   std::string path;
-  const char* what;  // "inputs", "outputs"
   const char* name;  // "input", "output"
   Layouts given, desired;
   bool local;
-  bool leave_others;
+  bool leave_others = false;
 
-  void operator()(nn::TensorRefs& tensors) const {
-    TESSERA_CHECK(tensors.size() == given.size() || (leave_others && tensors.size() > given.size()), ErrorKind::kShape,
-                  "[parallel.style] {}: module {} and {}_layouts should have same length! Found {} tensors, wanted {}.",
-                  path, what, name, tensors.size(), given.size());
+  void operator()(nn::Module&, nn::TensorRefs& tensors) const {
+    TESSERA_CHECK(
+        tensors.size() == given.size() || (leave_others && tensors.size() > given.size()), ErrorKind::kShape,
+        "[parallel.style] {0}: module {1}s and {1}_layouts should have same length! Found {2} tensors, wanted {3}.",
+        path, name, tensors.size(), given.size());
     for (size_t i = 0; i < given.size(); ++i) {
       at::Tensor& tensor = *tensors[i];
       if (!given[i] || !tensor.defined()) continue;
@@ -43,6 +43,10 @@ struct Preparation {
   }
 };
 
+std::string describe_preparation(const char* style, const Layouts& given, const Layouts& desired, bool local) {
+  return fmt::format("{}({} -> {}{})", style, layouts_text(given), layouts_text(desired), local ? ", local" : "");
+}
+
 }  // namespace
 
 PrepareModuleInput::PrepareModuleInput(PrepareModuleInputOptions options) : options_(std::move(options)) {
@@ -50,21 +54,14 @@ PrepareModuleInput::PrepareModuleInput(PrepareModuleInputOptions options) : opti
 }
 
 std::string PrepareModuleInput::describe() const {
-  return fmt::format("PrepareModuleInput({} -> {}{})", layouts_text(options_.input_layouts),
-                     layouts_text(options_.desired_input_layouts), options_.use_local_output ? ", local" : "");
+  return describe_preparation("PrepareModuleInput", options_.input_layouts, options_.desired_input_layouts,
+                              options_.use_local_output);
 }
 
 void PrepareModuleInput::apply(nn::Module& module, const StyleContext& context) const {
-  Preparation prepare{context.mesh,
-                      context.path,
-                      "inputs",
-                      "input",
-                      options_.input_layouts,
-                      options_.desired_input_layouts,
-                      options_.use_local_output,
-                      options_.leave_others};
-  module.register_forward_pre_hook(
-      [prepare = std::move(prepare)](nn::Module&, nn::TensorRefs& inputs) { prepare(inputs); });
+  module.register_forward_pre_hook(Preparation{context.mesh, context.path, "input", options_.input_layouts,
+                                               options_.desired_input_layouts, options_.use_local_output,
+                                               options_.leave_others});
 }
 
 PrepareModuleOutput::PrepareModuleOutput(PrepareModuleOutputOptions options) : options_(std::move(options)) {
@@ -72,21 +69,13 @@ PrepareModuleOutput::PrepareModuleOutput(PrepareModuleOutputOptions options) : o
 }
 
 std::string PrepareModuleOutput::describe() const {
-  return fmt::format("PrepareModuleOutput({} -> {}{})", layouts_text(options_.output_layouts),
-                     layouts_text(options_.desired_output_layouts), options_.use_local_output ? ", local" : "");
+  return describe_preparation("PrepareModuleOutput", options_.output_layouts, options_.desired_output_layouts,
+                              options_.use_local_output);
 }
 
 void PrepareModuleOutput::apply(nn::Module& module, const StyleContext& context) const {
-  Preparation prepare{context.mesh,
-                      context.path,
-                      "outputs",
-                      "output",
-                      options_.output_layouts,
-                      options_.desired_output_layouts,
-                      options_.use_local_output,
-                      /*leave_others=*/false};
-  module.register_forward_hook(
-      [prepare = std::move(prepare)](nn::Module&, nn::TensorRefs& outputs) { prepare(outputs); });
+  module.register_forward_hook(Preparation{context.mesh, context.path, "output", options_.output_layouts,
+                                           options_.desired_output_layouts, options_.use_local_output});
 }
 
 PrepareModuleInputOutput::PrepareModuleInputOutput(PrepareModuleInputOptions input, PrepareModuleOutputOptions output)

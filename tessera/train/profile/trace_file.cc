@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "tessera/base/enum_name.h"
 #include "tessera/base/version.h"
 
 namespace tessera::train {
@@ -22,16 +23,7 @@ std::string thread_name(int rank, int thread, const std::string& name) {
                      rank, thread, quoted(name), rank, thread, thread);
 }
 
-const char* category(TraceKind kind) {
-  switch (kind) {
-    case TraceKind::kPart:
-      return "part";
-    case TraceKind::kModule:
-      return "module";
-    default:
-      return "operation";
-  }
-}
+const char* category(TraceKind kind) { return enum_name(kind, {"part", "module", "operation"}); }
 
 }  // namespace
 
