@@ -38,7 +38,7 @@ enum class Mappings {
 };
 
 struct RecipeKey {
-  const char* section;
+  const char* section = "";  // set by recipe_keys()
   const char* name;
   FieldRef (*field)(Recipe&);  // gives the type, and on a default Recipe the default
   const char* help;
