@@ -156,8 +156,6 @@ at::Tensor MixedBackend::scratch(int which, int64_t count, const at::Tensor& lik
   return kept.narrow(0, 0, bytes).view(like.scalar_type());
 }
 
-// ---- collectives in stages ----
-
 MixedBackend::WorkPtr MixedBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   TESSERA_CHECK(tensors.size() == 1 && tensors[0].is_contiguous(), ErrorKind::kShape,
                 "[comm.mixed] all_reduce: wanted one contiguous tensor");
@@ -238,47 +236,6 @@ MixedBackend::WorkPtr MixedBackend::_reduce_scatter_base(at::Tensor& output, at:
     parts_.rail->alltoall_base(received_bytes, sent_bytes, equal_out, equal_in)->wait();
     reduce_parts(out, received.view({hosts, count}), op);
   });
-}
-
-// ---- what goes over all ranks at once ----
-
-MixedBackend::WorkPtr MixedBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  return parts_.whole->reduce(tensors, options);
-}
-MixedBackend::WorkPtr MixedBackend::allgather(TensorLists& outputs, Tensors& inputs,
-                                              const c10d::AllgatherOptions& options) {
-  return parts_.whole->allgather(outputs, inputs, options);
-}
-MixedBackend::WorkPtr MixedBackend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
-  return parts_.whole->gather(outputs, inputs, options);
-}
-MixedBackend::WorkPtr MixedBackend::scatter(Tensors& outputs, TensorLists& inputs,
-                                            const c10d::ScatterOptions& options) {
-  return parts_.whole->scatter(outputs, inputs, options);
-}
-MixedBackend::WorkPtr MixedBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
-                                                  std::vector<int64_t>& output_splits,
-                                                  std::vector<int64_t>& input_splits,
-                                                  const c10d::AllToAllOptions& options) {
-  return parts_.whole->alltoall_base(output, input, output_splits, input_splits, options);
-}
-MixedBackend::WorkPtr MixedBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
-  return parts_.whole->alltoall(outputs, inputs, options);
-}
-MixedBackend::WorkPtr MixedBackend::send(Tensors& tensors, int destination, int tag) {
-  return parts_.whole->send(tensors, destination, tag);
-}
-MixedBackend::WorkPtr MixedBackend::recv(Tensors& tensors, int source, int tag) {
-  return parts_.whole->recv(tensors, source, tag);
-}
-MixedBackend::WorkPtr MixedBackend::recvAnysource(Tensors& tensors, int tag) {
-  return parts_.whole->recvAnysource(tensors, tag);
-}
-MixedBackend::WorkPtr MixedBackend::barrier(const c10d::BarrierOptions& options) {
-  return parts_.whole->barrier(options);
-}
-void MixedBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
-  parts_.whole->monitoredBarrier(options, wait_all_ranks);
 }
 
 }  // namespace tessera::comm
