@@ -10,7 +10,7 @@
 namespace tessera::text {
 namespace {
 
-class UnicodeForm : public NormalizerStep {
+class UnicodeForm {
  public:
   UnicodeForm(bool compose, bool compatibility)
       : compose_(compose),
@@ -20,13 +20,11 @@ class UnicodeForm : public NormalizerStep {
 
   // Works cluster by cluster: a character that joins nothing before it starts one. For NFC only clusters that hold a
   // character NFC may change are touched.
-  void apply(AlignedText& text, NormalizeScratch& scratch) const override {
+  void operator()(AlignedText& text, NormalizeScratch& scratch) const {
     const CharTable& table = char_table();
     const std::string& in = text.text;
     if (!needs_work(in, table)) return;
-    AlignedText& out = scratch.other;
-    out.clear();
-    out.tracked = text.tracked;
+    AlignedText& out = scratch.begin_other(text);
     std::vector<Part> parts;
     for (size_t begin = 0; begin < in.size();) {
       size_t end = begin;
@@ -147,78 +145,69 @@ class UnicodeForm : public NormalizerStep {
   utf8proc_option_t options_;
 };
 
-class Prepend : public NormalizerStep {
- public:
-  explicit Prepend(std::string prefix) : prefix_(std::move(prefix)) {}
-  void apply(AlignedText& text, NormalizeScratch&) const override {
+NormalizerStep prepend(std::string prefix) {
+  return [prefix = std::move(prefix)](AlignedText& text, NormalizeScratch&) {
     if (text.text.empty()) return;
-    check_text_size(text.text.size() + prefix_.size());
-    text.text.insert(0, prefix_);
-    if (text.tracked) text.origins.insert(text.origins.begin(), prefix_.size(), text.origins.front());
-  }
+    check_text_size(text.text.size() + prefix.size());
+    text.text.insert(0, prefix);
+    if (text.tracked) text.origins.insert(text.origins.begin(), prefix.size(), text.origins.front());
+  };
+}
 
- private:
-  std::string prefix_;
-};
-
-class Replace : public NormalizerStep {
- public:
-  Replace(TextPattern pattern, std::string content) : pattern_(std::move(pattern)), content_(std::move(content)) {}
-  void apply(AlignedText& text, NormalizeScratch& scratch) const override {
+NormalizerStep replace(TextPattern pattern, std::string content) {
+  return [pattern = std::move(pattern), content = std::move(content)](AlignedText& text, NormalizeScratch& scratch) {
     scratch.matches.clear();
-    pattern_.find_all(text.text, scratch.regex, scratch.matches);
+    pattern.find_all(text.text, scratch.regex, scratch.matches);
     if (scratch.matches.empty()) return;
-    check_text_size(text.text.size() + scratch.matches.size() * content_.size());
-    AlignedText& out = scratch.other;
-    out.clear();
-    out.tracked = text.tracked;
+    check_text_size(text.text.size() + scratch.matches.size() * content.size());
+    AlignedText& out = scratch.begin_other(text);
     size_t at = 0;
     for (const Span match : scratch.matches) {
       out.append(text, at, match.begin);
       const size_t last = match.end > 0 ? match.end - 1 : 0;
-      out.append(content_, text.text.empty() ? Span{0, 0} : text.origin(last));
+      out.append(content, text.text.empty() ? Span{0, 0} : text.origin(last));
       at = match.end;
     }
     out.append(text, at, text.text.size());
     std::swap(text, out);
-  }
+  };
+}
 
- private:
-  TextPattern pattern_;
-  std::string content_;
-};
-
-class Lowercase : public NormalizerStep {
- public:
-  void apply(AlignedText& text, NormalizeScratch& scratch) const override {
-    AlignedText& out = scratch.other;
-    out.clear();
-    out.tracked = text.tracked;
-    std::string lower;
+// A step that writes each character anew: append(code, text, span, out) appends what `span` of `text` becomes.
+template <class Append>
+NormalizerStep rewrite_characters(Append append) {
+  return [append](AlignedText& text, NormalizeScratch& scratch) {
+    AlignedText& out = scratch.begin_other(text);
     for (size_t at = 0; at < text.text.size();) {
       const auto c = decode_utf8(text.text.data() + at);
-      lower.clear();
-      if (c.code == 0x130) {
-        lower = "i\xCC\x87";  // the one character with a longer lower case
-      } else {
-        append_utf8(static_cast<uint32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c.code))), lower);
-      }
-      out.append(lower, text.origin(at));
+      append(c.code, text, Span{static_cast<uint32_t>(at), static_cast<uint32_t>(at + c.length)}, out);
       at += c.length;
     }
     std::swap(text, out);
-  }
-};
+  };
+}
 
-class Strip : public NormalizerStep {
- public:
-  Strip(bool left, bool right) : left_(left), right_(right) {}
-  void apply(AlignedText& text, NormalizeScratch&) const override {
+void append_lower(uint32_t code, const AlignedText& text, Span span, AlignedText& out) {
+  std::string lower;
+  if (code == 0x130) {
+    lower = "i\xCC\x87";  // the one character with a longer lower case
+  } else {
+    append_utf8(static_cast<uint32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(code))), lower);
+  }
+  out.append(lower, text.origin(span.begin));
+}
+
+void append_unless_mark(uint32_t code, const AlignedText& text, Span span, AlignedText& out) {
+  if (!(char_class(code) & kMark)) out.append(text, span.begin, span.end);
+}
+
+NormalizerStep strip(bool left, bool right) {
+  return [left, right](AlignedText& text, NormalizeScratch&) {
     const std::string& in = text.text;
     size_t begin = 0, end = in.size();
     const auto is_space = [&](size_t at) { return char_class(decode_utf8(in.data() + at).code) & kSpace; };
-    while (left_ && begin < end && is_space(begin)) begin += utf8_length(in[begin]);
-    while (right_ && begin < end) {
+    while (left && begin < end && is_space(begin)) begin += utf8_length(in[begin]);
+    while (right && begin < end) {
       const auto last = static_cast<size_t>(previous_char(in.data() + end) - in.data());
       if (!is_space(last)) break;
       end = last;
@@ -227,26 +216,8 @@ class Strip : public NormalizerStep {
     if (!text.tracked) return;
     text.origins.erase(text.origins.begin() + static_cast<ptrdiff_t>(end), text.origins.end());
     text.origins.erase(text.origins.begin(), text.origins.begin() + static_cast<ptrdiff_t>(begin));
-  }
-
- private:
-  bool left_, right_;
-};
-
-class StripAccents : public NormalizerStep {
- public:
-  void apply(AlignedText& text, NormalizeScratch& scratch) const override {
-    AlignedText& out = scratch.other;
-    out.clear();
-    out.tracked = text.tracked;
-    for (size_t at = 0; at < text.text.size();) {
-      const auto c = decode_utf8(text.text.data() + at);
-      if (!(char_class(c.code) & kMark)) out.append(text, at, at + c.length);
-      at += c.length;
-    }
-    std::swap(text, out);
-  }
-};
+  };
+}
 
 }  // namespace
 
@@ -258,9 +229,7 @@ Normalizer Normalizer::from_json(const JsonReader& node) {
 
 void Normalizer::add(const JsonReader& node) {
   const std::string type = node.string("type");
-  const auto form = [&](bool compose, bool compatibility) {
-    steps_.push_back(std::make_unique<UnicodeForm>(compose, compatibility));
-  };
+  const auto form = [&](bool compose, bool compatibility) { steps_.push_back(UnicodeForm(compose, compatibility)); };
   if (type == "NFC") {
     form(true, false);
   } else if (type == "NFD") {
@@ -270,15 +239,15 @@ void Normalizer::add(const JsonReader& node) {
   } else if (type == "NFKD") {
     form(false, true);
   } else if (type == "Prepend") {
-    steps_.push_back(std::make_unique<Prepend>(node.string("prepend")));
+    steps_.push_back(prepend(node.string("prepend")));
   } else if (type == "Replace") {
-    steps_.push_back(std::make_unique<Replace>(TextPattern::from_json(node.at("pattern")), node.string("content")));
+    steps_.push_back(replace(TextPattern::from_json(node.at("pattern")), node.string("content")));
   } else if (type == "Lowercase") {
-    steps_.push_back(std::make_unique<Lowercase>());
+    steps_.push_back(rewrite_characters(append_lower));
   } else if (type == "Strip") {
-    steps_.push_back(std::make_unique<Strip>(node.boolean("strip_left"), node.boolean("strip_right")));
+    steps_.push_back(strip(node.boolean("strip_left"), node.boolean("strip_right")));
   } else if (type == "StripAccents") {
-    steps_.push_back(std::make_unique<StripAccents>());
+    steps_.push_back(rewrite_characters(append_unless_mark));
   } else if (type == "Sequence") {
     for (const auto& item : node.at("normalizers").items()) add(item);
   } else {
@@ -290,7 +259,7 @@ void Normalizer::add(const JsonReader& node) {
 TextPattern TextPattern::from_json(const JsonReader& node) {
   TextPattern pattern;
   if (node.has("Regex")) {
-    pattern.regex_ = std::make_unique<Regex>(node.string("Regex"), node.name());
+    pattern.regex_ = std::make_shared<const Regex>(node.string("Regex"), node.name());
   } else if (node.has("String")) {
     pattern.literal_ = node.string("String");
   } else {

@@ -7,6 +7,7 @@
 // that came after Unicode 9. Immutable, thread-safe.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -20,25 +21,28 @@ struct NormalizeScratch {
   RegexScratch regex;
   AlignedText other;
   std::vector<Span> matches;
+
+  // `other`, empty, for what becomes of `text`.
+  AlignedText& begin_other(const AlignedText& text) {
+    other.clear();
+    other.tracked = text.tracked;
+    return other;
+  }
 };
 
-class NormalizerStep {
- public:
-  virtual ~NormalizerStep() = default;
-  virtual void apply(AlignedText& text, NormalizeScratch& scratch) const = 0;
-};
+using NormalizerStep = std::function<void(AlignedText& text, NormalizeScratch& scratch)>;
 
 class Normalizer {
  public:
   static Normalizer from_json(const JsonReader& node);  // null: no steps
   bool empty() const { return steps_.empty(); }
   void apply(AlignedText& text, NormalizeScratch& scratch) const {
-    for (const auto& step : steps_) step->apply(text, scratch);
+    for (const auto& step : steps_) step(text, scratch);
   }
 
  private:
   void add(const JsonReader& node);
-  std::vector<std::unique_ptr<NormalizerStep>> steps_;
+  std::vector<NormalizerStep> steps_;
 };
 
 // A {"String": ...} or {"Regex": ...} pattern, as Replace and Split have it.
@@ -51,7 +55,7 @@ class TextPattern {
 
  private:
   std::string literal_;
-  std::unique_ptr<Regex> regex_;
+  std::shared_ptr<const Regex> regex_;
 };
 
 }  // namespace tessera::text

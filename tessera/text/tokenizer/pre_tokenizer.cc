@@ -1,7 +1,6 @@
 #include "tessera/text/tokenizer/pre_tokenizer.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "tessera/base/error.h"
 #include "tessera/text/tokenizer/byte_level.h"
@@ -31,6 +30,10 @@ class Cutter {
 
   // Cuts one piece, given its matches relative to the piece's begin.
   void cut(Span piece, const std::vector<Span>& matches) {
+    if (matches.empty() && !invert_) {
+      pieces_.push_back(piece);
+      return;
+    }
     first_ = pieces_.size();
     previous_match_ = false;
     uint32_t at = piece.begin;
@@ -82,164 +85,130 @@ class Cutter {
   bool previous_match_ = false;
 };
 
-class SplitPattern : public PreTokenizerStep {
- public:
-  SplitPattern(TextPattern pattern, Behavior behavior, bool invert)
-      : pattern_(std::move(pattern)), behavior_(behavior), invert_(invert) {
-    if (pattern_.regex() && behavior == Behavior::kIsolated) known_ = known_pattern(pattern_.regex()->pattern());
-  }
-  void apply(PreTokens& tokens) const override {
+// A step that cuts each piece: cut(tokens, piece) appends what it becomes to tokens.cut.
+template <class Cut>
+PreTokenizerStep cut_pieces(Cut cut) {
+  return [cut = std::move(cut)](PreTokens& tokens) {
     tokens.cut.clear();
-    Cutter cutter(behavior_, invert_, tokens.cut);
-    for (const Span piece : tokens.pieces) {
-      if (known_) {
-        split_words(*known_, tokens.text, piece.begin, piece.end, tokens.cut);
-        continue;
-      }
-      tokens.matches.clear();
-      pattern_.find_all(tokens.piece(piece), tokens.regex, tokens.matches);
-      if (tokens.matches.empty() && !invert_) {
-        tokens.cut.push_back(piece);
-      } else {
-        cutter.cut(piece, tokens.matches);
-      }
-    }
+    for (const Span piece : tokens.pieces) cut(tokens, piece);
     std::swap(tokens.pieces, tokens.cut);
-  }
+  };
+}
 
- private:
-  TextPattern pattern_;
-  Behavior behavior_;
-  bool invert_;
-  std::optional<WordPattern> known_;
-};
+// A step that writes each piece anew: append(tokens, piece) appends its text to tokens.building.
+template <class Append>
+PreTokenizerStep rewrite_pieces(Append append) {
+  return [append = std::move(append)](PreTokens& tokens) {
+    tokens.begin_rewrite();
+    for (const Span piece : tokens.pieces) {
+      const auto begin = static_cast<uint32_t>(tokens.building.text.size());
+      append(tokens, piece);
+      tokens.cut.push_back({begin, static_cast<uint32_t>(tokens.building.text.size())});
+    }
+    tokens.end_rewrite();
+  };
+}
+
+PreTokenizerStep split_known_words(WordPattern pattern) {
+  return cut_pieces([pattern](PreTokens& tokens, Span piece) {
+    split_words(pattern, tokens.text, piece.begin, piece.end, tokens.cut);
+  });
+}
+
+PreTokenizerStep split_pattern(TextPattern pattern, Behavior behavior, bool invert) {
+  if (pattern.regex() && behavior == Behavior::kIsolated) {
+    if (const auto known = known_pattern(pattern.regex()->pattern())) return split_known_words(*known);
+  }
+  return cut_pieces([pattern = std::move(pattern), behavior, invert](PreTokens& tokens, Span piece) {
+    tokens.matches.clear();
+    pattern.find_all(tokens.piece(piece), tokens.regex, tokens.matches);
+    Cutter(behavior, invert, tokens.cut).cut(piece, tokens.matches);
+  });
+}
 
 // Every character of a class is a match of its own.
-class SplitClass : public PreTokenizerStep {
- public:
-  SplitClass(uint8_t classes, Behavior behavior) : classes_(classes), behavior_(behavior) {}
-  void apply(PreTokens& tokens) const override {
-    const CharTable& table = char_table();
-    tokens.cut.clear();
-    Cutter cutter(behavior_, false, tokens.cut);
-    for (const Span piece : tokens.pieces) {
-      tokens.matches.clear();
-      for (uint32_t at = piece.begin; at < piece.end;) {
-        const auto c = decode_utf8(tokens.text.data() + at);
-        if (char_class(table, c.code) & classes_) {
-          tokens.matches.push_back({at - piece.begin, at - piece.begin + c.length});
-        }
-        at += c.length;
+PreTokenizerStep split_class(uint8_t classes, Behavior behavior) {
+  return cut_pieces([classes, behavior, &table = char_table()](PreTokens& tokens, Span piece) {
+    tokens.matches.clear();
+    for (uint32_t at = piece.begin; at < piece.end;) {
+      const auto c = decode_utf8(tokens.text.data() + at);
+      if (char_class(table, c.code) & classes) {
+        tokens.matches.push_back({at - piece.begin, at - piece.begin + c.length});
       }
-      if (tokens.matches.empty()) {
-        tokens.cut.push_back(piece);
-      } else {
-        cutter.cut(piece, tokens.matches);
-      }
+      at += c.length;
     }
-    std::swap(tokens.pieces, tokens.cut);
-  }
-
- private:
-  uint8_t classes_;
-  Behavior behavior_;
-};
+    Cutter(behavior, false, tokens.cut).cut(piece, tokens.matches);
+  });
+}
 
 // \w+|[^\w\s]+ , and nothing of what is between.
-class SplitWhitespace : public PreTokenizerStep {
- public:
-  void apply(PreTokens& tokens) const override {
-    tokens.cut.clear();
-    for (const Span piece : tokens.pieces) {
-      int previous = kGap;
-      for (uint32_t at = piece.begin; at < piece.end;) {
-        const auto c = decode_utf8(tokens.text.data() + at);
-        const uint8_t classes = char_class(c.code);
-        const int kind = classes & kWord ? kWordRun : classes & kSpace ? kGap : kSignRun;
-        if (kind != kGap && kind == previous) {
-          tokens.cut.back().end += c.length;
-        } else if (kind != kGap) {
-          tokens.cut.push_back({at, at + c.length});
-        }
-        previous = kind;
-        at += c.length;
-      }
-    }
-    std::swap(tokens.pieces, tokens.cut);
-  }
-
- private:
+PreTokenizerStep split_whitespace() {
   enum { kGap, kWordRun, kSignRun };
-};
-
-class PrefixSpace : public PreTokenizerStep {
- public:
-  void apply(PreTokens& tokens) const override {
-    const auto has_space = [&](const Span& piece) { return tokens.text[piece.begin] == ' '; };
-    if (std::ranges::all_of(tokens.pieces, has_space)) return;
-    tokens.begin_rewrite();
-    for (const Span piece : tokens.pieces) {
-      const auto begin = static_cast<uint32_t>(tokens.building.text.size());
-      if (!has_space(piece)) tokens.append_bytes(" ", piece.begin);
-      tokens.append_original(piece.begin, piece.end);
-      tokens.cut.push_back({begin, static_cast<uint32_t>(tokens.building.text.size())});
-    }
-    tokens.end_rewrite();
-  }
-};
-
-class SplitGpt2Words : public PreTokenizerStep {
- public:
-  void apply(PreTokens& tokens) const override {
-    tokens.cut.clear();
-    for (const Span piece : tokens.pieces) {
-      split_words(WordPattern::kGpt2, tokens.text, piece.begin, piece.end, tokens.cut);
-    }
-    std::swap(tokens.pieces, tokens.cut);
-  }
-};
-
-class SpellBytes : public PreTokenizerStep {
- public:
-  void apply(PreTokens& tokens) const override {
-    const auto& alphabet = byte_alphabet();
-    tokens.begin_rewrite();
-    for (const Span piece : tokens.pieces) {
-      const auto begin = static_cast<uint32_t>(tokens.building.text.size());
-      for (uint32_t at = piece.begin; at < piece.end; ++at) {
-        tokens.append_bytes(alphabet.utf8_of[static_cast<unsigned char>(tokens.text[at])], at);
+  return cut_pieces([](PreTokens& tokens, Span piece) {
+    int previous = kGap;
+    for (uint32_t at = piece.begin; at < piece.end;) {
+      const auto c = decode_utf8(tokens.text.data() + at);
+      const uint8_t classes = char_class(c.code);
+      const int kind = classes & kWord ? kWordRun : classes & kSpace ? kGap : kSignRun;
+      if (kind != kGap && kind == previous) {
+        tokens.cut.back().end += c.length;
+      } else if (kind != kGap) {
+        tokens.cut.push_back({at, at + c.length});
       }
-      tokens.cut.push_back({begin, static_cast<uint32_t>(tokens.building.text.size())});
+      previous = kind;
+      at += c.length;
     }
-    tokens.end_rewrite();
-  }
-};
+  });
+}
 
-class Metaspace : public PreTokenizerStep {
- public:
-  Metaspace(uint32_t replacement, PrependScheme scheme, bool split) : scheme_(scheme), split_(split) {
-    append_utf8(replacement, replacement_);
-  }
-  void apply(PreTokens& tokens) const override {
+PreTokenizerStep prefix_space() {
+  const auto has_space = [](const PreTokens& tokens, Span piece) { return tokens.text[piece.begin] == ' '; };
+  const auto prefix = rewrite_pieces([has_space](PreTokens& tokens, Span piece) {
+    if (!has_space(tokens, piece)) tokens.append_bytes(" ", piece.begin);
+    tokens.append_original(piece.begin, piece.end);
+  });
+  return [has_space, prefix](PreTokens& tokens) {
+    if (!std::ranges::all_of(tokens.pieces, [&](Span piece) { return has_space(tokens, piece); })) prefix(tokens);
+  };
+}
+
+PreTokenizerStep spell_bytes() {
+  return rewrite_pieces([&alphabet = byte_alphabet()](PreTokens& tokens, Span piece) {
+    for (uint32_t at = piece.begin; at < piece.end; ++at) {
+      tokens.append_bytes(alphabet.utf8_of[static_cast<unsigned char>(tokens.text[at])], at);
+    }
+  });
+}
+
+bool prepends(PrependScheme scheme, const PreTokens& tokens, Span piece) {
+  if (scheme != PrependScheme::kFirst) return scheme == PrependScheme::kAlways;
+  if (tokens.origins) return tokens.origins[piece.begin].begin == 0;
+  return tokens.at_input_start && piece.begin == 0;
+}
+
+PreTokenizerStep metaspace(uint32_t replacement_character, PrependScheme scheme, bool split) {
+  std::string replacement;
+  append_utf8(replacement_character, replacement);
+  return [replacement, scheme, split](PreTokens& tokens) {
     tokens.begin_rewrite();
     for (const Span piece : tokens.pieces) {
       auto begin = static_cast<uint32_t>(tokens.building.text.size());
       const std::string_view whole = tokens.piece(piece);
-      if (prepends(tokens, piece) && whole[0] != ' ' && !whole.starts_with(replacement_)) {
-        tokens.append_bytes(replacement_, piece.begin);
+      if (prepends(scheme, tokens, piece) && whole[0] != ' ' && !whole.starts_with(replacement)) {
+        tokens.append_bytes(replacement, piece.begin);
       }
       for (uint32_t at = piece.begin; at < piece.end;) {
         const size_t space = tokens.text.substr(0, piece.end).find(' ', at);
         const uint32_t stop = space == std::string_view::npos ? piece.end : static_cast<uint32_t>(space);
         tokens.append_original(at, stop);
-        if (stop < piece.end) tokens.append_bytes(replacement_, stop);
+        if (stop < piece.end) tokens.append_bytes(replacement, stop);
         at = stop + 1;
       }
       const auto end = static_cast<uint32_t>(tokens.building.text.size());
-      if (split_) {  // before each replacement character
+      if (split) {  // before each replacement character
         const std::string_view built = tokens.building.text;
-        for (size_t at = built.find(replacement_, begin + 1); at != std::string_view::npos;
-             at = built.find(replacement_, at + 1)) {
+        for (size_t at = built.find(replacement, begin + 1); at != std::string_view::npos;
+             at = built.find(replacement, at + 1)) {
           tokens.cut.push_back({begin, static_cast<uint32_t>(at)});
           begin = static_cast<uint32_t>(at);
         }
@@ -247,19 +216,8 @@ class Metaspace : public PreTokenizerStep {
       tokens.cut.push_back({begin, end});
     }
     tokens.end_rewrite();
-  }
-
- private:
-  bool prepends(const PreTokens& tokens, Span piece) const {
-    if (scheme_ != PrependScheme::kFirst) return scheme_ == PrependScheme::kAlways;
-    if (tokens.origins) return tokens.origins[piece.begin].begin == 0;
-    return tokens.at_input_start && piece.begin == 0;
-  }
-
-  std::string replacement_;
-  PrependScheme scheme_;
-  bool split_;
-};
+  };
+}
 
 }  // namespace
 
@@ -305,18 +263,15 @@ PreTokenizer PreTokenizer::from_json(const JsonReader& node) {
 
 void PreTokenizer::add(const JsonReader& node, bool last) {
   const std::string type = node.string("type");
-  const auto classes = [&](uint8_t wanted, Behavior behavior) {
-    steps_.push_back(std::make_unique<SplitClass>(wanted, behavior));
-  };
+  const auto classes = [&](uint8_t wanted, Behavior behavior) { steps_.push_back(split_class(wanted, behavior)); };
   if (type == "Sequence") {
     const auto items = node.at("pretokenizers").items();
     for (size_t i = 0; i < items.size(); ++i) add(items[i], last && i + 1 == items.size());
   } else if (type == "ByteLevel") {
     add_byte_level(node, last);
   } else if (type == "Split") {
-    steps_.push_back(std::make_unique<SplitPattern>(TextPattern::from_json(node.at("pattern")),
-                                                    behavior_from(node.string("behavior"), node),
-                                                    node.boolean("invert")));
+    steps_.push_back(split_pattern(TextPattern::from_json(node.at("pattern")),
+                                   behavior_from(node.string("behavior"), node), node.boolean("invert")));
   } else if (type == "Digits") {
     classes(kNumber, node.boolean("individual_digits", false) ? Behavior::kIsolated : Behavior::kContiguous);
   } else if (type == "Punctuation") {
@@ -324,7 +279,7 @@ void PreTokenizer::add(const JsonReader& node, bool last) {
   } else if (type == "WhitespaceSplit") {
     classes(kSpace, Behavior::kRemoved);
   } else if (type == "Whitespace") {
-    steps_.push_back(std::make_unique<SplitWhitespace>());
+    steps_.push_back(split_whitespace());
   } else if (type == "Metaspace") {
     add_metaspace(node);
   } else {
@@ -335,19 +290,19 @@ void PreTokenizer::add(const JsonReader& node, bool last) {
 }
 
 void PreTokenizer::add_byte_level(const JsonReader& node, bool last) {
-  if (node.boolean("add_prefix_space")) steps_.push_back(std::make_unique<PrefixSpace>());
-  if (node.boolean("use_regex", true)) steps_.push_back(std::make_unique<SplitGpt2Words>());
+  if (node.boolean("add_prefix_space")) steps_.push_back(prefix_space());
+  if (node.boolean("use_regex", true)) steps_.push_back(split_known_words(WordPattern::kGpt2));
   if (last) {
     byte_level_ = true;
   } else {
-    steps_.push_back(std::make_unique<SpellBytes>());
+    steps_.push_back(spell_bytes());
   }
 }
 
 void PreTokenizer::add_metaspace(const JsonReader& node) {
   const PrependScheme scheme = prepend_scheme(node);
   needs_origins_ |= scheme == PrependScheme::kFirst;
-  steps_.push_back(std::make_unique<Metaspace>(character_of(node, "replacement"), scheme, node.boolean("split", true)));
+  steps_.push_back(metaspace(character_of(node, "replacement"), scheme, node.boolean("split", true)));
 }
 
 }  // namespace tessera::text

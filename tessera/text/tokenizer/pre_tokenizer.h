@@ -9,7 +9,7 @@
 // Immutable, thread-safe; a PreTokens belongs to one thread at a time.
 #pragma once
 
-#include <memory>
+#include <functional>
 #include <string_view>
 #include <vector>
 
@@ -45,17 +45,13 @@ struct PreTokens {
   void end_rewrite();
 };
 
-class PreTokenizerStep {
- public:
-  virtual ~PreTokenizerStep() = default;
-  virtual void apply(PreTokens& tokens) const = 0;
-};
+using PreTokenizerStep = std::function<void(PreTokens& tokens)>;
 
 class PreTokenizer {
  public:
   static PreTokenizer from_json(const JsonReader& node);  // null: no steps
   void apply(PreTokens& tokens) const {
-    for (const auto& step : steps_) step->apply(tokens);
+    for (const auto& step : steps_) step(tokens);
   }
   // The last step spells bytes in the byte-level alphabet; apply() leaves that to the model.
   bool byte_level() const { return byte_level_; }
@@ -66,7 +62,7 @@ class PreTokenizer {
   void add(const JsonReader& node, bool last);
   void add_byte_level(const JsonReader& node, bool last);
   void add_metaspace(const JsonReader& node);
-  std::vector<std::unique_ptr<PreTokenizerStep>> steps_;
+  std::vector<PreTokenizerStep> steps_;
   bool byte_level_ = false;
   bool needs_origins_ = false;
 };
