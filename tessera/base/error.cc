@@ -8,8 +8,21 @@
 namespace tessera {
 
 int Error::exit_code() const noexcept {
-  constexpr int kExitCodes[] = {2, 3, 3, 3, 4, 5, 1};  // in the order of ErrorKind
-  return kExitCodes[static_cast<size_t>(kind_)];
+  switch (kind_) {
+    case ErrorKind::kConfig:
+      return 2;
+    case ErrorKind::kIo:
+    case ErrorKind::kFormat:
+    case ErrorKind::kShape:
+      return 3;
+    case ErrorKind::kComm:
+      return 4;
+    case ErrorKind::kMemory:
+      return 5;
+    case ErrorKind::kInternal:
+      return 1;
+  }
+  return 1;
 }
 
 const char* to_string(ErrorKind kind) noexcept {
