@@ -7,6 +7,16 @@
 namespace tessera::testing {
 namespace {
 
+class OnMeshOfFour : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(OnMeshOfFour, EqualsThePlainOperationForAllPlacements) {
+  if (!is_elementwise(GetParam())) GTEST_SKIP() << "is in conformance_dist_test.cc";
+  expect_equal_on_mesh(GetParam(), 4);
+}
+
+INSTANTIATE_TEST_SUITE_P(, OnMeshOfFour, ::testing::ValuesIn(kOpGroups),
+                         [](const auto& info) { return std::string(info.param); });
+
 class AtLength : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(AtLength, EqualsThePlainOperation) {

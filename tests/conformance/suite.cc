@@ -153,4 +153,18 @@ void expect_conforming(const Report& report, const std::string& group, bool at_r
       group, ops, left_out, report.placements.size(), report.cases, report.gradients, report.refused);
 }
 
+bool is_elementwise(const std::string& group) { return group.starts_with("pointwise") || group == "foreach"; }
+
+void expect_equal_on_mesh(const std::string& group, int64_t k) {
+  Conformance run({.mesh = {k}});
+  const auto rows = row_counts(k);
+  add_group(group, {rows[0]},
+            [&](const std::shared_ptr<const Reference>& reference) { run.add_all(reference, /*with_rare=*/true); });
+  add_group(group, {rows.begin() + 1, rows.end()},
+            [&](const std::shared_ptr<const Reference>& reference) { run.add_all(reference); });
+  run.check();
+  expect_conforming(run.report(), group);
+  expect_counts(run.report(), fmt::format("{}@{}", group, k));
+}
+
 }  // namespace tessera::testing

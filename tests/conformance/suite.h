@@ -22,6 +22,9 @@ inline constexpr const char* kOpGroups[] = {"pointwise",     "pointwise_inplace"
                                             "pooling",       "upsample",
                                             "convolution",   "random"};
 
+// The groups of operations that work element by element, of which there are many with few rules.
+bool is_elementwise(const std::string& group);
+
 // Rows to try on k ranks: uneven, and fewer than ranks.
 std::vector<int64_t> row_counts(int64_t k);
 // missing_ops.txt: operations that fail for now. The tests at length run them, and fail for an entry that works.
@@ -42,6 +45,8 @@ void expect_conforming(const Report& report, const std::string& group, bool at_r
 // Fails the test unless there were as many cases, compared gradients and refusals as counts.txt says of this run. What
 // is neither compared nor refused by rule is thereby seen. With TESSERA_OP set it only prints them.
 void expect_counts(const Report& report, const std::string& run);
+// All placements of the group's samples on a mesh of k ranks, with the counts of counts.txt.
+void expect_equal_on_mesh(const std::string& group, int64_t k);
 void expect_counted(const std::string& run, const std::string& found);
 
 }  // namespace tessera::testing
