@@ -6,7 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/backends/device_backends.h"
-#include "tessera/mesh/detail/mesh_builder.h"
+#include "tessera/mesh/mesh_builder.h"
 
 namespace tessera {
 
@@ -39,7 +39,7 @@ int64_t DeviceMesh::dim_of(const std::string& name) const {
   const auto found = std::ranges::find(dim_names_, name);
   TESSERA_CHECK(found != dim_names_.end(), ErrorKind::kShape,
                 "[mesh.slice] {}: Invalid mesh_dim_names ('{}') specified. Valid mesh_dim_names are ({}).", to_string(),
-                name, detail::quoted_names(dim_names_));
+                name, quoted_names(dim_names_));
   return found - dim_names_.begin();
 }
 
@@ -85,7 +85,7 @@ const std::shared_ptr<comm::Group>& DeviceMesh::group(const std::vector<int64_t>
 
 MeshPtr DeviceMesh::slice(const std::vector<std::string>& names) const {
   TESSERA_CHECK(!names.empty(), ErrorKind::kShape, "[mesh.slice] {}: found no dim names, wanted at least one of {}.",
-                to_string(), detail::quoted_names(dim_names_));
+                to_string(), quoted_names(dim_names_));
   if (std::ranges::any_of(names, [&](const std::string& name) {
         return !has_dim(name) && DeviceMeshBuilder::flattened_slot(*this, name) != nullptr;
       })) {
@@ -97,7 +97,7 @@ MeshPtr DeviceMesh::slice(const std::vector<std::string>& names) const {
     TESSERA_CHECK(
         dims.size() < 2 || dims[dims.size() - 2] < dims.back(), ErrorKind::kShape,
         "[mesh.slice] {}: Invalid mesh_dim_names ({}) specified. Mesh dim indices should be in ascending order.",
-        to_string(), detail::quoted_names(names));
+        to_string(), quoted_names(names));
   }
   const auto self = shared_from_this();
   return static_cast<int64_t>(dims.size()) == ndim() ? self : DeviceMeshBuilder::slice(self, dims);

@@ -6,7 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/backends/device_backends.h"
-#include "tessera/mesh/detail/mesh_builder.h"
+#include "tessera/mesh/mesh_builder.h"
 
 namespace tessera {
 
@@ -34,7 +34,7 @@ int64_t checked_shape(const std::vector<int64_t>& shape, const std::vector<std::
   for (const auto& name : dim_names) {
     TESSERA_CHECK(std::ranges::count(dim_names, name) == 1, ErrorKind::kShape,
                   "[mesh.init] Each mesh_dim_name must be unique. Found '{}' more than once in {}.", name,
-                  detail::quoted_names(dim_names));
+                  quoted_names(dim_names));
   }
   int64_t count = 1;
   for (const int64_t extent : shape) {

@@ -8,8 +8,8 @@
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/optim/detail/adamw_update.h"
 #include "tessera/optim/detail/hyperparameters.h"
-#include "tessera/optim/detail/quantized_moments.h"
 #include "tessera/optim/optimizer.h"
+#include "tessera/optim/quantized_moments.h"
 
 namespace tessera::optim {
 namespace {
@@ -53,15 +53,15 @@ class AdamW8bit : public Optimizer {
                   {options.master_weights, options.stochastic_rounding, options.seed},
                   {.kind_of =
                        [](const nn::NamedParameter& named) {
-                         return size_t{detail::is_quantized(named.slot->parameter.numel()) ? 0U : 1U};
+                         return size_t{is_quantized(named.slot->parameter.numel()) ? 0U : 1U};
                        },
                    .setting = kBits}),
-        signed_map_(detail::dynamic_map(true)),
-        unsigned_map_(detail::dynamic_map(false)) {
+        signed_map_(dynamic_map(true)),
+        unsigned_map_(dynamic_map(false)) {
     for (const auto& [name, slot, owner] : module.named_parameters()) {
       const at::Tensor& parameter = slot->parameter;
-      if (!parameter.requires_grad() || !detail::is_quantized(parameter.numel())) continue;
-      detail::check_moments_may_lie_on(local_part(parameter).device(), name);
+      if (!parameter.requires_grad() || !is_quantized(parameter.numel())) continue;
+      check_moments_may_lie_on(local_part(parameter).device(), name);
     }
     set_up_groups("make_adamw8bit");
   }
@@ -100,26 +100,26 @@ class AdamW8bit : public Optimizer {
 
   void update_quantized(const std::vector<Update>& chunk, const Group& group) const {
     int64_t blocks = 0;
-    for (const auto& update : chunk) blocks += update.entry->parameter.numel() / detail::kMomentBlock;
+    for (const auto& update : chunk) blocks += update.entry->parameter.numel() / kMomentBlock;
     const auto largest = at::zeros({2, blocks}, at::kFloat);
     std::vector<Moments> all;
     int64_t block = 0;
     for (const auto& update : chunk) {
       const auto& state = update.entry->state;
-      const int64_t own_blocks = update.entry->parameter.numel() / detail::kMomentBlock;
+      const int64_t own_blocks = update.entry->parameter.numel() / kMomentBlock;
       Moments moments{.region = detail::region_of(update.entry->parameter),
                       .average = {},
                       .square = {},
                       .largest_average = largest[0].narrow(0, block, own_blocks),
                       .largest_square = largest[1].narrow(0, block, own_blocks)};
       const auto before = [&](const char* codes, const char* scale, const at::Tensor& map) {
-        return detail::dequantized(state.at(codes), state.at(scale), map, moments.region);
+        return dequantized(state.at(codes), state.at(scale), map, moments.region);
       };
       std::tie(moments.average, moments.square) =
           updated(update, before("exp_avg_codes", "exp_avg_scale", signed_map_),
                   before("exp_avg_sq_codes", "exp_avg_sq_scale", unsigned_map_), group);
-      detail::add_block_maxima(moments.average, moments.region, moments.largest_average);
-      detail::add_block_maxima(moments.square, moments.region, moments.largest_square);
+      add_block_maxima(moments.average, moments.region, moments.largest_average);
+      add_block_maxima(moments.square, moments.region, moments.largest_square);
       all.push_back(std::move(moments));
       block += own_blocks;
     }
@@ -127,10 +127,10 @@ class AdamW8bit : public Optimizer {
     for (size_t i = 0; i < chunk.size(); ++i) {
       const auto& state = chunk[i].entry->state;
       const auto& moments = all[i];
-      detail::quantize(moments.average, moments.largest_average, signed_map_, moments.region, state.at("exp_avg_codes"),
-                       state.at("exp_avg_scale"));
-      detail::quantize(moments.square, moments.largest_square, unsigned_map_, moments.region,
-                       state.at("exp_avg_sq_codes"), state.at("exp_avg_sq_scale"));
+      quantize(moments.average, moments.largest_average, signed_map_, moments.region, state.at("exp_avg_codes"),
+               state.at("exp_avg_scale"));
+      quantize(moments.square, moments.largest_square, unsigned_map_, moments.region, state.at("exp_avg_sq_codes"),
+               state.at("exp_avg_sq_scale"));
     }
   }
 

@@ -19,8 +19,8 @@
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/optim/detail/chunks.h"
 #include "tessera/optim/detail/hyperparameters.h"
-#include "tessera/optim/detail/quantized_moments.h"
 #include "tessera/optim/detail/stochastic_rounding.h"
+#include "tessera/optim/quantized_moments.h"
 
 namespace tessera::optim {
 namespace {
@@ -160,7 +160,7 @@ void Optimizer::make_state(Entry& entry) const {
   const auto options = entry.local.options().dtype(wide_state ? c10::kFloat : entry.local.scalar_type());
   for (const auto& name : groups_[entry.group].state_names) {
     if (entry.state.contains(name)) continue;
-    entry.state[name] = detail::new_state(name, entry.parameter, entry.local, options);
+    entry.state[name] = new_state(name, entry.parameter, entry.local, options);
     restart(entry);
   }
   if (!master || entry.state.contains(kMaster)) return;
@@ -357,7 +357,7 @@ std::map<std::string, at::Tensor> Optimizer::state(const std::string& parameter)
   std::map<std::string, at::Tensor> out;
   for (const auto& [name, local] : entry.state) {
     out[name] = local;
-    if (is_dtensor(entry.parameter) && !detail::is_whole_state(name)) {
+    if (is_dtensor(entry.parameter) && !is_whole_state(name)) {
       out[name] =
           tessera::make_dtensor(local, device_mesh(entry.parameter), tessera::share(placements(entry.parameter)),
                                 entry.parameter.sizes(), entry.parameter.strides());

@@ -11,17 +11,15 @@
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/parallel/fsdp/fully_shard.h"
 #include "tessera/state/detail/load_tensor.h"
-#include "tessera/state/detail/model_names.h"
 #include "tessera/state/detail/sharded_values.h"
 #include "tessera/state/detail/state_broadcast.h"
+#include "tessera/state/model_names.h"
 #include "tessera/state/state_dict.h"
 #include "tessera/state/state_dict_handler.h"
 #include "tessera/state/state_dict_structure.h"
 
 namespace tessera {
 namespace {
-
-using detail::ModelNames;
 
 constexpr size_t kListedKeys = 20;
 
@@ -41,14 +39,14 @@ class ModelLoad {
       : options_(options), incoming_(incoming) {
     std::unordered_map<std::string, const StateValue*> given;
     for (const auto& [key, value] : values) {
-      const auto name = detail::clean_fqn(to_string(key));
+      const auto name = clean_fqn(to_string(key));
       TESSERA_CHECK(given.emplace(name, &value).second, ErrorKind::kShape,
                     "[state.set_model] two values are for {}, once the names of wrappers are taken away", quote(name));
     }
     std::unordered_map<std::string_view, bool> known;
     for (const auto& [name, entry] : model.names()) known.emplace(name, true);
     for (const auto& [key, value] : values) {
-      if (!known.contains(detail::clean_fqn(to_string(key)))) keys_.unexpected.push_back(to_string(key));
+      if (!known.contains(clean_fqn(to_string(key)))) keys_.unexpected.push_back(to_string(key));
     }
     for (const auto& entry : model.entries()) plan(entry, given);
     const bool complete = keys_.missing.empty() && keys_.unexpected.empty();
@@ -180,7 +178,7 @@ const StateDictHandler* state_dict_handler(nn::Module& model) {
 }
 
 StateDict get_model_state_dict(nn::Module& model, const StateDictOptions& options) {
-  detail::check_options(options);
+  check_options(options);
   if (const auto* handler = state_dict_handler(model)) return handler->get_model_state_dict(model, options);
   const c10::NoGradGuard no_grad;
   const ModelNames names(model, options);
@@ -197,24 +195,24 @@ StateDict get_model_state_dict(nn::Module& model, const StateDictOptions& option
     parts.set(keeps_prefix ? name : name.substr(prefixes.front().size()), values[index]);
   }
   const bool asks_ranks = options.full_state_dict && options.cpu_offload;
-  auto out = detail::full_or_on_cpu(parts, options, asks_ranks ? detail::group_of(names, options) : options.group);
+  auto out = full_or_on_cpu(parts, options, asks_ranks ? group_of(names, options) : options.group);
   verify_model_state_dict(out, options);
   return out;
 }
 
 IncompatibleKeys set_model_state_dict(nn::Module& model, const StateDict& model_state_dict,
                                       const StateDictOptions& options) {
-  detail::check_options(options);
+  check_options(options);
   if (const auto* handler = state_dict_handler(model)) {
     return handler->set_model_state_dict(model, model_state_dict, options);
   }
   const c10::NoGradGuard no_grad;
   std::optional<ModelNames> names(std::in_place, model, options);
-  const auto group = options.broadcast_from_rank0 ? detail::group_of(*names, options) : nullptr;
+  const auto group = options.broadcast_from_rank0 ? group_of(*names, options) : nullptr;
   TESSERA_CHECK(
       group || !options.broadcast_from_rank0, ErrorKind::kConfig,
       "[state.set_model] broadcast_from_rank0 of a model without DTensors: found no group, set options.group");
-  const auto device = detail::device_of(*names, group.get(), "Multiple devices found");
+  const auto device = device_of(*names, group.get(), "Multiple devices found");
   std::unique_ptr<detail::IncomingTensors> incoming;
   std::optional<ModelLoad> load;
   if (group) {

@@ -12,10 +12,10 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/dtensor/tensor/local_part.h"
-#include "tessera/optim/detail/quantized_moments.h"
-#include "tessera/state/detail/hyperparameter_values.h"
+#include "tessera/optim/quantized_moments.h"
 #include "tessera/state/detail/load_tensor.h"
 #include "tessera/state/detail/optimizer_load.h"
+#include "tessera/state/hyperparameter_values.h"
 
 namespace tessera {
 namespace detail {
@@ -122,7 +122,7 @@ void OptimizerLoad::plan_state(Parameter& parameter, size_t position, const Stat
                   quote(parameter.name), state, type_name(*value));
     const auto like = own.find(state);
     const auto form =
-        like != own.end() ? like->second : optim::detail::state_form(state, optimizer_->slot(parameter.name).parameter);
+        like != own.end() ? like->second : optim::state_form(state, optimizer_->slot(parameter.name).parameter);
     const auto misfit = loading_misfit(form, value->tensor());
     TESSERA_CHECK(misfit.empty(), ErrorKind::kShape, "[state.load_optimizer] {}: {} {}", quote(parameter.name), state,
                   misfit);
@@ -220,7 +220,7 @@ StateDict optimizer_state_dict(const optim::Optimizer& optimizer) {
   StateList groups;
   int64_t id = 0;
   for (const auto& group : optimizer.param_groups()) {
-    StateDict shown = detail::to_state_dict(group.hyperparameters);
+    StateDict shown = to_state_dict(group.hyperparameters);
     StateList ids;
     for (const auto& name : group.params) {
       const auto state = optimizer.state(name);

@@ -6,11 +6,11 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/comm/collectives/agreement.h"
-#include "tessera/state/detail/model_names.h"
 #include "tessera/state/detail/optimizer_load.h"
 #include "tessera/state/detail/saved_optimizer.h"
 #include "tessera/state/detail/sharded_values.h"
 #include "tessera/state/detail/state_broadcast.h"
+#include "tessera/state/model_names.h"
 #include "tessera/state/optimizer_dict.h"
 #include "tessera/state/optimizer_forms.h"
 #include "tessera/state/state_dict.h"
@@ -18,8 +18,6 @@
 
 namespace tessera {
 namespace {
-
-using detail::ModelNames;
 
 // Names of the parameters of each group as the model has them, all names of a shared one.
 std::vector<detail::GroupNames> group_names(const optim::Optimizer& optimizer, const ModelNames& model) {
@@ -60,7 +58,7 @@ std::vector<detail::OptimizerNames> optimizer_names(const std::vector<optim::Opt
 
 StateDict get_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
                                    const StateDictOptions& options) {
-  detail::check_options(options);
+  check_options(options);
   check_optimizers(optimizers);
   if (const auto* handler = state_dict_handler(model)) {
     return handler->get_optimizer_state_dict(model, optimizers, options);
@@ -87,25 +85,25 @@ StateDict get_optimizer_state_dict(nn::Module& model, const std::vector<optim::O
   out.set("param_groups", std::move(groups));
   if (options.flatten_optimizer_state_dict) out = flatten_optimizer_dict(out);
   const bool asks_ranks = options.full_state_dict && options.cpu_offload;
-  out = detail::full_or_on_cpu(out, options, asks_ranks ? detail::group_of(names, options) : options.group);
+  out = full_or_on_cpu(out, options, asks_ranks ? group_of(names, options) : options.group);
   verify_optimizer_state_dict(out, options);
   return out;
 }
 
 void set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
                               const StateDict& optimizer_state_dict, const StateDictOptions& options) {
-  detail::check_options(options);
+  check_options(options);
   check_optimizers(optimizers);
   if (const auto* handler = state_dict_handler(model)) {
     return handler->set_optimizer_state_dict(model, optimizers, optimizer_state_dict, options);
   }
   const c10::NoGradGuard no_grad;
   const ModelNames names(model, options);
-  const auto group = options.broadcast_from_rank0 ? detail::group_of(names, options) : nullptr;
+  const auto group = options.broadcast_from_rank0 ? group_of(names, options) : nullptr;
   TESSERA_CHECK(
       group || !options.broadcast_from_rank0, ErrorKind::kConfig,
       "[state.set_optimizer] broadcast_from_rank0 of a model without DTensors: found no group, set options.group");
-  const auto device = detail::device_of(names, group.get(), "Device mismatch");
+  const auto device = device_of(names, group.get(), "Device mismatch");
   std::unique_ptr<detail::IncomingTensors> incoming;
   std::vector<detail::OptimizerLoad> loads;
   const auto plan = [&](const StateDict& saved) {

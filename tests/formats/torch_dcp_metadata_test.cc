@@ -5,8 +5,8 @@
 #include <functional>
 #include <random>
 
+#include "tessera/formats/torch/box_cover.h"
 #include "tessera/formats/torch/dcp_metadata.h"
-#include "tessera/formats/torch/detail/box_cover.h"
 #include "tessera/formats/torch/pickler.h"
 #include "tests/formats/file_bytes.h"
 
@@ -110,8 +110,8 @@ TEST(DcpMetadata, ChunksCoverTheirTensorExactly) {
 }
 
 // Counts, element by element, what find_cover_defect() finds from corners.
-std::optional<detail::CoverDefect> first_defect_by_counting(const std::vector<int64_t>& size,
-                                                            const std::vector<DcpChunk>& boxes) {
+std::optional<CoverDefect> first_defect_by_counting(const std::vector<int64_t>& size,
+                                                    const std::vector<DcpChunk>& boxes) {
   std::vector<int64_t> element(size.size(), 0);
   for (;;) {
     int64_t covered = 0;
@@ -122,7 +122,7 @@ std::optional<detail::CoverDefect> first_defect_by_counting(const std::vector<in
       }
       covered += inside;
     }
-    if (covered != 1) return detail::CoverDefect{element, covered};
+    if (covered != 1) return CoverDefect{element, covered};
     size_t dim = size.size();
     while (dim > 0 && ++element[dim - 1] == size[dim - 1]) element[--dim] = 0;
     if (dim == 0) return std::nullopt;
@@ -159,14 +159,14 @@ TEST(DcpMetadata, TheFirstDefectOfACoverIsTheOneThatCountingFinds) {
         boxes.push_back(DcpChunk(box));
       }
     }
-    const auto found = detail::find_cover_defect(size, boxes, "m");
+    const auto found = find_cover_defect(size, boxes, "m");
     const auto wanted = first_defect_by_counting(size, boxes);
     ASSERT_EQ(found.has_value(), wanted.has_value());
     if (found) {
       ASSERT_EQ(found->element, wanted->element);
       ASSERT_EQ(found->covered_by, wanted->covered_by);
     }
-    const auto overlap = detail::find_overlap(boxes, "m");
+    const auto overlap = find_overlap(boxes, "m");
     if (!found) ASSERT_FALSE(overlap);
     if (found && found->covered_by > 1) ASSERT_TRUE(overlap);
     (found ? broken : sound) += 1;
@@ -205,13 +205,12 @@ TEST(DcpMetadata, ChunksCutAlongManyDimensionsAreCheckedOrRefusedQuickly) {
     boxes.push_back({offsets, sizes});
     return boxes;
   };
-  EXPECT_FALSE(detail::find_cover_defect(std::vector<int64_t>(12, 2), halves(12), "m"));
+  EXPECT_FALSE(find_cover_defect(std::vector<int64_t>(12, 2), halves(12), "m"));
   auto broken = halves(12);
   broken.pop_back();
-  EXPECT_EQ(detail::find_cover_defect(std::vector<int64_t>(12, 2), broken, "m")->element, std::vector<int64_t>(12, 1));
-  EXPECT_THAT(
-      error_of(ErrorKind::kFormat, [&] { detail::find_cover_defect(std::vector<int64_t>(40, 2), halves(40), "m"); }),
-      HasSubstr("cut along 40 dimensions"));
+  EXPECT_EQ(find_cover_defect(std::vector<int64_t>(12, 2), broken, "m")->element, std::vector<int64_t>(12, 1));
+  EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { find_cover_defect(std::vector<int64_t>(40, 2), halves(40), "m"); }),
+              HasSubstr("cut along 40 dimensions"));
 }
 
 TEST(DcpMetadata, EveryChunkHasItsRecordInsideTheFolder) {

@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/formats/safetensors/safetensors.h"
-#include "tessera/optim/detail/quantized_moments.h"
 #include "tessera/optim/optimizer.h"
+#include "tessera/optim/quantized_moments.h"
 #include "tessera/optim/schedule.h"
 #include "tests/support/alone_on_device.h"
 #include "tests/support/process.h"
@@ -105,8 +105,8 @@ TEST(AdamW8bitOracle, FiftyStepsAreThoseOfTorchao) {
                                                    .beta1 = betas[0],
                                                    .beta2 = betas[1],
                                                    .weight_decay = options.value("weight_decay", 0.01)}});
-    EXPECT_TRUE(detail::dynamic_map(true).equal(file->tensor("map.signed")));
-    EXPECT_TRUE(detail::dynamic_map(false).equal(file->tensor("map.unsigned")));
+    EXPECT_TRUE(dynamic_map(true).equal(file->tensor("map.signed")));
+    EXPECT_TRUE(dynamic_map(false).equal(file->tensor("map.unsigned")));
     take_steps(model, *optimizer, *file);
     for (const auto& named : model.named_parameters()) {
       EXPECT_LT(largest_difference(named.slot->parameter, file->tensor("end." + named.name)), 1e-6) << named.name;

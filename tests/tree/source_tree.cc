@@ -182,7 +182,7 @@ std::vector<std::string> brace_faults(const SourceTree& tree) {
     for (std::string line; std::getline(stream, line);) lines.push_back(line);
     for (size_t i = 0; i + 2 < lines.size(); ++i) {
       std::smatch match;
-      if (!std::regex_match(lines[i], match, head)) continue;
+      if (!std::regex_match(lines[i], match, head) || lines[i].find("//") != std::string::npos) continue;
       if (std::ranges::count(lines[i], '(') != std::ranges::count(lines[i], ')')) continue;  // its last line
       const std::string indent = match[1];
       const auto& body = lines[i + 1];
@@ -194,9 +194,9 @@ std::vector<std::string> brace_faults(const SourceTree& tree) {
       }
       const auto& after = lines[i + 2];
       const auto joined = lines[i].size() - 2 + body.size() - indent.size() - 1;
-      static const std::regex simple(R"re(^ *(?!(if|for|while|do|switch|case)\b)[^{}\[\]/]*;$)re");
+      static const std::regex simple(R"re(^ *(?!(if|for|while|do|switch|case)\b)[^{}\[\]/ ][^{}\[\]/]*;$)re");
       if (match[3].matched || match[4].matched || match[6].matched || after != indent + "}" || joined > 120) continue;
-      if (lines[i].find("//") != std::string::npos || !std::regex_match(body, simple)) continue;
+      if (!std::regex_match(body, simple)) continue;
       if (std::ranges::count(body, '(') != std::ranges::count(body, ')')) continue;
       faults.push_back(fmt::format("{}:{}: a statement that fits on the line needs no braces", path, i + 1));
     }

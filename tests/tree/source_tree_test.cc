@@ -56,7 +56,7 @@ TEST(SourceTree, RoomsIncludeNoRoomThatIncludesThem) {
 
 TEST(SourceTree, DetailIsIncludedByItsOwnRoomAlone) {
   EXPECT_THAT(detail_faults(our_tree()), IsEmpty());
-  EXPECT_THAT(detail_faults({{"tessera/nn/a.cc", "#include \"tessera/mesh/detail/mesh_builder.h\"\n"}}),
+  EXPECT_THAT(detail_faults({{"tessera/nn/a.cc", "#include \"tessera/mesh/detail/cuda_graphs.h\"\n"}}),
               ElementsAre(HasSubstr("which is for tessera/mesh alone")));
 }
 

@@ -22,8 +22,9 @@ namespace fs = std::filesystem;
 std::vector<std::string> matches(const std::string& text, const char* pattern, int group = 0) {
   const std::regex regex(pattern);
   std::vector<std::string> found;
-  for (auto it = std::sregex_iterator(text.begin(), text.end(), regex); it != std::sregex_iterator(); ++it)
+  for (auto it = std::sregex_iterator(text.begin(), text.end(), regex); it != std::sregex_iterator(); ++it) {
     found.push_back((*it)[group]);
+  }
   return found;
 }
 
@@ -67,8 +68,9 @@ class UpstreamPage : public ::testing::Test {
     while (!next.empty()) {
       const auto path = next.back();
       next.pop_back();
-      if (found.insert(path).second)
+      if (found.insert(path).second) {
         next.insert(next.end(), source(path).includes.begin(), source(path).includes.end());
+      }
     }
     return found;
   }

@@ -13,8 +13,8 @@
 #include "tessera/base/warn_once.h"
 #include "tessera/formats/detail/boxes.h"
 #include "tessera/formats/safetensors/safetensors_folder.h"
+#include "tessera/formats/torch/box_cover.h"
 #include "tessera/formats/torch/dcp_folder.h"
-#include "tessera/formats/torch/detail/box_cover.h"
 #include "tessera/formats/torch/torch_save.h"
 
 namespace tessera {
@@ -126,7 +126,7 @@ class ShardedSafetensors : public TensorFiles {
     }
     stored.file = count_of_files(files);
     const auto where = fmt::format("[safetensors] {}: {}", path().string(), quote(name));
-    const auto defect = detail::find_cover_defect(stored.shape, boxes, where);
+    const auto defect = find_cover_defect(stored.shape, boxes, where);
     TESSERA_CHECK(!defect, ErrorKind::kFormat, "{}: the shards {}. A shard is missing or from another save.", where,
                   defect && defect->covered_by == 0 ? "leave a gap" : "overlap");
   }

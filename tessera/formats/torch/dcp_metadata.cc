@@ -9,7 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/formats/torch/detail/box_cover.h"
+#include "tessera/formats/torch/box_cover.h"
 #include "tessera/formats/torch/torch_dtypes.h"
 
 namespace tessera {
@@ -56,13 +56,13 @@ void check_dcp_tensor(const DcpTensor& tensor, const std::string& where, const D
     refuse_dcp(where, "memory format {}, 0 to 2 are known", tensor.memory_format);
   }
   if (options.allow_gaps) {
-    if (const auto pair = detail::find_overlap(tensor.chunks, where)) {
+    if (const auto pair = find_overlap(tensor.chunks, where)) {
       refuse_dcp(where, "the chunks at {} and at {} overlap", shown(tensor.chunks[pair->first].offsets),
                  shown(tensor.chunks[pair->second].offsets));
     }
     return;
   }
-  if (const auto defect = detail::find_cover_defect(tensor.size, tensor.chunks, where)) {
+  if (const auto defect = find_cover_defect(tensor.size, tensor.chunks, where)) {
     refuse_dcp(where,
                "element {} lies in {} of its {} chunks, wanted one. The checkpoint is damaged, or it is one "
                "rank's part of a checkpoint.",

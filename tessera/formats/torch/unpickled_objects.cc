@@ -2,8 +2,8 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/base/text/utf8.h"
-#include "tessera/formats/torch/detail/unpickle_machine.h"
 #include "tessera/formats/torch/pickle_names.h"
+#include "tessera/formats/torch/unpickle_machine.h"
 
 namespace tessera {
 

@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/base/text/utf8.h"
-#include "tessera/formats/torch/detail/unpickle_machine.h"
+#include "tessera/formats/torch/unpickle_machine.h"
 
 namespace tessera {
 

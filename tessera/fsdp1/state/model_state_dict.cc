@@ -14,7 +14,7 @@
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/fsdp1/state/placed_values.h"
 #include "tessera/state/broadcast_state.h"
-#include "tessera/state/detail/model_names.h"
+#include "tessera/state/model_names.h"
 #include "tessera/state/sharded_tensor.h"
 
 namespace tessera {
@@ -166,7 +166,7 @@ void check_given(const ModelTensor& tensor, const std::string& name, const State
 LoadPlan plan_load(const std::vector<ModelTensor>& tensors, const StateDict& dict, const Fsdp1LoadOptions& options) {
   std::unordered_map<std::string, const StateValue*> given;
   for (const auto& [key, value] : dict) {
-    const auto name = detail::clean_fqn(to_string(key));
+    const auto name = clean_fqn(to_string(key));
     TESSERA_CHECK(given.emplace(name, &value).second, ErrorKind::kShape,
                   "[fsdp1.load] two values are for {}, once the names of wrappers are taken away. Leave one.",
                   quote(name));
@@ -186,7 +186,7 @@ LoadPlan plan_load(const std::vector<ModelTensor>& tensors, const StateDict& dic
     if (values.empty() && !may_miss) plan.keys.missing.push_back(tensor.names[0]);
   }
   for (const auto& [key, value] : dict) {
-    if (!known.contains(detail::clean_fqn(to_string(key)))) plan.keys.unexpected.push_back(to_string(key));
+    if (!known.contains(clean_fqn(to_string(key)))) plan.keys.unexpected.push_back(to_string(key));
   }
   if (options.strict) check_strict(plan.keys);
   return plan;

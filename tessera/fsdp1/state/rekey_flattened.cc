@@ -7,7 +7,7 @@
 #include "tessera/base/text/quote.h"
 #include "tessera/fsdp1/state/flatten_optim_state.h"
 #include "tessera/fsdp1/state/placed_values.h"
-#include "tessera/state/detail/hyperparameter_values.h"
+#include "tessera/state/hyperparameter_values.h"
 
 namespace tessera {
 namespace {
@@ -53,8 +53,7 @@ class SavedGroups {
       for (const auto& home : found->second) {
         if (!first) first = &home;
         if (!compared.insert(home.group).second || home.group == first->group) continue;
-        TESSERA_CHECK(detail::same_hyperparameters(groups_[first->group].dict(), groups_[home.group].dict()),
-                      ErrorKind::kShape,
+        TESSERA_CHECK(same_hyperparameters(groups_[first->group].dict(), groups_[home.group].dict()), ErrorKind::kShape,
                       "[fsdp1.load] {} and {} are in one parameter group here, but were saved in groups with different "
                       "hyper-parameters. Make the groups as they were saved, or leave param_groups out of the dict to "
                       "keep this optimizer's.",

@@ -15,7 +15,7 @@
 #include "tessera/fsdp1/state/optim_state_dict.h"
 #include "tessera/fsdp1/state/state_dict_type.h"
 #include "tessera/fsdp1/state/units.h"
-#include "tessera/state/detail/model_names.h"
+#include "tessera/state/model_names.h"
 #include "tessera/state/optimizer_forms.h"
 
 namespace tessera {

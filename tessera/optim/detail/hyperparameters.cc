@@ -7,8 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 
-namespace tessera::optim {
-namespace detail {
+namespace tessera::optim::detail {
 
 const Hyperparameter* find_hyperparameter(const Hyperparameters& settings, std::string_view name) {
   for (const auto& [key, value] : settings) {
@@ -48,7 +47,9 @@ bool flag_of(const Hyperparameters& settings, std::string_view name) {
   return std::get<bool>(*value);
 }
 
-}  // namespace detail
+}  // namespace tessera::optim::detail
+
+namespace tessera::optim {
 
 void Optimizer::set_lr(double lr) {
   lr_ = lr;

@@ -5,7 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/state/detail/hyperparameter_values.h"
+#include "tessera/state/hyperparameter_values.h"
 #include "tessera/state/optimizer_forms.h"
 
 namespace tessera::detail {

@@ -13,8 +13,9 @@
 
 namespace tessera {
 struct ModelConfig;
+}
 
-namespace train {
+namespace tessera::train {
 
 // FLOP/s of a 1024 x 1024 x 1024 product as tessera::kernels::linear does it, the best of about 0.2 s, at the current
 // thread count; measured once for each dtype (kFloat, kBFloat16) and thread count of the process.
@@ -28,5 +29,4 @@ double best_rate(double work, double seconds, const std::function<void()>& call,
 // half the sequence under the causal mask, or the window. PaLM's appendix B, which counts the whole sequence, is more.
 double flops_per_token(const ModelConfig& config, int64_t sequence_length);
 
-}  // namespace train
-}  // namespace tessera
+}  // namespace tessera::train

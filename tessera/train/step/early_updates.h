@@ -20,11 +20,12 @@
 namespace tessera {
 
 class CausalLM;
-namespace optim {
+}  // namespace tessera
+namespace tessera::optim {
 class Optimizer;
 }
 
-namespace train {
+namespace tessera::train {
 
 class EarlyUpdates {
  public:
@@ -50,5 +51,4 @@ class EarlyUpdates {
   bool open_ = false;
 };
 
-}  // namespace train
-}  // namespace tessera
+}  // namespace tessera::train

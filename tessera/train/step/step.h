@@ -36,11 +36,12 @@
 namespace tessera {
 
 class CausalLM;
-namespace optim {
+}  // namespace tessera
+namespace tessera::optim {
 class Optimizer;
 }
 
-namespace train {
+namespace tessera::train {
 
 struct StepOptions {
   double max_grad_norm = 1.0;  // 0: gradients are not clipped
@@ -150,5 +151,4 @@ double validation_loss(CausalLM& model, pipeline::Pipeline& pipeline, const std:
 int64_t resident_bytes();
 int64_t peak_resident_bytes();
 
-}  // namespace train
-}  // namespace tessera
+}  // namespace tessera::train

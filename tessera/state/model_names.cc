@@ -1,4 +1,4 @@
-#include "tessera/state/detail/model_names.h"
+#include "tessera/state/model_names.h"
 
 #include <c10/core/GradMode.h>
 
@@ -12,7 +12,7 @@
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/state/gather_state_dict.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 std::string clean_fqn(const std::string& name) {
   static const std::unordered_set<std::string> kWrappers = {"_orig_mod", "_fsdp_wrapped_module",
@@ -109,4 +109,4 @@ StateDict full_or_on_cpu(const StateDict& state_dict, const StateDictOptions& op
   return options.cpu_offload ? offload_state_dict_to_cpu(state_dict, how) : state_dict;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -1,4 +1,4 @@
-#include "tessera/state/detail/hyperparameter_values.h"
+#include "tessera/state/hyperparameter_values.h"
 
 #include <optional>
 
@@ -7,7 +7,7 @@
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/state/state_dict_structure.h"
 
-namespace tessera::detail {
+namespace tessera {
 namespace {
 
 bool is_membership(const StateKey& key) { return key == StateKey("params") || key == StateKey("param_names"); }
@@ -94,4 +94,4 @@ bool same_hyperparameters(const StateDict& a, const StateDict& b) {
   return names == 0;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

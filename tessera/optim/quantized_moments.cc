@@ -1,4 +1,4 @@
-#include "tessera/optim/detail/quantized_moments.h"
+#include "tessera/optim/quantized_moments.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -13,7 +13,7 @@
 #include "tessera/base/error.h"
 #include "tessera/kernels/linear/dynamic_map.h"
 
-namespace tessera::optim::detail {
+namespace tessera::optim {
 namespace {
 
 // Calls visit(local, count, block) for stretches of one block each, from several threads.
@@ -113,4 +113,4 @@ at::Tensor state_form(std::string_view name, const at::Tensor& parameter) {
   return at::empty({parameter.numel() / kMomentBlock}, at::TensorOptions(at::kFloat).device(at::kMeta));
 }
 
-}  // namespace tessera::optim::detail
+}  // namespace tessera::optim

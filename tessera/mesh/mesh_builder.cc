@@ -1,4 +1,4 @@
-#include "tessera/mesh/detail/mesh_builder.h"
+#include "tessera/mesh/mesh_builder.h"
 
 #include <fmt/ranges.h>
 
@@ -109,7 +109,7 @@ MeshPtr DeviceMeshBuilder::flatten(const MeshPtr& from, const std::string& name)
   TESSERA_CHECK(std::ranges::find(taken, name) == taken.end(), ErrorKind::kShape,
                 "[mesh.flatten] '{}' already exists for submesh of the root mesh, whose dims are ({}). Give the "
                 "flattened mesh another name.",
-                name, detail::quoted_names(taken));
+                name, quoted_names(taken));
   if (!mesh->coordinate_) return mesh;
   auto& known = root->by_name[name];
   if (!known.slot) {
@@ -180,11 +180,11 @@ MeshPtr DeviceMeshBuilder::slice_flattened(const DeviceMesh& from, const std::ve
     TESSERA_CHECK(std::ranges::is_sorted(dims, std::less_equal<>()), ErrorKind::kShape,
                   "[mesh.slice] {}: Invalid mesh_dim_names ({}) specified. Mesh dim indices should be in ascending "
                   "order, and no dim in two of them; found dims [{}] of the root.",
-                  from.to_string(), detail::quoted_names(names), fmt::join(dims, ", "));
+                  from.to_string(), quoted_names(names), fmt::join(dims, ", "));
     return finish(ranks_over(*all, dims));
   }
   raise(ErrorKind::kShape, "[mesh.slice] {}: ({}) are no dims of one mesh, flattened or not.", from.to_string(),
-        detail::quoted_names(names));
+        quoted_names(names));
 }
 
 MeshPtr DeviceMeshBuilder::slice(const MeshPtr& from, const std::vector<int64_t>& dims) {
@@ -285,14 +285,10 @@ const std::shared_ptr<comm::Group>& DeviceMeshBuilder::group_of(const DeviceMesh
   return slot.group;
 }
 
-namespace detail {
-
 std::string quoted_names(const std::vector<std::string>& names) {
   std::string text;
   for (const auto& name : names) text += text.empty() ? "'" + name + "'" : ", '" + name + "'";
   return text;
 }
-
-}  // namespace detail
 
 }  // namespace tessera

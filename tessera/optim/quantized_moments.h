@@ -18,7 +18,7 @@
 
 #include "tessera/optim/detail/region.h"
 
-namespace tessera::optim::detail {
+namespace tessera::optim {
 
 inline constexpr int64_t kMomentBlock = 256;
 
@@ -50,4 +50,4 @@ bool is_whole_state(std::string_view name);
 // the meta device.
 at::Tensor state_form(std::string_view name, const at::Tensor& parameter);
 
-}  // namespace tessera::optim::detail
+}  // namespace tessera::optim

@@ -14,7 +14,7 @@
 
 #include "tessera/formats/torch/dcp_metadata.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 struct CoverDefect {
   std::vector<int64_t> element;  // the first one, in row-major order, that is not in exactly one box
@@ -29,4 +29,4 @@ std::optional<CoverDefect> find_cover_defect(std::span<const int64_t> size, std:
 // Two boxes that share an element, by position. Error kFormat when finding none would take over 2^26 comparisons.
 std::optional<std::pair<size_t, size_t>> find_overlap(std::span<const DcpChunk> boxes, const std::string& where);
 
-}  // namespace tessera::detail
+}  // namespace tessera

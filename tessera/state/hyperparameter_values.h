@@ -4,7 +4,7 @@
 #include "tessera/optim/optimizer.h"
 #include "tessera/state/state_value.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 StateValue to_state_value(const optim::Hyperparameter& value);  // lists as tuples, as betas
 StateDict to_state_dict(const optim::Hyperparameters& hyperparameters);
@@ -14,4 +14,4 @@ optim::Hyperparameters hyperparameters_of(const StateDict& group);
 // Whether two groups may be one: the same names and values, params and param_names aside.
 bool same_hyperparameters(const StateDict& a, const StateDict& b);
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -1,11 +1,11 @@
-#include "tessera/formats/torch/detail/box_cover.h"
+#include "tessera/formats/torch/box_cover.h"
 
 #include <algorithm>
 #include <numeric>
 
 #include "tessera/base/error.h"
 
-namespace tessera::detail {
+namespace tessera {
 namespace {
 
 // Coordinates of corners: 256 a box are those of 5 cut dimensions.
@@ -143,4 +143,4 @@ std::optional<std::pair<size_t, size_t>> find_overlap(std::span<const DcpChunk> 
   return std::nullopt;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera

@@ -11,7 +11,7 @@
 #include "tessera/nn/module.h"
 #include "tessera/state/state_dict.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 // Without the prefixes of PyTorch's wrappers.
 std::string clean_fqn(const std::string& name);
@@ -54,4 +54,4 @@ void check_options(const StateDictOptions& options);
 StateDict full_or_on_cpu(const StateDict& state_dict, const StateDictOptions& options,
                          const std::shared_ptr<comm::Group>& group);
 
-}  // namespace tessera::detail
+}  // namespace tessera

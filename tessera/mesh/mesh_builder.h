@@ -80,11 +80,7 @@ struct DeviceMeshBuilder {
   static const std::shared_ptr<comm::Group>& group_of(const DeviceMesh& mesh, DeviceMesh::GroupSlot& slot);
 };
 
-namespace detail {
-
 // "'a', 'b'"
 std::string quoted_names(const std::vector<std::string>& names);
-
-}  // namespace detail
 
 }  // namespace tessera
