@@ -85,7 +85,9 @@ TEST(Listen, ForOtherHostsANameThatLeadsToLoopbackIsEverywhere) {
     EXPECT_TRUE(interface_addresses().empty());
     EXPECT_EQ(address_towards("127.0.0.1"), "");
   });
-  if (outcome < 0) GTEST_SKIP() << "NOT RUN: this user may not make network namespaces (CAP_SYS_ADMIN)";
+  if (outcome < 0) {
+    GTEST_SKIP() << "NOT RUN: this user may not make network namespaces (CAP_SYS_ADMIN)";
+  }
   EXPECT_EQ(outcome, 0);
 }
 

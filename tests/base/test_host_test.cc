@@ -25,7 +25,9 @@ void act(const std::string& what) {
   std::ofstream(std::getenv("HOSTED_TEST_FILE"))
       << ::getpid() << ' ' << ::getppid() << ' ' << fs::current_path().string();
   if (what == "crash") ::raise(SIGSEGV);
-  if (what == "fail") FAIL() << "as it should";
+  if (what == "fail") {
+    FAIL() << "as it should";
+  }
   if (what == "sleep") std::this_thread::sleep_for(std::chrono::seconds(60));
 }
 

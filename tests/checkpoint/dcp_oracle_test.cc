@@ -144,7 +144,7 @@ TEST(DcpOracle, TorchReadsWhatWeWriteOnOneTwoAndFourRanks) {
       writer.save(3, all_kinds(mesh), {}, std::nullopt, {{"optim.param_groups.x.lr", 0.5}});
       writer.finish();
       if (world->size() > 1) return;
-      std::vector<TensorSpec> specs;
+      std::vector<SafetensorsSpec> specs;
       for (const auto& [name, tensor] : all_kinds(mesh)) {
         specs.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
       }

@@ -200,7 +200,7 @@ TEST(Ckpt, VerifySaysWhatItCouldNotRead) {
 
 TEST(Ckpt, ListingOfHostileNamesIsShortAndPlain) {
   TempFolder folder;
-  std::vector<TensorSpec> specs;
+  std::vector<SafetensorsSpec> specs;
   for (int i = 0; i < 1000; ++i) specs.push_back({"t" + std::to_string(i), at::kFloat, {1}});
   specs.push_back({"\x1b[31m\u202e" + std::string(200'000, 'n'), at::kFloat, {1}});
   SafetensorsFolderWriter writer(folder.path(), specs);

@@ -34,7 +34,9 @@ TESSERA_RANKS_TEST(Agreement, WhatOneRankThrowsAllThrow, (1, 3)) {
   });
   EXPECT_EQ(kind, ErrorKind::kFormat);
   EXPECT_THAT(text, HasSubstr(fmt::format("file of rank {} is damaged", last)));
-  if (world->size() > 1) EXPECT_THAT(text, ::testing::StartsWith(fmt::format("rank {}: ", last)));
+  if (world->size() > 1) {
+    EXPECT_THAT(text, ::testing::StartsWith(fmt::format("rank {}: ", last)));
+  }
   const auto [other, of_std] = error_of([&] {
     attempt_together(group, [&] {
       if (world->rank() == 0) raise(ErrorKind::kMemory, "first");

@@ -101,7 +101,9 @@ TESSERA_RANKS_TEST(GlooAbort, EndsWaitsAndLeavesConnectionsAloneThatOthersOpenMe
   barrier(*world->group());
   backend->abort();
   EXPECT_EQ(strangers.broken(), 0U);
-  if (waits) EXPECT_ANY_THROW(waits->wait());
+  if (waits) {
+    EXPECT_ANY_THROW(waits->wait());
+  }
   barrier(*world->group());
 }
 

@@ -254,7 +254,9 @@ TEST(RankOutput, OnlyTheRanksAskedForAreShown) {
 }
 
 TEST(Pin, RanksAreBoundToTheirShareWhenAsked) {
-  if (usable_cores() < 2) GTEST_SKIP() << "one core";
+  if (usable_cores() < 2) {
+    GTEST_SKIP() << "one core";
+  }
   const auto run = launch({"--nproc", "2", "--pin", "on", "--tee"}, "grep Cpus_allowed_list /proc/self/status");
   EXPECT_EQ(run.code, 0) << run.err;
   const auto line = [&](const std::string& rank) {

@@ -37,7 +37,9 @@ TEST(GpuChoice, ARankThatSeesOneGpuUsesThatOne) {
 }
 
 TEST(Nccl, AGroupForGpusIsRefusedOnAllRanksWhereThereAreNone) {
-  if (why_no_nccl(2).empty()) GTEST_SKIP() << "this machine has two GPUs";
+  if (why_no_nccl(2).empty()) {
+    GTEST_SKIP() << "this machine has two GPUs";
+  }
   try {
     run_thread_ranks(2, [](const auto& world) { world->group(c10::DeviceType::CUDA); });
     ADD_FAILURE() << "no error";

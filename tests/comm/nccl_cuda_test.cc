@@ -18,7 +18,9 @@ void require_equal(const at::Tensor& found, const at::Tensor& wanted) {
 }
 
 TEST(Nccl, CollectivesOfCudaTensorsEqualPlainComputation) {
-  if (const auto reason = why_no_nccl(kRanks); !reason.empty()) GTEST_SKIP() << reason;
+  if (const auto reason = why_no_nccl(kRanks); !reason.empty()) {
+    GTEST_SKIP() << reason;
+  }
   Fleet fleet(kRanks, {.timeout = std::chrono::seconds(50)}, [](const auto& world) {
     const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(world->rank()));
     Group& group = *world->group(c10::DeviceType::CUDA);
@@ -42,7 +44,9 @@ TEST(Nccl, CollectivesOfCudaTensorsEqualPlainComputation) {
 
 // What pipelines and experts send: to one rank, and uneven parts to all.
 TEST(Nccl, TensorsAreSentAndExchangedInPartsOfAnySize) {
-  if (const auto reason = why_no_nccl(kRanks); !reason.empty()) GTEST_SKIP() << reason;
+  if (const auto reason = why_no_nccl(kRanks); !reason.empty()) {
+    GTEST_SKIP() << reason;
+  }
   Fleet fleet(kRanks, {.timeout = std::chrono::seconds(50)}, [](const auto& world) {
     const int rank = world->rank(), other = 1 - rank;
     const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(rank));
@@ -67,7 +71,9 @@ TEST(Nccl, TensorsAreSentAndExchangedInPartsOfAnySize) {
 
 // The second group of the same ranks is split from the first one's communicator, or meets anew.
 TEST(Nccl, SecondGroupsOfTheSameRanksWork) {
-  if (const auto reason = why_no_nccl(kRanks); !reason.empty()) GTEST_SKIP() << reason;
+  if (const auto reason = why_no_nccl(kRanks); !reason.empty()) {
+    GTEST_SKIP() << reason;
+  }
   for (const bool split : {true, false}) {
     set_device_backend_settings({.high_priority_streams = true, .split_groups = split});
     Fleet fleet(kRanks, {.timeout = std::chrono::seconds(50)}, [](const auto& world) {
@@ -87,7 +93,9 @@ TEST(Nccl, SecondGroupsOfTheSameRanksWork) {
 
 // Rows and columns of four ranks, each split from the world's communicator in one call of all ranks, or met alone.
 TEST(Nccl, GroupsOfPartsWork) {
-  if (const auto reason = why_no_nccl(4); !reason.empty()) GTEST_SKIP() << reason;
+  if (const auto reason = why_no_nccl(4); !reason.empty()) {
+    GTEST_SKIP() << reason;
+  }
   for (const bool split : {true, false}) {
     set_device_backend_settings({.high_priority_streams = false, .split_groups = split});
     Fleet fleet(4, {.timeout = std::chrono::seconds(50)}, [](const auto& world) {

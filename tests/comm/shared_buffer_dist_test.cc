@@ -151,13 +151,17 @@ TESSERA_RANKS_TEST(SharedBuffers, AreReadInPlaceAndReusedWithoutMappingThemAgain
   at::Tensor own = shared_data_of(group, kCount);
   EXPECT_TRUE(at::equal(gathered(group, own), data_of_all(group, kCount)));
   const int mapped = views();
-  if (one_process_each(*world)) EXPECT_EQ(mapped, group.size() - 1);
+  if (one_process_each(*world)) {
+    EXPECT_EQ(mapped, group.size() - 1);
+  }
   for (int step = 1; step < 5; ++step) {
     own.add_(1);  // nobody reads it any more
     EXPECT_TRUE(at::equal(gathered(group, own), data_of_all(group, kCount) + step));
   }
   EXPECT_EQ(views(), mapped);
-  if (one_process_each(*world)) EXPECT_GE(shm::viewed_bytes(), mapped * kCount * sizeof(float));
+  if (one_process_each(*world)) {
+    EXPECT_GE(shm::viewed_bytes(), mapped * kCount * sizeof(float));
+  }
   for (int step = 0; step < 5; ++step) {  // mappings of freed buffers go
     own = shared_data_of(group, kCount);
     EXPECT_TRUE(at::equal(gathered(group, own), data_of_all(group, kCount)));

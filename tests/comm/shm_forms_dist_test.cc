@@ -52,7 +52,9 @@ TESSERA_RANKS_TEST(ShmSums, NanAndInfinityAreKept, (3)) {
       const at::Tensor found = tensors[0].to(at::kFloat);
       EXPECT_TRUE(std::isnan(found[0].item<float>())) << c10::toString(type) << static_cast<int>(op);
       EXPECT_EQ(found[1].item<float>(), op == Red::MIN ? 2.0F : inf);
-      if (op == Red::SUM || op == Red::MIN) EXPECT_EQ(found[2].item<float>(), -inf);
+      if (op == Red::SUM || op == Red::MIN) {
+        EXPECT_EQ(found[2].item<float>(), -inf);
+      }
     }
   }
 }

@@ -10,7 +10,9 @@ namespace {
 class OnMeshOfFour : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(OnMeshOfFour, EqualsThePlainOperationForAllPlacements) {
-  if (!is_elementwise(GetParam())) GTEST_SKIP() << "is in conformance_dist_test.cc";
+  if (!is_elementwise(GetParam())) {
+    GTEST_SKIP() << "is in conformance_dist_test.cc";
+  }
   expect_equal_on_mesh(GetParam(), 4);
 }
 

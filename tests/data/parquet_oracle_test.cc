@@ -25,7 +25,9 @@ using ::testing::HasSubstr;
 class ParquetOracle : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (!reads_parquet()) GTEST_SKIP() << "built without libparquet";
+    if (!reads_parquet()) {
+      GTEST_SKIP() << "built without libparquet";
+    }
   }
   static void SetUpTestSuite() {
     if (!reads_parquet()) return;

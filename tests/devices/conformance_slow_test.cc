@@ -29,7 +29,9 @@ bool is_otherwise(const std::string& name, const std::vector<std::string>& error
 void expect_as_on_the_cpu(const Report& report) {
   EXPECT_GT(report.cases, 20);
   for (const auto& [name, errors] : report.failures) {
-    if (!is_otherwise(name, errors)) ADD_FAILURE() << name << ": " << errors.front();
+    if (!is_otherwise(name, errors)) {
+      ADD_FAILURE() << name << ": " << errors.front();
+    }
   }
   EXPECT_THAT(pretend::take_faults(), ::testing::IsEmpty());
 }

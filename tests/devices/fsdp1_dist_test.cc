@@ -163,7 +163,9 @@ TEST_F(PretendFsdp1, ParametersThatAreNotUsedEqualTheCpus) {
       for (const auto& handle : flat_parameter_handles(model)) {
         const auto names = handle->parameter_names();
         for (size_t i = 0; i < names.size(); ++i) {
-          if (names[i] == "idle") EXPECT_FALSE(handle->parameters()[i].grad().defined());
+          if (names[i] == "idle") {
+            EXPECT_FALSE(handle->parameters()[i].grad().defined());
+          }
         }
       }
       found.push_back(whole_grads(model));

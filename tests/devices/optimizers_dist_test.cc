@@ -86,7 +86,9 @@ TEST_F(Optimizers, GiveTheValuesOfTheCpuWithoutTheHostWaiting) {
       const auto before = pretend::counters(0);
       optimizer->step();
       const auto spent = pretend::counters(0) - before;
-      if (step >= 2) EXPECT_EQ(spent.host_syncs, 0) << what << ": " << fmt::format("{}", pretend::take_sync_names(0));
+      if (step >= 2) {
+        EXPECT_EQ(spent.host_syncs, 0) << what << ": " << fmt::format("{}", pretend::take_sync_names(0));
+      }
       expected->step();
       expect_alike(there, host, fmt::format("{}, step {}", what, step));
     }

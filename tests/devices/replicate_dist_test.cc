@@ -80,7 +80,9 @@ TEST_F(PretendReplicate, BucketsArePackedSummedAndDividedBesideWhatComputes) {
         EXPECT_NE(divisions[i].stream, steps[0].stream);
         EXPECT_NE(divisions[i].stream, packs[0].stream);
         EXPECT_TRUE(divisions[i].comes_behind(sums[i]));
-        if (i < 3) EXPECT_FALSE(divisions[i].comes_behind(sums[i + 1]));
+        if (i < 3) {
+          EXPECT_FALSE(divisions[i].comes_behind(sums[i + 1]));
+        }
       }
       // Backward of the first layer, the last to compute, waits for none of them.
       EXPECT_TRUE(sums[1].comes_behind(steps[0]));

@@ -52,7 +52,9 @@ TEST(PlanCache, StaysBoundedAndKeepsWhatIsUsed) {
   for (uint64_t i = 1; i <= 10 * PlanCache::kMaxPlans; ++i) {
     cache.insert(i, {i}, std::make_shared<const Plan>());
     ASSERT_LE(cache.size(), PlanCache::kMaxPlans);
-    if (i % 1000 == 0) ASSERT_NE(cache.find(0, {uint64_t{0}}), nullptr) << i;
+    if (i % 1000 == 0) {
+      ASSERT_NE(cache.find(0, {uint64_t{0}}), nullptr) << i;
+    }
   }
   EXPECT_EQ(cache.find(1, {uint64_t{1}}), nullptr);
 }
@@ -136,7 +138,9 @@ int64_t resident_bytes() {
 }
 
 TEST_F(PlanCacheOfDispatch, AMillionNewShapesLeaveMemoryFlat) {
-  if (testing::kSanitized) GTEST_SKIP() << "freed memory is kept";
+  if (testing::kSanitized) {
+    GTEST_SKIP() << "freed memory is kept";
+  }
   PlanCache& cache = PlanCache::of_this_thread();
   const auto run = [&](int64_t first, int64_t last) {
     for (int64_t rows = first; rows < last; ++rows) {

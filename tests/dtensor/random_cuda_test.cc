@@ -8,7 +8,9 @@ namespace tessera::testing {
 namespace {
 
 TEST(RandomCuda, DrawsAreTheCpus) {
-  if (comm::visible_devices(c10::DeviceType::CUDA) == 0) GTEST_SKIP() << "this process sees no GPU";
+  if (comm::visible_devices(c10::DeviceType::CUDA) == 0) {
+    GTEST_SKIP() << "this process sees no GPU";
+  }
   const auto world = comm::World::single();
   for (const auto& [name, draw] : uniform_draws()) {
     EXPECT_TRUE(at::equal(drawn(world, "cuda", Replicate(), draw), drawn(world, "cpu", Replicate(), draw))) << name;

@@ -167,8 +167,12 @@ TEST(DcpMetadata, TheFirstDefectOfACoverIsTheOneThatCountingFinds) {
       ASSERT_EQ(found->covered_by, wanted->covered_by);
     }
     const auto overlap = find_overlap(boxes, "m");
-    if (!found) ASSERT_FALSE(overlap);
-    if (found && found->covered_by > 1) ASSERT_TRUE(overlap);
+    if (!found) {
+      ASSERT_FALSE(overlap);
+    }
+    if (found && found->covered_by > 1) {
+      ASSERT_TRUE(overlap);
+    }
     (found ? broken : sound) += 1;
   }
   EXPECT_GT(sound, 500);

@@ -91,7 +91,9 @@ TEST(PlacedValues, ComeFromBoxesOfAnyForm) {
       EXPECT_TRUE(value_of_ranges(place, piece, {}).tensor().equal(whole));
       const auto first = value_of_ranges(place, piece, {.form = ValueForm::kWholeOnFirstRank});
       EXPECT_EQ(first.is_none(), rank == 1);
-      if (rank == 0) EXPECT_TRUE(first.tensor().equal(whole));
+      if (rank == 0) {
+        EXPECT_TRUE(first.tensor().equal(whole));
+      }
       const auto chunks = value_of_ranges(place, piece, {.form = ValueForm::kSharded});
       EXPECT_TRUE(chunks.sharded()->local_shards.at(0).tensor.equal(whole.narrow(0, rank * 2, 2)));
       for (const auto& like : {values[4], values[5], values[6]}) {

@@ -96,7 +96,9 @@ TEST_P(CausalAttention, EqualsMaskedAttentionOfDocumentsWindowsAndPadding) {
 }
 
 TEST_P(CausalAttention, RunsItsLoopsOnWhatAModelGives) {
-  if (!kernels::has_attention_loops()) GTEST_SKIP() << "no vectors here";
+  if (!kernels::has_attention_loops()) {
+    GTEST_SKIP() << "no vectors here";
+  }
   const auto in = inputs_of(kShapes[0], at::kFloat);
   EXPECT_TRUE(kernels::runs_causal_attention(in.q, in.k, in.v));
   EXPECT_FALSE(kernels::runs_causal_attention(in.q.to(at::kDouble), in.k.to(at::kDouble), in.v.to(at::kDouble)));
@@ -105,7 +107,9 @@ TEST_P(CausalAttention, RunsItsLoopsOnWhatAModelGives) {
 }
 
 TEST_P(CausalAttention, OtherDocumentsAndPaddingNeverShow) {
-  if (!kernels::has_attention_loops()) GTEST_SKIP() << "the formula multiplies what it does not see by zero";
+  if (!kernels::has_attention_loops()) {
+    GTEST_SKIP() << "the formula multiplies what it does not see by zero";
+  }
   const Shape shape{1, 100, 2, 1, 16};
   auto in = inputs_of(shape, at::kFloat);
   const auto first_key = first_key_of(shape, 30, 100, 10);  // documents begin at 0, 30, 60; padding from 90

@@ -271,7 +271,9 @@ TESSERA_RANKS_TEST(VectorLevel, IsTheLeastOfAllRanks, (2)) {
 
 // Hosts may have measured otherwise.
 TESSERA_RANKS_TEST(LinearKernel, IsThatOfTheFirstRankOnAll, (2)) {
-  if (!kernels::has_onednn()) GTEST_SKIP() << "this libtorch has no oneDNN";
+  if (!kernels::has_onednn()) {
+    GTEST_SKIP() << "this libtorch has no oneDNN";
+  }
   for (const bool onednn : {true, false}) {
     {
       const kernels::UseLinearKernel measured((world->rank() == 0) == onednn);

@@ -24,8 +24,12 @@ const std::vector<at::ScalarType> kTypes = {at::kFloat, at::kBFloat16};
 class RowTwinsCuda : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
-    if (!kernels::has_row_loops(kGpu, at::kFloat)) GTEST_SKIP() << "this build has no CUDA kernels of its own";
+    if (!at::hasCUDA()) {
+      GTEST_SKIP() << "no CUDA device";
+    }
+    if (!kernels::has_row_loops(kGpu, at::kFloat)) {
+      GTEST_SKIP() << "this build has no CUDA kernels of its own";
+    }
   }
 };
 

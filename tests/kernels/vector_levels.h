@@ -17,7 +17,9 @@ namespace tessera::testing {
 class WithVectorLevel : public ::testing::TestWithParam<kernels::VectorLevel> {
  protected:
   void SetUp() override {
-    if (GetParam() > kernels::most_of_processor()) GTEST_SKIP() << "this processor has no such vectors";
+    if (GetParam() > kernels::most_of_processor()) {
+      GTEST_SKIP() << "this processor has no such vectors";
+    }
     level_ = std::make_unique<kernels::UseVectorLevel>(GetParam());
   }
   void TearDown() override { level_.reset(); }

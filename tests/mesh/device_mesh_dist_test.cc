@@ -132,7 +132,9 @@ TEST(DeviceMesh, RanksOutsideAMeshHaveNoCoordinate) {
   comm::run_thread_ranks(3, [](std::shared_ptr<comm::World> world) {
     const auto mesh = init_device_mesh(world, "cpu", {2});
     EXPECT_EQ(mesh->coordinate().has_value(), world->rank() < 2);
-    if (world->rank() == 2) EXPECT_THAT(error_of([&] { mesh->group(0); }), HasSubstr("not part of the mesh"));
+    if (world->rank() == 2) {
+      EXPECT_THAT(error_of([&] { mesh->group(0); }), HasSubstr("not part of the mesh"));
+    }
   });
 }
 

@@ -67,7 +67,9 @@ TEST(CacheRoom, TheStoreOfAnEngineIsThereBeforeItsFirstStep) {
   EXPECT_EQ(engine.counts().new_tokens, 0);
   EXPECT_EQ(engine.counts().pages_in_use, 0);
   // 16 TiB.
-  if (read_file("/proc/sys/vm/overcommit_memory", 16).starts_with("1")) GTEST_SKIP() << "this system refuses nothing";
+  if (read_file("/proc/sys/vm/overcommit_memory", 16).starts_with("1")) {
+    GTEST_SKIP() << "this system refuses nothing";
+  }
   const auto wide = testing::tiny_model(R"("head_dim": 65536)");
   const int64_t page = Engine::page_bytes(wide->config(), sizeof(float));
   Engine large(wide, {.pages = (int64_t{1} << 44) / page});

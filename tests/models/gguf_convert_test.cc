@@ -71,7 +71,7 @@ fs::path write_tiny(const fs::path& dir, c10::ScalarType dtype = at::kFloat,
   publish_file(dir / "tokenizer.json", tiny_tokenizer().dump());
   publish_file(dir / "tokenizer_config.json",
                json{{"eos_token", {{"content", "<end>"}}}, {"chat_template", "{{ x }}"}}.dump());
-  std::vector<TensorSpec> specs;
+  std::vector<SafetensorsSpec> specs;
   const auto config = ModelConfig::parse(gguf_config().dump(), "tiny");
   for (const auto& tensor : gguf_tensors(llama_family().gguf, config)) {
     specs.push_back({tensor.hf_name,

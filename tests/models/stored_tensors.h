@@ -25,7 +25,7 @@ inline std::map<std::string, at::Tensor> stored_tensors(const std::filesystem::p
 
 // In place of the folder's model.safetensors, where it has one.
 inline void store_tensors(const std::filesystem::path& dir, const std::map<std::string, at::Tensor>& tensors) {
-  std::vector<TensorSpec> specs;
+  std::vector<SafetensorsSpec> specs;
   for (const auto& [name, tensor] : tensors) specs.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
   std::filesystem::remove(dir / "model.safetensors");
   SafetensorsFolderWriter writer(dir, specs);

@@ -157,7 +157,7 @@ TEST(Weights, ForeignTensorsPassThroughLoadAndSaveByteForByte) {
       {"vision_tower.weight", at::randn({3, 5}).to(at::kHalf)},
       {"multi_modal_projector.mm_input_projection_weight", at::full({2, 2}, std::nan(""), at::kFloat)}};
   std::filesystem::create_directory(folder / "all");
-  std::vector<TensorSpec> specs;
+  std::vector<SafetensorsSpec> specs;
   for (const auto& [name, file] : text.files()) specs.push_back({name, at::kFloat, text.entry(name).shape});
   for (const auto& [name, value] : foreign) specs.push_back({name, value.scalar_type(), value.sizes().vec()});
   SafetensorsFolderWriter writer(folder / "all", specs);
@@ -188,7 +188,7 @@ TEST(Weights, ModelWithImagesLoadsUnderItsOwnNamesAndKeepsThem) {
   auto model = make_model(ModelConfig::parse(testing::tiny_config_with_images(), "t"), {.device = at::kMeta});
   init_weights(*model, 5, testing::test_device());
   std::filesystem::create_directory(folder / "own");
-  std::vector<TensorSpec> specs;
+  std::vector<SafetensorsSpec> specs;
   for (const auto& named : model->named_parameters()) {
     specs.push_back({named.name, at::kFloat, named.slot->parameter.sizes().vec()});
   }
@@ -243,7 +243,7 @@ TEST(StackedExperts, AreSavedOneByOneAndLoadedFromEitherForm) {
   expect_equal(*model, *read_back(folder / "out"));
 
   std::filesystem::create_directory(folder / "whole");
-  std::vector<TensorSpec> specs;
+  std::vector<SafetensorsSpec> specs;
   for (const auto& named : stacked) specs.push_back({named.name, at::kFloat, named.slot->parameter.sizes().vec()});
   {
     SafetensorsFolderWriter writer(folder / "whole", specs, {});

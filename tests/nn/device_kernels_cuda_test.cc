@@ -37,7 +37,9 @@ std::vector<at::Tensor> attended_on(c10::Device device, at::ScalarType type, con
 }
 
 TEST(FlashAttentionCuda, OfDocumentsAndWindowsIsTheCpus) {
-  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  if (!at::hasCUDA()) {
+    GTEST_SKIP() << "no CUDA device";
+  }
   const c10::Device device(c10::kCUDA, 0);
   const auto ids = at::arange(600).floor_divide(170).view({1, 600}).repeat({2, 1});
   ids[1].narrow(0, 500, 100).fill_(-1);
@@ -59,7 +61,9 @@ TEST(FlashAttentionCuda, OfDocumentsAndWindowsIsTheCpus) {
 
 // As the ranks of a context-parallel group do: parts of the keys join to the whole, forward and backward.
 TEST(FlashAttentionCuda, PartsOfTheKeysJoinToTheWhole) {
-  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  if (!at::hasCUDA()) {
+    GTEST_SKIP() << "no CUDA device";
+  }
   constexpr int64_t kTokens = 90, kHalf = 45;  // log sums of no whole block of 32
   const auto part_of = [](const at::Tensor& heads, int64_t begin) { return heads.narrow(2, begin, kHalf); };
   for (const auto type : {at::kFloat, at::kBFloat16}) {
@@ -95,9 +99,13 @@ TEST(FlashAttentionCuda, PartsOfTheKeysJoinToTheWhole) {
 }
 
 TEST(Float8Cuda, ProductsAreThoseOfTheValues) {
-  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  if (!at::hasCUDA()) {
+    GTEST_SKIP() << "no CUDA device";
+  }
   const c10::Device device(c10::kCUDA, 0);
-  if (!kernels::has_float8_products(device)) GTEST_SKIP() << "compute capability 8.9 or later has them";
+  if (!kernels::has_float8_products(device)) {
+    GTEST_SKIP() << "compute capability 8.9 or later has them";
+  }
   for (const auto type : {at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
     const auto a = kernels::to_float8(at::randn({37, 50}), type),
                b = kernels::to_float8(at::randn({19, 50}), at::kFloat8_e4m3fn);
@@ -112,7 +120,9 @@ TEST(Float8Cuda, ProductsAreThoseOfTheValues) {
 }
 
 TEST(PackedWeightCuda, IsDecodedToTheCpusBits) {
-  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  if (!at::hasCUDA()) {
+    GTEST_SKIP() << "no CUDA device";
+  }
   for (const bool twice : {false, true}) {
     const auto weight = kernels::QuantizedWeight::nf4(at::randn({300, 190}), {.double_quant = twice});
     EXPECT_TRUE(

@@ -141,7 +141,9 @@ TEST_P(DataParallelStrategy, AddsGradientsOfSeveralForwards) {
         }
       }
       EXPECT_LT(distance(whole_gradients(model), whole_gradients(plain)), kTolerance);
-      if (strategy.sharded) EXPECT_EQ(fsdp_stats(model).unsharded_groups, 0);
+      if (strategy.sharded) {
+        EXPECT_EQ(fsdp_stats(model).unsharded_groups, 0);
+      }
     }
   });
 }
@@ -161,7 +163,9 @@ struct Branches : nn::Callable<Branches> {
 };
 
 TEST_P(DataParallelStrategy, GivesUnusedParametersNoGradientUnlessSomeRankUsedThem) {
-  if (strategy.replicate.static_graph) GTEST_SKIP() << "ranks and steps use the same parameters in a static graph";
+  if (strategy.replicate.static_graph) {
+    GTEST_SKIP() << "ranks and steps use the same parameters in a static graph";
+  }
   on_threads(3, [&](const WorldPtr& world) {
     Branches plain, model;
     strategy.apply(model, {}, world);
@@ -219,7 +223,9 @@ TEST_P(DataParallelStrategy, StartsAfreshAfterAnException) {
     clean.zero_grad();
     for (auto* each : {&clean, &model}) rank_backward(*each, *world, 2);
     EXPECT_TRUE(same_bits(whole_gradients(model), whole_gradients(clean)));
-    if (strategy.sharded) EXPECT_EQ(fsdp_stats(model).unsharded_groups, 0);
+    if (strategy.sharded) {
+      EXPECT_EQ(fsdp_stats(model).unsharded_groups, 0);
+    }
     EXPECT_EQ(is_dtensor(model.embedding), strategy.sharded);
     EXPECT_TRUE(model.embedding.is_leaf());
   });

@@ -25,7 +25,9 @@ std::vector<at::Tensor> trained(const WorldPtr& world, const std::string& device
 
 TEST(FullyShardCuda, StepsEqualTheCpus) {
   const int gpus = comm::visible_devices(c10::DeviceType::CUDA);
-  if (gpus == 0) GTEST_SKIP() << "this process sees no GPU";
+  if (gpus == 0) {
+    GTEST_SKIP() << "this process sees no GPU";
+  }
   for (const int ranks : {1, 2}) {
     if (ranks > gpus) continue;
     on_threads(ranks, [](const WorldPtr& world) {

@@ -47,7 +47,9 @@ std::vector<at::Tensor> trained(const std::shared_ptr<comm::World>& world, Setti
 
 TEST(LayerGraphsCuda, GiveTheBitsOfTrainingWithoutThem) {
   const int gpus = comm::visible_devices(c10::DeviceType::CUDA);
-  if (gpus == 0) GTEST_SKIP() << "this process sees no GPU";
+  if (gpus == 0) {
+    GTEST_SKIP() << "this process sees no GPU";
+  }
   ASSERT_TRUE(has_device_graphs(c10::DeviceType::CUDA));
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);  // flash attention's backward, too
   const MixedPrecisionPolicy half = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};

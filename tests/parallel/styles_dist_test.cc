@@ -34,7 +34,9 @@ Outcome outcome_of(M& module, M& like, const at::Tensor& input) {
 
 void expect_close(const Outcome& found, const Outcome& wanted) {
   EXPECT_LT(distance({found.output}, {wanted.output}), kClose);
-  if (wanted.input_gradient.defined()) EXPECT_LT(distance({found.input_gradient}, {wanted.input_gradient}), kClose);
+  if (wanted.input_gradient.defined()) {
+    EXPECT_LT(distance({found.input_gradient}, {wanted.input_gradient}), kClose);
+  }
   EXPECT_LT(distance(found.gradients, wanted.gradients), kClose);
 }
 

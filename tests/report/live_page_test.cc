@@ -102,7 +102,9 @@ TEST_F(LivePageTest, APortInUseIsAnErrorThatSaysSo) {
 }
 
 TEST_F(LivePageTest, GrowsInABrowserWithoutBeingLoadedAgain) {
-  if (testing::run_process({"sh", "-c", "command -v chromium"}).exit_code != 0) GTEST_SKIP() << "no chromium in PATH";
+  if (testing::run_process({"sh", "-c", "command -v chromium"}).exit_code != 0) {
+    GTEST_SKIP() << "no chromium in PATH";
+  }
   if (testing::kSanitized) {
     GTEST_SKIP() << "the page is made anew less often than the browser's clock, which leaps, asks";
   }

@@ -63,7 +63,9 @@ TEST(Page, HoldsWhatItNeedsAndNothingThatEscapes) {
 }
 
 TEST(Page, ShowsEveryPointAndTellsValuesToPointerAndKeyboard) {
-  if (!has_browser()) GTEST_SKIP() << "no chromium in PATH";
+  if (!has_browser()) {
+    GTEST_SKIP() << "no chromium in PATH";
+  }
   const auto lines = told(render_page({made_up("demo", 1)}), std::string(kInked) + R"(
 for (const id of ['loss', 'validation', 'grad_norm', 'lr', 'tokens_per_second', 'seconds', 'memory', 'peak_share']) {
   tell(`${id} ${chart(id).dataset.points} ${inked(id, '--run0') > 100}`);
@@ -99,7 +101,9 @@ setTimeout(() => {
 }
 
 TEST(Page, LaysRunsOverEachOther) {
-  if (!has_browser()) GTEST_SKIP() << "no chromium in PATH";
+  if (!has_browser()) {
+    GTEST_SKIP() << "no chromium in PATH";
+  }
   const auto page = render_page({made_up("a", 1), made_up("b", 2, 80), made_up("c", 4)});
   const auto lines = told(page, std::string(kInked) + R"(
 tell(`points ${chart('loss').dataset.points}`);
@@ -117,7 +121,9 @@ setTimeout(() => tell(`still ${chart('loss').dataset.points} ${inked('loss', '--
 }
 
 TEST(Page, SaysWhereRunsDifferInNoSetting) {
-  if (!has_browser()) GTEST_SKIP() << "no chromium in PATH";
+  if (!has_browser()) {
+    GTEST_SKIP() << "no chromium in PATH";
+  }
   const auto lines = told(render_page({made_up("a", 1), made_up("b", 1)}), R"(
 tell([...document.querySelectorAll('#differences-table tbody tr')].map((row) => row.textContent).join());
 )");
@@ -126,7 +132,9 @@ tell([...document.querySelectorAll('#differences-table tbody tr')].map((row) => 
 
 // Beside a value stands a piece of its line: the colour tells the run, the dashes tell the part.
 TEST(Page, TellsPartsOfSeveralRunsByTheirLines) {
-  if (!has_browser()) GTEST_SKIP() << "no chromium in PATH";
+  if (!has_browser()) {
+    GTEST_SKIP() << "no chromium in PATH";
+  }
   auto first = made_up("a", 1), second = made_up("b", 2);
   for (auto* run : {&first, &second}) run->steps.add(61, {{"parts.compute", 0.4}, {"parts.wait", 0.1}});
   const auto lines = told(render_page({first, second}), R"(
@@ -137,7 +145,9 @@ tell(`pieces ${pieces.length} ${new Set(pieces).size} ${pieces.filter((text) => 
 }
 
 TEST(Page, ShowsWhereTheTimeOfProfiledStepsWent) {
-  if (!has_browser()) GTEST_SKIP() << "no chromium in PATH";
+  if (!has_browser()) {
+    GTEST_SKIP() << "no chromium in PATH";
+  }
   auto run = made_up("demo", 1);
   Profile profile{.first_step = 4, .last_step = 6, .ranks = {}, .operations = {}, .modules = {}, .collectives = {}};
   for (const double rank : {0.0, 1.0}) {
@@ -170,14 +180,18 @@ tell(all('tbody tr').map((row) => [...row.children].map((x) => x.textContent).jo
 }
 
 TEST(Page, FitsAPhone) {
-  if (!has_browser()) GTEST_SKIP() << "no chromium in PATH";
+  if (!has_browser()) {
+    GTEST_SKIP() << "no chromium in PATH";
+  }
   const auto lines = told(render_page({made_up("demo", 1)}),
                           "setTimeout(() => tell(document.documentElement.scrollWidth <= innerWidth), 50);", "500,900");
   EXPECT_THAT(lines, ElementsAre("true"));
 }
 
 TEST(Page, BecomesAPictureThatIsReplacedOnlyByAnother) {
-  if (!has_browser()) GTEST_SKIP() << "no chromium in PATH";
+  if (!has_browser()) {
+    GTEST_SKIP() << "no chromium in PATH";
+  }
   const testing::TempFolder temp;
   const auto picture = picture_of(render_page({made_up("demo", 1)}), 900, 700);
   ASSERT_TRUE(picture.starts_with("\x89PNG"));

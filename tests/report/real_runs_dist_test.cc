@@ -12,7 +12,9 @@ using ::testing::ElementsAre;
 using train::TinyRun;
 
 TEST(RealRuns, TheReportOfThreeShowsEachStepOfEach) {
-  if (!has_browser()) GTEST_SKIP() << "no chromium in PATH";
+  if (!has_browser()) {
+    GTEST_SKIP() << "no chromium in PATH";
+  }
   const TinyRun runs;
   std::vector<std::string> command = {testing::program(), "report"};
   for (const auto& [name, lr] :

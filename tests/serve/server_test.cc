@@ -317,7 +317,9 @@ TEST_F(Serve, TheThreadThatMadeItKeepsNoWorkersBesideTheEngine) {
   std::atomic<int> ran = 0;
 #pragma omp parallel num_threads(3)
   ++ran;
-  if (testing::kSanitized && ran == 1) GTEST_SKIP() << "compiled without OpenMP";
+  if (testing::kSanitized && ran == 1) {
+    GTEST_SKIP() << "compiled without OpenMP";
+  }
   ASSERT_EQ(ran, 3);
   const auto with_two_workers = threads();
   at::set_num_threads(1);

@@ -115,7 +115,9 @@ void start_process_ranks(const RankCase& which) {
 }  // namespace
 
 void run_ranks(const RankCase& which, const RankBody& body) {
-  if (!devices_suffice(which.size)) GTEST_SKIP() << "fewer devices than ranks";
+  if (!devices_suffice(which.size)) {
+    GTEST_SKIP() << "fewer devices than ranks";
+  }
   if (which.mode == RankMode::kThreads) {
     const TimeLimit limit(which.limit_seconds);
     comm::run_thread_ranks(which.size, [&](const std::shared_ptr<comm::World>& world) { run_body(body, world); });

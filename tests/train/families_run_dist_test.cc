@@ -82,7 +82,7 @@ TEST(FamiliesRun, AModelWithImagesTrainsItsTextTowerAndKeepsTheRest) {
   const auto model = make_model(ModelConfig::from_folder(base), {.device = at::kMeta});
   init_weights(*model, 5);
   const auto vision = at::arange(60, at::kFloat).view({3, 20}).to(at::kHalf);
-  std::vector<TensorSpec> specs = {{"vision_tower.weight", at::kHalf, {3, 20}}};
+  std::vector<SafetensorsSpec> specs = {{"vision_tower.weight", at::kHalf, {3, 20}}};
   const auto name_of = [](const std::string& name) {
     return "language_model.model." + name.substr(std::string("model.language_model.").size());
   };

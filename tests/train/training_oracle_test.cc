@@ -94,7 +94,7 @@ std::vector<StepNumbers> run_pytorch(const TempFolder& folder, const std::filesy
                                                                    {"labels", at::stack(labels)},
                                                                    {"positions", at::stack(positions)},
                                                                    {"document_ids", at::stack(documents)}};
-  std::vector<TensorSpec> specs;
+  std::vector<SafetensorsSpec> specs;
   for (const auto& [name, tensor] : tensors) specs.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
   SafetensorsWriter writer(folder / "batches.safetensors", specs);
   for (const auto& [name, tensor] : tensors) writer.write(name, tensor);

@@ -133,7 +133,7 @@ inline void write_chain_folder(const std::filesystem::path& dir, const ChainFold
   publish_file(dir / "tokenizer.json", tokenizer.dump());
   publish_file(dir / "tokenizer_config.json", of.tokenizer_config);
   if (!of.chat_template.empty()) publish_file(dir / "chat_template.jinja", of.chat_template);
-  std::vector<TensorSpec> specs;
+  std::vector<SafetensorsSpec> specs;
   for (const auto& tensor : chain_tensors()) specs.push_back({tensor.name, at::kFloat, tensor.value.sizes().vec()});
   SafetensorsFolderWriter writer(dir, specs);
   for (const auto& tensor : chain_tensors()) writer.write(tensor.name, tensor.value);

@@ -51,7 +51,7 @@ inline void write_changed(const std::filesystem::path& from, const std::filesyst
   const auto folder = SafetensorsFolder::open(from);
   std::filesystem::create_directories(to);
   std::map<std::string, at::Tensor> values;
-  std::vector<TensorSpec> specs;
+  std::vector<SafetensorsSpec> specs;
   for (const auto& [name, file] : folder.files()) {
     values[name] = change(name, folder.tensor(name).clone()).contiguous();
     specs.push_back({name, values[name].scalar_type(), values[name].sizes().vec()});

@@ -218,7 +218,7 @@ TEST_F(NonfiniteWeights, OfDistributedCheckpointsAndOptimizerStatesAreNamed) {
 // The place [5, 1] of the tensor becomes NaN.
 void spoil_adapters(const fs::path& path, const std::string& name) {
   const auto file = SafetensorsFile::open(path);
-  std::vector<TensorSpec> specs;
+  std::vector<SafetensorsSpec> specs;
   std::map<std::string, at::Tensor> values;
   for (const auto& [each, entry] : file->entries()) {
     values[each] = file->tensor(each).clone();
