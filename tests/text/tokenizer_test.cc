@@ -171,7 +171,9 @@ TEST(Tokenizer, KeysThatAddTokensAreIgnoredAndToldOnceWhereTheyMatter) {
     EXPECT_EQ(tokenizer.encode("ab"), (each.file_adds_bos ? Ids{20, 6} : Ids{6}));
     const auto told = warnings.take();
     ASSERT_EQ(told.size(), each.told ? 1U : 0U);
-    if (each.told) EXPECT_NE(told[0].find("add_bos_token and add_eos_token are ignored"), std::string::npos) << told[0];
+    if (each.told) {
+      EXPECT_NE(told[0].find("add_bos_token and add_eos_token are ignored"), std::string::npos) << told[0];
+    }
   }
 }
 

@@ -38,7 +38,9 @@ void expect_nested(const nlohmann::json& events) {
     const double begin = event["ts"], end = begin + event["dur"].get<double>();
     auto& outer = open[event["tid"]];
     while (!outer.empty() && outer.back().second <= begin + 1e-3) outer.pop_back();
-    if (!outer.empty()) ASSERT_LE(end, outer.back().second + 2e-3) << event;
+    if (!outer.empty()) {
+      ASSERT_LE(end, outer.back().second + 2e-3) << event;
+    }
     outer.push_back({begin, end});
   }
 }
