@@ -195,7 +195,7 @@ std::vector<std::string> brace_faults(const SourceTree& tree) {
       const auto& after = lines[i + 2];
       const auto joined = lines[i].size() - 2 + body.size() - indent.size() - 1;
       // GoogleTest's macros hold an else of their own.
-      static const std::regex simple(R"re(^ *(?!(if|for|while|do|switch|case)\b|[A-Z]+_)[^{}\[\]/ ][^{}\[\]/]*;$)re");
+      static const std::regex simple(R"re(^ *(?!(if|for|while|do|switch|case)\b|[A-Z_]+\b)[^{}\[\]/ ][^{}\[\]/]*;$)re");
       if (match[3].matched || match[4].matched || match[6].matched || after != indent + "}" || joined > 120) continue;
       if (!std::regex_match(body, simple)) continue;
       if (std::ranges::count(body, '(') != std::ranges::count(body, ')')) continue;
