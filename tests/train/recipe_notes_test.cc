@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/optim/schedule.h"
+#include "tessera/train/recipe/recipe_schedule.h"
 #include "tessera/train/run/run_setup.h"
 
 namespace tessera::train {
