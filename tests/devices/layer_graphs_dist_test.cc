@@ -528,9 +528,9 @@ TEST_F(LayerGraphs, RotaryAnglesAreMadeWithoutTheHostWaiting) {
     for (const int64_t length : {10, 40}) {
       const auto positions = at::arange(2 * length, at::kLong).remainder(length).view({2, length});
       const auto there = positions.to(testing::pretend_device());
-      const auto wanted = kernels::rotary(positions, positions);
+      const auto wanted = rotary(positions, positions);
       const auto before = pretend::counters(0);
-      const auto found = kernels::rotary(there, there);
+      const auto found = rotary(there, there);
       EXPECT_EQ((pretend::counters(0) - before).host_syncs, 0);
       EXPECT_TRUE(found.cos.cpu().allclose(wanted.cos, 0, 1e-5)) << head_dim << ", " << length;
       EXPECT_TRUE(found.sin.cpu().allclose(wanted.sin, 0, 1e-5)) << head_dim << ", " << length;
