@@ -76,7 +76,7 @@ TEST(ParseJson, IsTheOnlyWayInWhichTheLibraryReadsJson) {
   std::set<std::string> others;
   for (const auto& entry : fs::recursive_directory_iterator(root)) {
     const auto extension = entry.path().extension();
-    if ((extension != ".cc" && extension != ".h") || entry.path() == root / "base" / "json.cc") continue;
+    if ((extension != ".cc" && extension != ".h") || entry.path() == root / "base" / "text" / "json.cc") continue;
     std::ifstream file(entry.path());
     const std::string text{std::istreambuf_iterator<char>(file), {}};
     for (const char* other : {"json::parse(", "Json::parse(", "json::accept(", "json::from_"}) {
