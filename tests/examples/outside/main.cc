@@ -1,4 +1,5 @@
 // Shards a tensor over one rank and reads it back.
+#include <ATen/ATen.h>
 #include <tessera/dtensor.h>
 #include <tessera/text.h>
 
