@@ -216,7 +216,7 @@ std::string read_tool_choice(const JsonReader& top, const std::set<std::string>&
   const auto choice = top.find("tool_choice");
   if (!choice || choice->is_null()) return "auto";
   if (!choice->is_object()) {
-    const auto word = choice->as_string();
+    auto word = choice->as_string();
     if (word == "auto" || word == "none") return word;
     if (word != "required") choice->fail("\"auto\", \"none\", \"required\", or a function by its name");
   } else {
