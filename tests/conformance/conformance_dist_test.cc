@@ -5,7 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
+#include <algorithm>
+#include <string_view>
 
 #include "tests/conformance/suite.h"
 
@@ -39,7 +40,8 @@ std::vector<std::tuple<const char*, int64_t>> groups_and_ranks() {
   std::vector<std::tuple<const char*, int64_t>> out;
   for (const char* group : kOpGroups) {
     out.emplace_back(group, 2);
-    if (!is_elementwise(group)) out.emplace_back(group, 4);
+    const auto is_group = [&](std::string_view each) { return each == group; };
+    if (std::ranges::none_of(kElementwiseGroups, is_group)) out.emplace_back(group, 4);
   }
   return out;
 }

@@ -9,14 +9,10 @@ namespace {
 
 class OnMeshOfFour : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(OnMeshOfFour, EqualsThePlainOperationForAllPlacements) {
-  if (!is_elementwise(GetParam())) {
-    GTEST_SKIP() << "is in conformance_dist_test.cc";
-  }
-  expect_equal_on_mesh(GetParam(), 4);
-}
+TEST_P(OnMeshOfFour, EqualsThePlainOperationForAllPlacements) { expect_equal_on_mesh(GetParam(), 4); }
 
-INSTANTIATE_TEST_SUITE_P(, OnMeshOfFour, ::testing::ValuesIn(kOpGroups),
+// The other groups are in conformance_dist_test.cc.
+INSTANTIATE_TEST_SUITE_P(, OnMeshOfFour, ::testing::ValuesIn(kElementwiseGroups),
                          [](const auto& info) { return std::string(info.param); });
 
 class AtLength : public ::testing::TestWithParam<const char*> {};

@@ -153,8 +153,6 @@ void expect_conforming(const Report& report, const std::string& group, bool at_r
       group, ops, left_out, report.placements.size(), report.cases, report.gradients, report.refused);
 }
 
-bool is_elementwise(const std::string& group) { return group.starts_with("pointwise") || group == "foreach"; }
-
 void expect_equal_on_mesh(const std::string& group, int64_t k) {
   Conformance run({.mesh = {k}});
   const auto rows = row_counts(k);

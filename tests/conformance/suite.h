@@ -22,8 +22,8 @@ inline constexpr const char* kOpGroups[] = {"pointwise",     "pointwise_inplace"
                                             "pooling",       "upsample",
                                             "convolution",   "random"};
 
-// The groups of operations that work element by element, of which there are many with few rules.
-bool is_elementwise(const std::string& group);
+// Those that work element by element: most operations, and few rules.
+inline constexpr const char* kElementwiseGroups[] = {"pointwise", "pointwise_inplace", "pointwise_out", "foreach"};
 
 // Rows to try on k ranks: uneven, and fewer than ranks.
 std::vector<int64_t> row_counts(int64_t k);
