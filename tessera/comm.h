@@ -1,4 +1,6 @@
-// Ranks that work together: errors, how ranks find each other, groups and their collectives.
+// Ranks that work together: errors, how ranks find each other, groups and their collectives. A function that
+// communicates is COLLECTIVE over the group or world that its comment names: all ranks of it call the function, in the
+// same order.
 //
 //   const auto world = comm::World::connect({});  // ranks that tessera launch, torchrun, Slurm or MPI has started
 //   comm::all_reduce(*world->group(), sums, comm::ReduceOp::kSum).wait();

@@ -8,7 +8,7 @@
 // `holders` are the ranks whose tensors are called as this one's. Each of them asks for the same tensors in the same
 // order and gets answers that fit together. A replica goes to the rank that has the least to write so far. A DTensor
 // over some of the ranks only is written in one of the meshes that it lies on, the one with the lowest rank, by its
-// first replica. No communication.
+// first replica. No communication: the all_gather above is the caller's, COLLECTIVE over the world.
 #pragma once
 
 #include <ATen/core/TensorBase.h>
