@@ -6,7 +6,7 @@
 #include <map>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/backends/gpu_choice.h"
@@ -15,21 +15,9 @@
 namespace tessera::comm {
 namespace {
 
-c10::intrusive_ptr<c10d::Backend> make_nccl(const DeviceBackendRequest& request) {
-  return make_nccl_backend(c10::make_intrusive<c10d::PrefixStore>("nccl", request.store),
-                           {.rank = request.rank,
-                            .size = request.size,
-                            .device = request.device.index(),
-                            .ranks_on_host = request.ranks_on_host,
-                            .timeout = request.timeout,
-                            .high_priority_streams = request.high_priority_streams,
-                            .split_from = request.split_from,
-                            .split_color = request.split_color});
-}
-
 struct DeviceBackends {
   std::mutex mutex;
-  std::map<c10::DeviceType, DeviceBackendMaker> makers = {{c10::DeviceType::CUDA, &make_nccl}};
+  std::map<c10::DeviceType, DeviceBackendMaker> makers = {{c10::DeviceType::CUDA, &make_nccl_backend}};
   std::map<c10::DeviceType, c10::DeviceIndex> bound;
   DeviceBackendSettings settings;
 };
