@@ -221,7 +221,7 @@ int run_generate(VerbArguments args) {
   set_context(flags.context_tokens, config, options);
   if (!packed_row_dtype(flags.dtype)) parse_dtype_flag("generate", flags.dtype);
   if (const auto code = launch_ranks("generate", args, flags.nproc)) return *code;
-  const auto world = join_world({.nproc = flags.nproc});
+  const auto world = join_world({.nproc = static_cast<int>(flags.nproc)});
   const bool first = world->rank() == 0;
   std::vector<int64_t> prompt;
   std::optional<int64_t> cache;  // of a prompt that is known; alike on all ranks

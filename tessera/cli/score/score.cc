@@ -271,10 +271,10 @@ int run_score(VerbArguments args) {
   parse_dtype_flag("score", flags.dtype);
   const auto config = ModelConfig::from_folder(flags.model);
   if (const auto code = launch_ranks("score", args, flags.nproc)) return *code;
-  const auto world = join_world({.backend = recipe.comm.backend,
-                                 .timeout_seconds = static_cast<double>(recipe.comm.timeout_seconds),
-                                 .check = recipe.comm.check,
-                                 .nproc = flags.nproc});
+  const auto world = join_world({.nproc = static_cast<int>(flags.nproc),
+                                 .backend = recipe.comm.backend,
+                                 .timeout = std::chrono::seconds(recipe.comm.timeout_seconds),
+                                 .check = recipe.comm.check});
   const auto device =
       comm::choose_device(*world, {.setting = flags.device, .backend = recipe.comm.backend, .key = "--device"});
   kernels::agree_on_kernels(*world->group());
