@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/base/text/json_numbers.h"
 #include "tessera/base/version.h"
 #include "tessera/report/page_parts.h"
 #include "tessera/train/output/outliers.h"
@@ -117,7 +118,7 @@ std::string page_data(const std::vector<RunHistory>& runs, size_t most_points) {
   ordered_json out = {{"version", version()}, {"differing", differing_settings(runs)}, {"runs", ordered_json::array()}};
   const auto names = names_of(runs);
   for (size_t i = 0; i < runs.size(); ++i) out["runs"].push_back(as_json(runs[i], names[i], most_points));
-  return out.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  return dump_json(out);
 }
 
 std::string page_around(std::string_view data) {

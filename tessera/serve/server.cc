@@ -14,6 +14,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/text/json_numbers.h"
 #include "tessera/serve/api_error.h"
 #include "tessera/serve/client_watch.h"
 #include "tessera/serve/connections.h"
@@ -65,10 +66,8 @@ std::string address_of(MHD_Connection* connection) {
   return limited_address(info != nullptr ? info->client_addr : nullptr);
 }
 
-std::string dumped(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
-
 MHD_Result send_json(MHD_Connection* connection, int status, const Json& json) {
-  auto text = dumped(json) + "\n";
+  auto text = dump_json(json) + "\n";
   auto* response = MHD_create_response_from_buffer(text.size(), text.data(), MHD_RESPMEM_MUST_COPY);
   MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, "application/json");
   if (status == 401) MHD_add_response_header(response, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
@@ -96,7 +95,7 @@ struct Stream {
   std::string held{};       // events that are not sent yet
   bool done = false;
 
-  void event(const Json& json) { held += "data: " + dumped(json) + "\n\n"; }
+  void event(const Json& json) { held += "data: " + dump_json(json) + "\n\n"; }
   void fail(int status, const std::string& message) {
     event(ApiError(status, message).body());
     done = true;
