@@ -21,6 +21,15 @@ std::string_view unquoted(std::string_view cell) {
 
 }  // namespace
 
+std::vector<RowStep> steps_of(const ActionRow& row) {
+  std::vector<RowStep> out;
+  for (size_t column = 0; column < row.size(); ++column) {
+    if (!row[column]) continue;
+    for (auto& step : row[column]->steps()) out.push_back({std::move(step), column});
+  }
+  return out;
+}
+
 ScheduleTable ScheduleTable::from_csv(std::string_view csv, const std::string& name) {
   ScheduleTable table;
   while (!csv.empty()) {
