@@ -44,24 +44,6 @@ ordered_json pairs(const std::vector<std::pair<std::string, std::string>>& all) 
   return out;
 }
 
-ordered_json as_json(const Profile& profile) {
-  ordered_json out = {{"first_step", profile.first_step}, {"last_step", profile.last_step}, {"ranks", profile.ranks}};
-  const auto put_rows = [&](const char* table, const std::vector<ProfileRow>& rows) {
-    out[table] = ordered_json::array();
-    for (const auto& row : rows) {
-      out[table].push_back({{"name", row.name},
-                            {"group", row.group},
-                            {"calls", row.calls},
-                            {"seconds", row.seconds},
-                            {"bytes", row.bytes}});
-    }
-  };
-  put_rows("operations", profile.operations);
-  put_rows("modules", profile.modules);
-  put_rows("collectives", profile.collectives);
-  return out;
-}
-
 ordered_json as_json(const RunHistory& run, const std::string& name, size_t most_points) {
   constexpr size_t kMostValues = 400'000;  // of all columns: what a browser still reads at once
   most_points = std::min(most_points, kMostValues / std::max<size_t>(run.steps.columns.size(), 1));
@@ -78,7 +60,7 @@ ordered_json as_json(const RunHistory& run, const std::string& name, size_t most
                       {"warnings", ordered_json::array()},
                       {"sessions", ordered_json::array()},
                       {"notes", run.notes}};
-  if (run.profile) out["profile"] = as_json(*run.profile);
+  if (!run.profile.is_null()) out["profile"] = run.profile;
   for (const auto& sample : run.samples) {
     out["samples"].push_back({{"step", sample.step}, {"prompt", sample.prompt}, {"text", sample.text}});
   }
