@@ -171,21 +171,9 @@ void JsonBuilder::syntax_error(size_t byte, std::string_view reason) const {
 namespace {
 
 // The parser's events, all ignored but the error.
-struct FaultEvents {
+struct FaultEvents : nlohmann::detail::json_sax_acceptor<Json> {
   std::optional<JsonFault> fault;
 
-  bool null() { return true; }
-  bool boolean(bool) { return true; }
-  bool number_integer(int64_t) { return true; }
-  bool number_unsigned(uint64_t) { return true; }
-  bool number_float(double, const std::string&) { return true; }
-  bool string(std::string&) { return true; }
-  bool binary(Json::binary_t&) { return true; }
-  bool start_object(size_t) { return true; }
-  bool key(std::string&) { return true; }
-  bool end_object() { return true; }
-  bool start_array(size_t) { return true; }
-  bool end_array() { return true; }
   bool parse_error(size_t byte, const std::string&, const nlohmann::detail::exception& error) {
     fault = JsonFault{byte, std::string(syntax_reason(error.what()))};
     return false;

@@ -282,7 +282,7 @@ class HubServer::Loop {
         stop_waiting(descriptor, guest);
         guest.wants_values = static_cast<HubOp>(frame.kind()) == HubOp::kGet;
         while (!frame.at_end()) guest.awaits.emplace_back(frame.take());
-        if (is_served(guest)) return;
+        if (is_served(guest)) return guest.awaits.clear();
         for (const std::string& key : guest.awaits) waiting_[key].insert(descriptor);
         return;
       case HubOp::kCancel:
@@ -305,7 +305,6 @@ class HubServer::Loop {
       if (found == values_.end()) return false;
       if (guest.wants_values) writer.put(found->second);
     }
-    guest.awaits.clear();
     reply(guest, std::move(writer));
     return true;
   }
@@ -328,18 +327,12 @@ class HubServer::Loop {
     waiting_.erase(found);
     for (const int descriptor : waiting) {
       Guest& guest = guests_.at(descriptor);
-      const auto keys = guest.awaits;
       try {
         if (!is_served(guest)) continue;  // it waits for others, too
       } catch (const Error&) {            // more than an answer holds: his end, not that of the one who has set a key
         ::shutdown(descriptor, SHUT_RDWR);
       }
-      for (const std::string& other : keys) {
-        const auto place = waiting_.find(other);
-        if (place == waiting_.end()) continue;
-        place->second.erase(descriptor);
-        if (place->second.empty()) waiting_.erase(place);
-      }
+      stop_waiting(descriptor, guest);
       if (!flush(guest)) ::shutdown(descriptor, SHUT_RDWR);  // its end is read later
     }
   }
