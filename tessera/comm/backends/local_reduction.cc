@@ -7,8 +7,6 @@
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/mul.h>
 
-#include "tessera/base/error.h"
-
 namespace tessera::comm {
 namespace {
 
@@ -51,19 +49,10 @@ bool sums_by_parts(const at::Tensor& tensor, ReduceOp op) {
 }
 
 c10d::ReduceOp::RedOpType carried_op(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return c10d::ReduceOp::SUM;
-    case ReduceOp::kAvg:
-      return c10d::ReduceOp::AVG;
-    case ReduceOp::kMin:
-      return c10d::ReduceOp::MIN;
-    case ReduceOp::kMax:
-      return c10d::ReduceOp::MAX;
-    case ReduceOp::kProduct:
-      return c10d::ReduceOp::PRODUCT;
-  }
-  raise(ErrorKind::kInternal, "[comm] unknown reduction");
+  using RedOpType = c10d::ReduceOp::RedOpType;
+  // In the order of ReduceOp.
+  constexpr RedOpType kCarried[] = {RedOpType::SUM, RedOpType::AVG, RedOpType::MIN, RedOpType::MAX, RedOpType::PRODUCT};
+  return kCarried[static_cast<size_t>(op)];
 }
 
 void reduce_parts(const at::Tensor& output, const at::Tensor& parts, ReduceOp op) {

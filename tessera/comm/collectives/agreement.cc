@@ -12,10 +12,7 @@ namespace {
 
 // The kind of any exception as a digit, then its message.
 std::string packed(const std::exception& error) {
-  const auto* own = dynamic_cast<const Error*>(&error);
-  const auto kind = own ? own->kind() : exit_code_for(error) == 5 ? ErrorKind::kMemory : ErrorKind::kInternal;
-  const std::string text = error.what();
-  return static_cast<char>('0' + static_cast<int>(kind)) + text.substr(0, text.find('\n'));
+  return static_cast<char>('0' + static_cast<int>(as_error(error).kind())) + first_line(error);
 }
 
 constexpr JsonLimits kFactLimits{.max_bytes = size_t{16} << 20, .max_depth = 2, .max_keys = 0};

@@ -49,7 +49,7 @@ struct WorldInfo {
 struct RendezvousFlags;  // rendezvous.h
 class FakeAccount;
 class Monitor;
-class ThreadRoom;
+struct ThreadRoom;
 
 struct WorldOptions {
   std::string backend = "auto";                                 // auto, gloo, nccl

@@ -16,17 +16,12 @@
 
 namespace tessera::comm {
 
-class ThreadRoom {
- public:
-  void enter(int rank, PeerListener& listener);
-  void leave(int rank);
-  bool report_trouble(int rank, const Trouble& trouble);
-
- private:
-  std::mutex mutex_;  // held while listeners are called, so that leave() waits for them
-  std::map<int, PeerListener*> present_;
-  std::set<int> left_;
-  bool settled_ = false;
+// What the ranks share.
+struct ThreadRoom {
+  std::mutex mutex;  // of what follows; held while listeners are called, so that leave() waits for them
+  std::map<int, PeerListener*> present;
+  std::set<int> left;
+  bool settled = false;
 };
 
 class ThreadPeers final : public Peers {
