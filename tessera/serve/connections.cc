@@ -95,11 +95,6 @@ void Connections::enter(const void* key, Stage stage) {
   found->second.since = Clock::now();
 }
 
-void Connections::receiving(const void* key) { enter(key, Stage::kBody); }
-void Connections::replying(const void* key) { enter(key, Stage::kReply); }
-void Connections::answering(const void* key) { enter(key, Stage::kAnswer); }
-void Connections::waiting(const void* key) { enter(key, Stage::kIdle); }
-
 void Connections::closed(const void* key) {
   const std::lock_guard lock(mutex_);
   open_.erase(key);
