@@ -108,12 +108,7 @@ std::shared_ptr<CausalLM> load_for_scoring(const ScoreFlags& flags, const ModelC
 }
 
 std::string read_input(const std::string& path) {
-  if (path != "-") return read_file(path);
-  std::string text;
-  char buffer[1 << 16];
-  while (const size_t got = std::fread(buffer, 1, sizeof buffer, stdin)) text.append(buffer, got);
-  TESSERA_CHECK(!std::ferror(stdin), ErrorKind::kIo, "[score] standard input cannot be read");
-  return text;
+  return path == "-" ? read_standard_input("[score] --input -", SIZE_MAX) : read_file(path);
 }
 
 // The input belongs to the first rank. COLLECTIVE over the world.
