@@ -77,6 +77,7 @@ class ReplicateState : public DataParallelState, public std::enable_shared_from_
   void finish_source(Source& source);
   void start_ready(bool all);
   void end_backward();
+  void await_all_sources();
   void reset();
 
   comm::Group& group() const { return *options_.mesh->group(0); }
