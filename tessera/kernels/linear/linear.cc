@@ -81,13 +81,12 @@ at::Tensor weight_gradient_of(const at::Tensor& grad, const at::Tensor& x) {
 }
 
 at::Tensor weight_gradient(const at::Tensor& grad, const at::Tensor& x) {
-  static const auto op = operation<at::Tensor(const at::Tensor&, const at::Tensor&)>("tessera::linear_weight_gradient");
+  static const auto op = operation<decltype(weight_gradient_of)>("tessera::linear_weight_gradient");
   return op.call(grad, x);
 }
 
 at::Tensor call_linear(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
-  static const auto op =
-      operation<at::Tensor(const at::Tensor&, const at::Tensor&, const OptionalTensor&)>("tessera::linear");
+  static const auto op = operation<decltype(linear_of)>("tessera::linear");
   return op.call(x, weight, bias);
 }
 
@@ -205,19 +204,10 @@ void propose_weight_gradient(const OpCall& call, Proposal& proposal) {
 }  // namespace
 
 void define_linear(torch::Library& library) {
-  library.def("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
-  library.impl("linear", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(linear_of)));
-  library.impl("linear", torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_linear)));
-  library.def("linear_weight_gradient(Tensor grad, Tensor x) -> Tensor");
-  library.impl("linear_weight_gradient",
-               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(weight_gradient_of)));
-  library.impl("linear_weight_gradient",
-               torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_weight_gradient)));
-}
-
-void register_linear_rules() {
-  register_rule("tessera::linear", propose_linear);
-  register_rule("tessera::linear_weight_gradient", propose_weight_gradient);
+  define_operation(library, "linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor", TORCH_FN(linear_of),
+                   TORCH_FN(differentiable_linear), propose_linear);
+  define_operation(library, "linear_weight_gradient(Tensor grad, Tensor x) -> Tensor", TORCH_FN(weight_gradient_of),
+                   TORCH_FN(differentiable_weight_gradient), propose_weight_gradient);
 }
 
 std::string_view linear_kernel_name() { return onednn_is_faster() ? "onednn" : "aten"; }
