@@ -126,12 +126,6 @@ AttentionPattern::Documents lengths_of_documents(const std::vector<std::vector<D
   return out;
 }
 
-// A mask beside a DTensor is made alike on all ranks.
-at::Tensor mask_beside(const at::Tensor& mask, const at::Tensor& q) {
-  if (!is_dtensor(q)) return mask;
-  return from_local(mask, device_mesh(q), Placements(placements(q).size(), Replicate()));
-}
-
 at::Tensor capped_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                             const std::optional<at::Tensor>& mask, const AttentionScores& scores) {
   const auto keys = kernels::repeat_heads(k, /*dim=*/1, q.size(1)).transpose(2, 3),
@@ -144,9 +138,10 @@ at::Tensor capped_attention(const at::Tensor& q, const at::Tensor& k, const at::
     auto score = q.narrow(2, begin, count).matmul(keys.narrow(3, 0, seen)).mul(scale / scores.softcap);
     score = score.tanh().mul(scores.softcap);
     if (causal) {
-      score = score + mask_beside(visible_mask({.first_query = begin, .queries = count, .keys = seen}, q.options()), q);
+      score = score +
+              replicated_beside(visible_mask({.first_query = begin, .queries = count, .keys = seen}, q.options()), q);
     }
-    if (mask) score = score + mask_beside(mask->narrow(0, begin, count), q);
+    if (mask) score = score + replicated_beside(mask->narrow(0, begin, count), q);
     results.push_back(at::softmax(score, -1, wide).to(q.scalar_type()).matmul(values.narrow(2, 0, seen)));
   }
   return results.size() == 1 ? results[0] : at::cat(results, 2);
@@ -155,7 +150,7 @@ at::Tensor capped_attention(const at::Tensor& q, const at::Tensor& k, const at::
 at::Tensor scaled_dot_product(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                               std::optional<at::Tensor> mask, const AttentionScores& scores) {
   if (scores.softcap > 0) return capped_attention(q, k, v, causal, mask, scores);
-  if (mask) mask = mask_beside(*mask, q);
+  if (mask) mask = replicated_beside(*mask, q);
   const auto scale = scores.scale > 0 ? std::optional<double>(scores.scale) : std::nullopt;
   if (kernels::keeps_attention(q)) {
     return kernels::kept_attention(q, k, v, {.causal = causal && q.size(2) > 1, .mask = mask, .scale = scale});

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/kernels/linear/grouped_linear.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/kernels/linear/permute_rows.h"
@@ -13,11 +13,9 @@
 namespace tessera::nn {
 namespace {
 
-at::Tensor part_here(const at::Tensor& weight) { return is_dtensor(weight) ? to_local(weight) : weight; }
-
 // A weight that ranks with other tokens have, too.
 at::Tensor shared_weight(const at::Tensor& weight, const MeshPtr& mesh) {
-  if (mesh == nullptr) return part_here(weight);
+  if (mesh == nullptr) return local_part(weight);
   const auto everywhere = is_dtensor(weight) ? weight : from_local(weight, mesh, {Replicate()});
   return to_local(everywhere, Placements{Partial()});
 }
@@ -49,10 +47,10 @@ Experts::Experts(const MoEOptions& moe, const ParameterOptions& options)
 }
 
 at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& counts) {
-  const auto both = kernels::grouped_linear(rows, part_here(gate_up_proj), counts).split(inner_, -1);
+  const auto both = kernels::grouped_linear(rows, local_part(gate_up_proj), counts).split(inner_, -1);
   const auto inner =
       activation_ == Activation::kSilu ? kernels::swiglu(both[0], both[1]) : kernels::geglu(both[0], both[1]);
-  return kernels::grouped_linear(inner, part_here(down_proj), counts);
+  return kernels::grouped_linear(inner, local_part(down_proj), counts);
 }
 
 namespace {
