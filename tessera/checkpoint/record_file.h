@@ -16,6 +16,8 @@
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/formats/torch/torch_save_writer.h"
 
+struct XXH3_state_s;
+
 namespace tessera {
 
 struct RecordPlace {
@@ -26,7 +28,6 @@ struct RecordPlace {
 class RecordFile {
  public:
   explicit RecordFile(const std::filesystem::path& path);
-  ~RecordFile();
 
   // What `write` hands to the sink is the next record.
   RecordPlace append(const std::function<void(const ByteSink&)>& write);
@@ -34,9 +35,11 @@ class RecordFile {
   ManifestFile publish();
 
  private:
-  struct Hash;
+  struct FreeHash {
+    void operator()(XXH3_state_s* hash) const;
+  };
   StagedFile file_;
-  std::unique_ptr<Hash> hash_;
+  std::unique_ptr<XXH3_state_s, FreeHash> hash_;
   uint64_t size_bytes_ = 0;
 };
 

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/base/files/file.h"
 #include "tessera/base/text/json.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/base/text/random_word.h"
@@ -45,6 +46,20 @@ CheckpointContents::CheckpointContents() {
   metadata.planner_data.emplace();
   metadata.storage_meta.emplace().save_id = random_word(8);
   metadata.version = "1.0.0";
+}
+
+DcpEntry& CheckpointContents::entry_of(const std::string& name, const DcpPath& path) {
+  const auto [found, is_new] = position.try_emplace(name, metadata.entries.size());
+  if (!is_new) return metadata.entries[found->second];
+  metadata.planner_data->emplace_back(name, path);
+  return metadata.entries.emplace_back(DcpEntry{.name = name, .tensor = std::nullopt});
+}
+
+void CheckpointContents::publish_metadata(const std::filesystem::path& folder) {
+  metadata.check(folder.string());
+  const auto bytes = metadata.dump();
+  publish_file(folder / ".metadata", bytes);
+  files.push_back({".metadata", bytes.size(), hash_bytes(bytes)});
 }
 
 DcpPath planner_path(const std::string& name) {
@@ -154,14 +169,6 @@ std::string failure_report(int rank, const std::exception& error) {
 
 namespace {
 
-// The entry of a name, new or reported before.
-DcpEntry& entry_of(CheckpointContents& contents, const std::string& name) {
-  const auto [found, is_new] = contents.position.try_emplace(name, contents.metadata.entries.size());
-  if (!is_new) return contents.metadata.entries[found->second];
-  contents.metadata.planner_data->emplace_back(name, planner_path(name));
-  return contents.metadata.entries.emplace_back(DcpEntry{.name = name, .tensor = std::nullopt});
-}
-
 void add_tensor(CheckpointContents& contents, const std::string& file, const JsonReader& report) {
   const std::string name = report.string("name");
   const auto dtype = report.at("dtype").as_unsigned();
@@ -171,7 +178,7 @@ void add_tensor(CheckpointContents& contents, const std::string& file, const Jso
   told.dtype = static_cast<c10::ScalarType>(dtype);
   told.size = report.integers("shape", 0, INT64_MAX);
   const bool is_new = !contents.position.contains(name);
-  auto& entry = entry_of(contents, name);
+  auto& entry = contents.entry_of(name, planner_path(name));
   TESSERA_CHECK(is_new || entry.tensor, ErrorKind::kShape, "{}: a tensor on one rank, an object on another",
                 quote(name));
   if (is_new) entry.tensor = told;
@@ -201,7 +208,7 @@ void add_report(CheckpointContents& contents, const std::string& text) {
   for (const auto& each : report.at("objects").items()) {
     const std::string name = each.string("name");
     TESSERA_CHECK(!contents.position.contains(name), ErrorKind::kShape, "{}: saved by two ranks", quote(name));
-    entry_of(contents, name);
+    contents.entry_of(name, planner_path(name));
     contents.metadata.storage_data.emplace_back(DcpIndex{.name = name, .offset = std::nullopt, .index = std::nullopt},
                                                 place_in(file, each));
   }

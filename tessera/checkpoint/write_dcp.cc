@@ -35,32 +35,25 @@ class DcpInProgress {
 
   // `read` fills the box of into's shape from an offset on.
   void add_tensor(const std::string& name, const DcpPath& path, const StoredTensor& stored, ReadBox read) {
-    DcpTensor tensor;
-    tensor.dtype = stored.dtype;
-    tensor.size = stored.shape;
-    metadata().planner_data->emplace_back(name, path);
-    metadata().entries.push_back({name, std::move(tensor)});
+    contents_.entry_of(name, path).tensor = DcpTensor{.dtype = stored.dtype, .size = stored.shape};
     readers_.push_back(std::move(read));
   }
 
   void add_object(const std::string& name, const DcpPath& path, const PickleValue& value) {
-    metadata().planner_data->emplace_back(name, path);
-    metadata().entries.push_back({name, std::nullopt});
+    contents_.entry_of(name, path);
     objects_.emplace_back(name, value);
     readers_.emplace_back();
   }
 
   // A manifest is written when there is one to go on.
-  void publish(std::optional<Manifest> manifest) {
+  void publish(const Manifest* of_source) {
     for (int rank = 0; rank < ranks_; ++rank) write_rank(rank);
-    metadata().check(folder_.path().string());
-    const auto bytes = metadata().dump();
-    publish_file(folder_.path() / ".metadata", bytes);
-    if (manifest) {
-      manifest->files = contents_.files;
-      manifest->files.push_back({".metadata", bytes.size(), hash_bytes(bytes)});
-      manifest->world_size = ranks_;
-      publish_file(folder_.path() / "manifest.json", manifest->dump());
+    contents_.publish_metadata(folder_.path());
+    if (of_source != nullptr) {
+      Manifest manifest = *of_source;
+      manifest.files = contents_.files;
+      manifest.world_size = ranks_;
+      publish_file(folder_.path() / "manifest.json", manifest.dump());
     }
     folder_.publish();
   }
@@ -126,7 +119,7 @@ void write_dcp(const TensorFiles& from, const std::filesystem::path& dir, const 
                    });
   }
   if (!options.companions.empty()) copy_config_and_companions(options.companions, out.path());
-  out.publish(std::nullopt);
+  out.publish(nullptr);
 }
 
 void reshard(const std::filesystem::path& from, const std::filesystem::path& dir, int ranks) {
