@@ -21,6 +21,7 @@
 #include "tessera/dtensor/redistribute/autograd.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/nn/module.h"
+#include "tessera/optim/detail/mesh_dims.h"
 #include "tessera/optim/detail/model_parameters.h"
 #include "tessera/optim/power_sum.h"
 
@@ -195,29 +196,15 @@ double norm_of(const std::vector<at::Tensor>& parameters, const ShardGroups& gro
   return norm_of_sums(norm_type, [&](const PowerSum& power) { return sum_of_all(gradients, groups, power); });
 }
 
-// The ranks of `group` among those of the mesh are those along some of its dims.
+// Whether the ranks of `group` that are in the mesh are those along some of its dims. whole: all of them are in the
+// mesh.
 bool lies_along_dims(const comm::Group& group, const DeviceMesh& mesh, bool& whole) {
-  std::vector<int> shared;
-  for (const int rank : group.ranks()) {
-    if (std::find(mesh.ranks().begin(), mesh.ranks().end(), rank) != mesh.ranks().end()) shared.push_back(rank);
-  }
-  whole = shared.size() == group.ranks().size();
-  const auto& own = *mesh.coordinate();
-  std::vector<bool> varies(own.size(), false);
-  std::vector<int64_t> coordinate(own.size());
-  for (const int rank : shared) {
-    auto index = std::find(mesh.ranks().begin(), mesh.ranks().end(), rank) - mesh.ranks().begin();
-    for (size_t dim = own.size(); dim-- > 0;) {
-      const int64_t size = mesh.size(static_cast<int64_t>(dim));
-      varies[dim] = varies[dim] || index % size != own[dim];
-      index /= size;
-    }
-  }
-  size_t along = 1;
-  for (size_t dim = 0; dim < own.size(); ++dim) {
-    if (varies[dim]) along *= static_cast<size_t>(mesh.size(static_cast<int64_t>(dim)));
-  }
-  return shared.empty() || along == shared.size();
+  const auto shared = std::ranges::count_if(
+      group.ranks(), [&](int rank) { return std::ranges::find(mesh.ranks(), rank) != mesh.ranks().end(); });
+  whole = shared == group.size();
+  int64_t along = 1;
+  for (const int64_t dim : detail::dims_along(mesh, group)) along *= mesh.size(dim);
+  return shared == 0 || along == shared;
 }
 
 // Every group is made of dims of some mesh, and cuts none across.

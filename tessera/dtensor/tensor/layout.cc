@@ -1,6 +1,8 @@
 // Which part of a tensor lies on this rank.
 #include "tessera/dtensor/tensor/layout.h"
 
+#include <c10/util/strides.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -50,6 +52,15 @@ Cuts cuts_of(const DeviceMesh& mesh, const Placements& placements) {
   }
   cuts.append(last.begin(), last.end());
   return cuts;
+}
+
+std::vector<int64_t> coordinate_at(const DeviceMesh& mesh, int64_t position) {
+  std::vector<int64_t> coordinate(mesh.shape().size());
+  for (size_t dim = coordinate.size(); dim-- > 0;) {
+    coordinate[dim] = position % mesh.shape()[dim];
+    position /= mesh.shape()[dim];
+  }
+  return coordinate;
 }
 
 int64_t length(const Runs& runs) {
@@ -112,13 +123,8 @@ Sizes local_sizes(c10::IntArrayRef global, const DeviceMesh& mesh, const Placeme
 }
 
 Sizes dense_strides(c10::IntArrayRef sizes) {
-  Sizes strides(sizes.size());
-  int64_t step = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = step;
-    step *= std::max<int64_t>(sizes[i], 1);
-  }
-  return strides;
+  const auto strides = c10::contiguous_strides(sizes);
+  return Sizes(strides.begin(), strides.end());
 }
 
 Sizes strides_in_order(c10::IntArrayRef sizes, c10::IntArrayRef like) {

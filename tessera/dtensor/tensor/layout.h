@@ -4,6 +4,8 @@
 #include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
 
+#include <vector>
+
 #include "tessera/dtensor/tensor/placement.h"
 #include "tessera/mesh/device_mesh.h"
 
@@ -35,6 +37,8 @@ struct Run {
 };
 using Runs = c10::SmallVector<Run, 2>;
 int64_t length(const Runs& runs);
+// The coordinate of the rank at a position in the mesh's list of ranks, the last dim running fastest.
+std::vector<int64_t> coordinate_at(const DeviceMesh& mesh, int64_t position);
 // Of the elements of `whole` those that the i-th of k ranks holds: of each of the pieces one chunk.
 Runs part_of_cut(const Runs& whole, int64_t k, int64_t i, int32_t pieces);
 // Those of dim `dim` of n elements that the rank at `coordinate` of the mesh holds. No runs: none.
