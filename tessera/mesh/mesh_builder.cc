@@ -1,5 +1,6 @@
 #include "tessera/mesh/mesh_builder.h"
 
+#include <c10/util/hash.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -18,8 +19,6 @@ uint64_t next_mesh_id() {
   static std::atomic<uint64_t> counter{0};
   return ++counter;
 }
-
-size_t mix(size_t seed, size_t value) { return seed ^ (value + 0x9e3779b97f4a7c15ULL + (seed << 6) + (seed >> 2)); }
 
 }  // namespace
 
@@ -43,11 +42,7 @@ std::shared_ptr<DeviceMesh> DeviceMeshBuilder::make(const std::shared_ptr<comm::
     }
     mesh->coordinate_ = std::move(coordinate);
   }
-  size_t hash = mix(std::hash<int>{}(static_cast<int>(device_type)), std::hash<const void*>{}(world.get()));
-  for (const int64_t extent : mesh->shape_) hash = mix(hash, static_cast<size_t>(extent));
-  for (const int rank : mesh->ranks_) hash = mix(hash, static_cast<size_t>(rank));
-  for (const auto& name : mesh->dim_names_) hash = mix(hash, std::hash<std::string>{}(name));
-  mesh->hash_ = hash;
+  mesh->hash_ = c10::get_hash(device_type, world.get(), mesh->shape_, mesh->ranks_, mesh->dim_names_);
   return mesh;
 }
 

@@ -7,7 +7,6 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/backends/gpu_choice.h"
 #include "tessera/comm/rendezvous/thread_ranks.h"
 
 namespace tessera::comm {

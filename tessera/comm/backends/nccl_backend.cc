@@ -11,7 +11,6 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/backends/gpu_choice.h"
 
 namespace tessera::comm {
 namespace {
