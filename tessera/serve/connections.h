@@ -1,6 +1,6 @@
 // Open connections: those that are silent for too long are shut, and silent ones make room for new ones.
 //
-//   Connections connections({.open = 256, .of_address = 192, .header_seconds = 5, ...});
+//   Connections connections({.connections = 256, .address_connections = 192, .header_seconds = 5, ...});
 //   if (!connections.admit(address)) refuse();                 // before a connection is accepted
 //   connections.opened(key, socket, address);
 //   connections.enter(key, Connections::Stage::kBody);         // its header is here
@@ -21,15 +21,9 @@
 #include <string>
 #include <thread>
 
-namespace tessera::serve {
+#include "tessera/serve/limits.h"
 
-struct ConnectionLimits {
-  int64_t open = 256;           // at most, as long as silent ones are among them
-  int64_t of_address = 192;     // at most, of one address
-  double header_seconds = 5;    // for the first header to arrive
-  double read_seconds = 30;     // for a body to arrive, a reply to be read, and between two requests
-  double answer_seconds = 630;  // for an answer to be made and read
-};
+namespace tessera::serve {
 
 class Connections {
  public:
@@ -40,7 +34,7 @@ class Connections {
     kAnswer,  // a whole request of a client that may ask the model is here
     kIdle,    // it waits for the next request
   };
-  explicit Connections(const ConnectionLimits& limits);
+  explicit Connections(const Limits& limits);
   ~Connections();
   Connections(const Connections&) = delete;
   Connections& operator=(const Connections&) = delete;
@@ -67,7 +61,7 @@ class Connections {
   std::chrono::duration<double> time_for(Stage stage) const;
   void watch();
 
-  const ConnectionLimits limits_;
+  const Limits limits_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::map<const void*, Connection> open_;

@@ -164,14 +164,7 @@ struct Server::State {
   const int64_t created = std::time(nullptr);
 
   State(const Served& of, Scheduler& by, ServerOptions with)
-      : served(of),
-        scheduler(by),
-        options(std::move(with)),
-        connections({.open = of.limits.connections,
-                     .of_address = of.limits.address_connections,
-                     .header_seconds = of.limits.header_seconds,
-                     .read_seconds = of.limits.read_seconds,
-                     .answer_seconds = of.limits.request_seconds + of.limits.read_seconds}) {}
+      : served(of), scheduler(by), options(std::move(with)), connections(of.limits) {}
 
   // Status and body of what may not come in. Before the body is read.
   void check_entry(MHD_Connection* connection, std::string_view path, std::string_view method) const;
@@ -181,8 +174,6 @@ struct Server::State {
   MHD_Result stream(MHD_Connection* connection, Reply reply, bool with_usage);
   MHD_Result handle(MHD_Connection* connection, const char* path, const char* method, const char* version,
                     const char* data, size_t* size, void** closure);
-  MHD_Result handle_whole(MHD_Connection* connection, std::string_view path, std::string_view method,
-                          const Incoming& incoming);
 
   static MHD_Result on_request(void* self, MHD_Connection* connection, const char* path, const char* method,
                                const char* version, const char* data, size_t* size, void** closure) {
@@ -308,19 +299,6 @@ MHD_Result Server::State::complete(MHD_Connection* connection, Endpoint endpoint
   return send_json(connection, 200, reply.response.whole());
 }
 
-MHD_Result Server::State::handle_whole(MHD_Connection* connection, std::string_view path, std::string_view method,
-                                       const Incoming& incoming) {
-  try {
-    if (method != "POST") return get(connection, path);
-    return complete(connection, path == "/v1/completions" ? Endpoint::kText : Endpoint::kChat, incoming);
-  } catch (const ApiError& error) {
-    return send_json(connection, error.status(), error.body());
-  } catch (const std::exception& error) {
-    log_error("[serve] {}", error.what());
-    return send_json(connection, 500, ApiError(500, as_error(error).what()).body());
-  }
-}
-
 MHD_Result Server::State::handle(MHD_Connection* connection, const char* path, const char* method, const char* version,
                                  const char* data, size_t* size, void** closure) {
   auto* incoming = static_cast<Incoming*>(*closure);
@@ -348,8 +326,18 @@ MHD_Result Server::State::handle(MHD_Connection* connection, const char* path, c
     return MHD_YES;
   }
   if (incoming->refused) return MHD_YES;
-  connections.enter(connection, std::string_view(method) == "POST" ? Stage::kAnswer : Stage::kReply);
-  return handle_whole(connection, path, method, *incoming);
+  const bool completes = std::string_view(method) == "POST";
+  connections.enter(connection, completes ? Stage::kAnswer : Stage::kReply);
+  try {
+    if (!completes) return get(connection, path);
+    const bool is_text = std::string_view(path) == "/v1/completions";
+    return complete(connection, is_text ? Endpoint::kText : Endpoint::kChat, *incoming);
+  } catch (const ApiError& error) {
+    return send_json(connection, error.status(), error.body());
+  } catch (const std::exception& error) {
+    log_error("[serve] {}", error.what());
+    return send_json(connection, 500, ApiError(500, as_error(error).what()).body());
+  }
 }
 
 Server::Server(const Served& served, Scheduler& scheduler, ServerOptions options)

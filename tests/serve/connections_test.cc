@@ -29,7 +29,7 @@ struct Pair {
 
 TEST(Connections, AnAnswerThatIsNotTakenIsCutOff) {
   const Pair pair;
-  Connections connections({.read_seconds = 0.1, .answer_seconds = 2});
+  Connections connections({.read_seconds = 0.1, .request_seconds = 1.9});
   const auto begin = std::chrono::steady_clock::now();
   connections.opened(&pair, pair.server.get(), "");
   connections.enter(&pair, Stage::kAnswer);
@@ -53,7 +53,7 @@ TEST(Connections, TheFirstHeaderHasATimeOfItsOwn) {
 
 TEST(Connections, SilentOnesMakeRoomAndAnswersAreNeverCutOff) {
   std::vector<Pair> pairs(4);
-  Connections connections({.open = 3, .header_seconds = 1000, .read_seconds = 1000});
+  Connections connections({.connections = 3, .header_seconds = 1000, .read_seconds = 1000});
   const auto open = [&](size_t i) {
     const bool is_admitted = connections.admit("");
     connections.opened(&pairs[i], pairs[i].server.get(), "");
@@ -94,7 +94,7 @@ TEST(Connections, SilentOnesMakeRoomAndAnswersAreNeverCutOff) {
 
 TEST(Connections, AnAddressHasALimitOfItsOwn) {
   std::vector<Pair> pairs(4);
-  Connections connections({.open = 100, .of_address = 2, .header_seconds = 1000});
+  Connections connections({.connections = 100, .address_connections = 2, .header_seconds = 1000});
   for (size_t i = 0; i < 4; ++i) connections.opened(&pairs[i], pairs[i].server.get(), i < 3 ? "10.0.0.1" : "10.0.0.2");
   EXPECT_TRUE(connections.admit("10.0.0.2"));
   EXPECT_TRUE(connections.admit("10.0.0.1"));
