@@ -286,7 +286,7 @@ int run_score(VerbArguments args) {
   };
   world->size() == 1 ? open() : comm::attempt_together(*world->group(), open);
   const auto model = load_for_scoring(flags, config, recipe.parallel, place, stages);
-  ScoreRun run(*model, place, stages, {.batch_tokens = flags.batch_tokens});
+  ScoreRun run(*model, place, stages, flags.batch_tokens);
   const auto totals = score_all(records, run, writer ? &*writer : nullptr);
   if (!writer) return 0;
   writer->finish();
