@@ -9,6 +9,7 @@
 #include "tessera/comm/collectives/collectives.h"
 
 namespace tessera {
+
 bool prefetch_of(const std::vector<PrefetchVote>& votes) {
   const auto word = [](const PrefetchVote& vote) { return !vote.wish ? "not called" : *vote.wish ? "on" : "off"; };
   for (const auto& vote : votes) {

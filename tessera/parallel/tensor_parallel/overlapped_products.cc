@@ -120,10 +120,6 @@ at::Tensor product(const at::Tensor& chunk, const at::Tensor& weight) {
   return kernels::product_nt(flat_rows(chunk), weight)
       .view({chunk.size(0), chunk.size(1), chunk.size(2), weight.size(0)});
 }
-at::Tensor product_transposed(const at::Tensor& chunk, const at::Tensor& weight) {
-  return kernels::product_nt(flat_rows(chunk), weight.t())
-      .view({chunk.size(0), chunk.size(1), chunk.size(2), weight.size(1)});
-}
 void add_outer(at::Tensor& sum, const at::Tensor& left, const at::Tensor& right) {
   const auto outer = kernels::product_nt(flat_rows(left).t(), flat_rows(right).t());
   sum = sum.defined() ? sum.add_(outer) : outer;
@@ -181,7 +177,7 @@ struct GatheredProducts : torch::autograd::Function<GatheredProducts> {
       const auto begin = tokens.begin(static_cast<int64_t>(c)), length = tokens.length(static_cast<int64_t>(c));
       at::Tensor sum = at::zeros_like(saved[c]);
       for (size_t i = 0; i < count; ++i) {
-        if (rows[i].defined()) sum.add_(product_transposed(rows[i].narrow(1, begin, length), saved[chunks + i]));
+        if (rows[i].defined()) sum.add_(product(rows[i].narrow(1, begin, length), saved[chunks + i].t()));
       }
       scattered.add(sum);  // on its way while the weights' gradients are computed
       for (size_t i = 0; i < count; ++i) {
@@ -220,7 +216,7 @@ struct ScatteredProduct : torch::autograd::Function<ScatteredProduct> {
     at::Tensor weight_gradient;
     for (int64_t c = 0; c < tokens.chunks; ++c) {
       const auto chunk = chunks.next();
-      x_rows.narrow(1, tokens.begin(c), tokens.length(c)).copy_(product_transposed(chunk, saved[1]));
+      x_rows.narrow(1, tokens.begin(c), tokens.length(c)).copy_(product(chunk, saved[1].t()));
       add_outer(weight_gradient, chunk, rows.narrow(1, tokens.begin(c), tokens.length(c)));
     }
     return {tokens.from_all_rows(x_rows), weight_gradient, at::Tensor()};
