@@ -4,8 +4,6 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <typeinfo>
-
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
@@ -46,31 +44,13 @@ struct Float8Product : torch::autograd::Function<Float8Product> {
   }
 };
 
-void convert_below(Module& module, const std::shared_ptr<Float8Steps>& steps) {
-  const auto children = module.named_children();
-  for (const auto& [name, child] : children) {
-    auto* linear = dynamic_cast<Linear*>(child.get());
-    if (linear == nullptr) {
-      convert_below(*child, steps);
-    } else if (typeid(*linear) == typeid(Linear)) {
-      module.replace_child(name, std::make_shared<Float8Linear>(*linear, steps));
-    }
-  }
-}
-
 }  // namespace
 
 Float8Linear::Float8Linear(Linear& former, std::shared_ptr<Float8Steps> steps)
-    : Linear(1, 1, former.bias.defined(), {.dtype = former.weight.scalar_type(), .device = c10::Device(c10::kMeta)}),
-      steps_(std::move(steps)) {
+    : Linear(former, /*with_weight=*/true), steps_(std::move(steps)) {
   TESSERA_CHECK(!former.has_hooks(), ErrorKind::kConfig,
                 "[nn.float8] a Linear [{}, {}] has hooks already. Convert before the model is parallelized.",
                 former.weight.size(0), former.weight.size(1));
-  for (size_t i = 0; i < own_parameters().size(); ++i) {
-    own_parameters()[i].decay = former.own_parameters()[i].decay;
-    set_parameter(own_parameters()[i], former.own_parameters()[i].parameter);
-  }
-  train(former.training());
 }
 
 const Float8Tensor& Float8Linear::converted_weight() {
@@ -94,7 +74,7 @@ at::Tensor Float8Linear::forward(const at::Tensor& x) {
 
 std::shared_ptr<Float8Steps> convert_to_float8(Module& root) {
   auto steps = std::make_shared<Float8Steps>();
-  convert_below(root, steps);
+  replace_linears(root, [&](Linear& former) { return std::make_shared<Float8Linear>(former, steps); });
   return steps;
 }
 
