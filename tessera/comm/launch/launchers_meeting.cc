@@ -36,7 +36,6 @@ Json found(c10d::Store& store, const std::string& key) { return parse_json(store
 
 Json json_of(const AttemptEnd& end) {
   Json json = {{"exit_code", end.exit_code}, {"stop", end.asked_to_stop}};
-  if (end.step) json["step"] = *end.step;
   if (const auto& failure = end.failure) {
     json["failure"] = {{"text", failure->text},
                        {"cause", failure->cause},

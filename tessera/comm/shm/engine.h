@@ -73,6 +73,8 @@ class Engine {
   void begin_work(Lock& lock);
   template <class Until>
   bool drive(Lock& lock, bool sleeps, const Until& until);
+  template <class Look>
+  void drive_once(Lock& lock, const Look& look);
   void end_driving(Lock& lock);
   void make_worker();
   void take_in();

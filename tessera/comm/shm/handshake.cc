@@ -114,8 +114,9 @@ class Handshake {
   Met run() {
     store_.set(key_of("is", options_.rank), introduction(options_.host));
     if (options_.rank == 0) host();
-    const std::string offer = text_of(store_, "shm/offer");
-    if (!offer.starts_with(kYes)) return refused(offer);
+    const std::string answer = text_of(store_, "shm/offer");
+    if (!answer.starts_with(kYes)) return refused(answer);
+    const Offer offer = parse_offer(answer);
     if (options_.rank != 0) fetch(offer);
     if (options_.rank == 0) store_.set("shm/verdict", settle());
     const std::string verdict = text_of(store_, "shm/verdict");
@@ -123,7 +124,7 @@ class Handshake {
     ChannelOptions channel{.rank = options_.rank,
                            .size = options_.size,
                            .ranks = options_.ranks,
-                           .processes = processes_of(offer),
+                           .processes = offer.processes,
                            .crowded = options_.crowded,
                            .views = verdict == kViews};
     return {
@@ -141,17 +142,17 @@ class Handshake {
     }
     return met;
   }
-  static std::vector<pid_t> processes_of(const std::string& offer) {
-    std::istringstream words(offer.substr(std::string(kYes).size()));
+  // "yes\nADDRESS 4711 4712": of the memory's server, and the process of each rank.
+  struct Offer {
     std::string address;
-    words >> address;
     std::vector<pid_t> processes;
-    for (pid_t process; words >> process;) processes.push_back(process);
-    return processes;
-  }
-  static std::string address_of(const std::string& offer) {
-    const size_t begin = std::string(kYes).size();
-    return offer.substr(begin, offer.find(' ') - begin);
+  };
+  static Offer parse_offer(const std::string& answer) {
+    std::istringstream words(answer.substr(std::string(kYes).size()));
+    Offer offer;
+    words >> offer.address;
+    for (pid_t process; words >> process;) offer.processes.push_back(process);
+    return offer;
   }
 
   // Rank 0: looks at all ranks, makes the memory, and says where to fetch it.
@@ -192,12 +193,12 @@ class Handshake {
     store_.set("shm/offer", offer);
   }
 
-  void fetch(const std::string& offer) {
-    const std::string address = address_of(offer);
-    std::string outcome = may_view_all(processes_of(offer)) ? kViews : kYes;
+  void fetch(const Offer& offer) {
+    std::string outcome = may_view_all(offer.processes) ? kViews : kYes;
     try {
-      memory_ = Registry::instance().get(address, [&] {
-        return std::shared_ptr<SharedMemory>(SharedMemory::receive(address, Layout(options_.size).bytes(), deadline_));
+      memory_ = Registry::instance().get(offer.address, [&] {
+        return std::shared_ptr<SharedMemory>(
+            SharedMemory::receive(offer.address, Layout(options_.size).bytes(), deadline_));
       });
     } catch (const std::exception& error) {
       outcome = fmt::format("{}rank {}: {}", kNo, options_.rank, error.what());

@@ -12,6 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/text/random_word.h"
+#include "tessera/comm/watch/diagnosis.h"
 #include "tessera/comm/watch/watch_roles.h"
 
 namespace tessera::comm {
@@ -59,15 +60,6 @@ struct Invitation {
   }
 };
 
-std::string absent(const std::set<int>& ranks, int size) {
-  constexpr size_t kShown = 8;
-  const std::vector<int> all(ranks.begin(), ranks.end());
-  const std::vector<int> shown(all.begin(), all.begin() + static_cast<long>(std::min(all.size(), kShown)));
-  const std::string more = all.size() > kShown ? fmt::format(" and {} more", all.size() - kShown) : "";
-  return fmt::format("rank {}{} of {} did not connect in time: it has ended, or is stuck at its start",
-                     fmt::join(shown, ", "), more, size);
-}
-
 void warn_of_no_watch(const std::string& why) {
   log_warning("[comm.watchdog] {}. Ranks that die are noticed by the ends of their connections and at timeouts only.",
               why);
@@ -84,9 +76,11 @@ bool await_ranks(c10d::Store& store, Reception& reception, const Invitation& inv
     if (!socket.open()) {
       if (store.check({kDecision})) return false;
       if (Clock::now() < deadline) continue;
-      const std::string who = absent(missing, options.size);
-      hub.refuse_all(who);
-      raise(ErrorKind::kComm, "[comm.watchdog] {}", who);
+      const std::string why =
+          fmt::format("rank {} of {} did not connect in time: it has ended, or is stuck at its start",
+                      list_ranks(missing), options.size);
+      hub.refuse_all(why);
+      raise(ErrorKind::kComm, "[comm.watchdog] {}", why);
     }
     const Frame& hello = frames.front();
     if (hello.kind != FrameKind::kHello || hello.text != invitation.token || !missing.erase(hello.rank)) continue;
