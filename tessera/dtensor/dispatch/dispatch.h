@@ -31,6 +31,10 @@ class GatheringViews {
 // A result of such an operation: a view of a gathered copy becomes a tensor of its own, which may be written to.
 at::Tensor own_result(const at::Tensor& result);
 
+// Error kShape where as_strided would give another shape or other strides than self has, or start elsewhere.
+void check_as_strided(const std::string& op, const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                      int64_t offset);
+
 // Of rules/loss_parallel.cc; null for other operations.
 Handler find_loss_parallel_handler(const std::string& name);
 
