@@ -70,13 +70,12 @@ at::Tensor gather_logprobs_backward(const at::Tensor& grad, const at::Tensor& lo
   detail::for_row_tiles(
       rows, skip,
       [&](const RowTile& tile) {
-        const auto target = matrix.narrow(0, tile.first, tile.rows);
+        const auto target = tile.of(matrix);
         at::Tensor buffer = direct ? target : tile.scratch;
-        const auto part_of = [&](const at::Tensor& each) { return each.narrow(0, tile.first, tile.rows); };
-        at::sub_out(buffer, tile.logits, part_of(most));
-        buffer.exp_().mul_(part_of(factor));
-        if (some_dead) buffer.masked_fill_(part_of(dead), 0);
-        buffer.scatter_add_(1, part_of(places.place), part_of(own_g));
+        at::sub_out(buffer, tile.logits, tile.of(most));
+        buffer.exp_().mul_(tile.of(factor));
+        if (some_dead) buffer.masked_fill_(tile.of(dead), 0);
+        buffer.scatter_add_(1, tile.of(places.place), tile.of(own_g));
         if (!direct) target.copy_(buffer);
       },
       most_rows);

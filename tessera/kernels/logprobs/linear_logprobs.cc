@@ -75,7 +75,7 @@ LinearForward linear_forward(const HeadRows& head, const VocabPart& part) {
   if (part.end > part.start) {
     head.for_chunks(false, [&](int64_t begin, const at::Tensor& logits, const at::Tensor&) {
       const auto mine = own.narrow(0, begin, logits.size(0));
-      const auto sums = detail::row_sums(detail::LogitRows(logits), {}, std::numeric_limits<int64_t>::max());
+      const auto sums = detail::row_sums(detail::LogitRows(logits));
       mine.select(1, 0).copy_(sums.most);
       mine.select(1, 1).copy_(sums.sum);
       mine.narrow(1, 2, 1).copy_(logits.gather(1, places.place.narrow(0, begin, logits.size(0))));

@@ -159,7 +159,7 @@ FilteredRows filter_rows(const at::Tensor& rows, const at::Tensor& target, const
   found.logits = apply_top_k_top_p(rows, sampling).first;
   found.ignored = target.eq(kIgnoredLabel).unsqueeze(1);
   found.place = target.unsqueeze(1).masked_fill(found.ignored, 0);
-  found.sums = detail::row_sums(detail::LogitRows(found.logits), {}, std::numeric_limits<int64_t>::max());
+  found.sums = detail::row_sums(detail::LogitRows(found.logits));
   return found;
 }
 

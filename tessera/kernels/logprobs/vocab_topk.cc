@@ -57,8 +57,8 @@ void top_of_part(const at::Tensor& logits, int64_t k, int64_t start, const at::T
       [&](const detail::RowTile& tile) {
         if (!tile.logits.is_cpu()) {
           const auto [sorted, order] = tile.logits.sort(/*stable=*/true, 1, /*descending=*/true);
-          values.narrow(0, tile.first, tile.rows).narrow(1, 0, mine).copy_(sorted.narrow(1, 0, mine));
-          ids.narrow(0, tile.first, tile.rows).narrow(1, 0, mine).copy_(order.narrow(1, 0, mine) + start);
+          tile.of(values).narrow(1, 0, mine).copy_(sorted.narrow(1, 0, mine));
+          tile.of(ids).narrow(1, 0, mine).copy_(order.narrow(1, 0, mine) + start);
           return;
         }
         const auto matrix = tile.logits.contiguous();

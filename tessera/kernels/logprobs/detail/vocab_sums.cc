@@ -35,8 +35,8 @@ at::Tensor tile_sums(const RowTile& tile, const RowSums& sums) {
   at::Tensor scratch = tile.scratch;
   at::sub_out(scratch, tile.logits, taken);
   scratch.exp_();
-  sums.most.narrow(0, tile.first, tile.rows).copy_(most.squeeze(1));
-  sums.sum.narrow(0, tile.first, tile.rows).copy_(scratch.sum(1));
+  tile.of(sums.most).copy_(most.squeeze(1));
+  tile.of(sums.sum).copy_(scratch.sum(1));
   return taken;
 }
 

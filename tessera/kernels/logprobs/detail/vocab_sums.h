@@ -16,7 +16,8 @@ struct RowSums {
   at::Tensor sum;
 };
 // Of this rank's columns.
-RowSums row_sums(const LogitRows& rows, const at::Tensor& skip, int64_t most_rows);
+RowSums row_sums(const LogitRows& rows, const at::Tensor& skip = {},
+                 int64_t most_rows = std::numeric_limits<int64_t>::max());
 // Writes most and sum of one tile and leaves exp(logit - most) in its scratch; what is taken off, wide [rows, 1] (0
 // where most is -infinity).
 at::Tensor tile_sums(const RowTile& tile, const RowSums& sums);
