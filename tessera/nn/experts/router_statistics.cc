@@ -56,15 +56,11 @@ void RouterStatistics::finish(const at::Tensor& sums) {
   mode_ = Mode::kFinished;
 }
 
-void RouterStatistics::require_totals() const {
+// Without rows nothing was chosen either, and what is divided by them is 0.
+at::Tensor RouterStatistics::rows() const {
   TESSERA_CHECK(totals_.defined(), ErrorKind::kInternal,
                 "[nn.router] the load-balance loss of a step is not known yet. Call finish() with the sums of all "
                 "ranks after the forwards of the step and before its first backward.");
-}
-
-// Without rows nothing was chosen either, and what is divided by them is 0.
-at::Tensor RouterStatistics::rows() const {
-  require_totals();
   return totals_[2 * experts_].clamp_min(1);
 }
 
