@@ -92,17 +92,8 @@ std::shared_ptr<CausalLM> load_for_scoring(const ScoreFlags& flags, const ModelC
                                            const pipeline::PipelineOptions& stages) {
   const auto dtype = parse_dtype_flag("score", flags.dtype);
   if (place.mesh()->size() == 1) return from_pretrained(flags.model, dtype, place.mesh()->device());
-  const auto model =
-      make_parallel_model(config, dtype.value_or(config.dtype.value_or(at::kFloat)),
-                          {.mesh = place.mesh(),
-                           .ep = parallel.ep,
-                           .cp_rotate_method = parallel.cp_rotate_method,
-                           .sequence_parallel = parallel.sequence_parallel,
-                           .cpu_offload = parallel.cpu_offload,
-                           .plan = parse_plan_choice(parallel.plan),
-                           .replicate_kv = parallel.replicate_kv,
-                           .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}},
-                          stages);
+  const auto model = make_parallel_model(config, dtype.value_or(config.dtype.value_or(at::kFloat)),
+                                         train::layout_options(parallel, place.mesh()), stages);
   load_pretrained(*model, flags.model);
   return model;
 }
