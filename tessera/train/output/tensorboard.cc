@@ -60,11 +60,6 @@ double wall_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// tensorflow.Event: wall_time 1, step 2, file_version 3, summary 5, session_log 7.
-std::string encode_event(int64_t step, std::string_view body) {
-  return number_field(1, wall_time()) + varint_field(2, static_cast<uint64_t>(step)) + std::string(body);
-}
-
 std::string summary_field(const std::string& value) { return bytes_field(5, bytes_field(1, value)); }
 
 }  // namespace
@@ -110,7 +105,9 @@ void EventWriter::add_text(std::string_view tag, std::string_view text, int64_t 
 }
 
 void EventWriter::add_event(int64_t step, std::string_view body) {
-  const std::string event = encode_event(step, body);
+  // tensorflow.Event: wall_time 1, step 2, file_version 3, summary 5, session_log 7.
+  const std::string event =
+      number_field(1, wall_time()) + varint_field(2, static_cast<uint64_t>(step)) + std::string(body);
   std::string length;
   append_raw(length, static_cast<uint64_t>(event.size()));
   pending_ += length;
