@@ -377,7 +377,7 @@ void ReplicateState::release_packed() {
 void ReplicateState::start_ready(bool all) {
   if (!synchronize_) return;
   for (; next_bucket_ < buckets_.size() && (all || missing_[next_bucket_] == 0); ++next_bucket_) {
-    if (next_bucket_ > 0) buckets_[next_bucket_ - 1].bring_values();
+    if (next_bucket_ > 0 && streams_->replicas.exists()) buckets_[next_bucket_ - 1].bring_values();
     buckets_[next_bucket_].start(options_.mesh->group(0), divide_);
     if (group().size() == 1) continue;
     ++stats_.all_reduces;

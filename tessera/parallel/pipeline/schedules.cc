@@ -31,16 +31,10 @@ const std::vector<KnownSchedule>& known_schedules() {
   return known;
 }
 
-std::string in_lower_case(std::string_view text) {
-  std::string out(text);
-  std::transform(out.begin(), out.end(), out.begin(),
-                 [](char c) { return static_cast<char>(std::tolower(static_cast<unsigned char>(c))); });
-  return out;
-}
-
 const KnownSchedule& find_schedule(std::string_view name) {
+  const auto lower = [](unsigned char c) { return std::tolower(c); };
   for (const auto& each : known_schedules()) {
-    if (in_lower_case(each.traits.name) == in_lower_case(name)) return each;
+    if (std::ranges::equal(each.traits.name, name, {}, lower, lower)) return each;
   }
   raise(ErrorKind::kConfig,
         "[pipeline.schedule] Unknown schedule name {}. The valid options are ['1F1B', 'Interleaved1F1B', 'GPipe', "
