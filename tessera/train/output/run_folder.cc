@@ -243,22 +243,19 @@ void RunFolder::append(const StepMetrics& metrics) {
         {"checkpoint", metrics.checkpoint_seconds}};
     if (by_rank.size() > 1 && by_rank.size() <= kMostRanksTold) line["communication_by_rank"] = by_rank;
   }
-  metrics_.append(line.dump());
+  metrics_.append(dump_json(line));
 }
 
 void RunFolder::append_validation(int64_t step, double validation_loss, double seconds) {
-  const nlohmann::ordered_json line = {{"step", step}, {"validation_loss", validation_loss}, {"seconds", seconds}};
-  metrics_.append(line.dump());
+  metrics_.append(dump_json({{"step", step}, {"validation_loss", validation_loss}, {"seconds", seconds}}));
 }
 
 void RunFolder::append_event(int64_t step, const std::string& what, const nlohmann::ordered_json& value) {
-  const nlohmann::ordered_json line = {{"step", step}, {what, value}};
-  events_.append(dump_json(line));
+  events_.append(dump_json({{"step", step}, {what, value}}));
 }
 
 void RunFolder::append_early_stop(int64_t step, const std::string& reason) {
-  const nlohmann::ordered_json line = {{"step", step}, {"early_stop", reason}};
-  metrics_.append(line.dump());
+  metrics_.append(dump_json({{"step", step}, {"early_stop", reason}}));
 }
 
 }  // namespace tessera::train
