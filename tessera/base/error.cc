@@ -1,7 +1,6 @@
 #include "tessera/base/error.h"
 
 #include <new>
-#include <string_view>
 
 #include "tessera/base/enum_name.h"
 
@@ -37,10 +36,9 @@ int exit_code_for(const std::exception& error) noexcept {
   return 1;
 }
 
-std::string first_line(const std::exception& error) {
-  const std::string_view text = error.what();
-  return std::string(text.substr(0, text.find('\n')));
-}
+std::string first_line(const std::exception& error) { return first_line(std::string_view(error.what())); }
+
+std::string first_line(std::string_view text) { return std::string(text.substr(0, text.find('\n'))); }
 
 Error as_error(const std::exception& error) {
   if (const auto* ours = dynamic_cast<const Error*>(&error)) return *ours;

@@ -268,7 +268,7 @@ TEST(Monitor, ARankThatIsAbsentFromAStartThatBlocksIsNamed) {
   std::atomic<bool> broken_off = false;
   monitors[0]->on_verdict([&] { broken_off = true; });
   const auto attend = [&](int rank) {
-    monitors[rank]->attend(Watchdog::start(*store, {.rank = rank, .size = 2}, *monitors[rank]));
+    monitors[rank]->attend(start_watchdog(*store, {.rank = rank, .size = 2}, *monitors[rank]));
   };
   std::thread other([&] { attend(1); });
   attend(0);

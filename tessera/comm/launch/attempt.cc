@@ -304,8 +304,7 @@ class Supervisor {
     } else {
       failure.cause = report_ ? report_->message : fmt::format("ended with exit code {}", WEXITSTATUS(status));
     }
-    failure.cause.resize(std::min(failure.cause.find('\n'), failure.cause.size()));
-    failure.cause = shortened(std::move(failure.cause));
+    failure.cause = shortened(first_line(failure.cause));
     failure.text = fmt::format("rank {} of {}: {}", rank.rank, plan_.world_size, failure.cause);
     return failure;
   }

@@ -24,9 +24,7 @@ constexpr int kMostCores = 1 << 16;
 
 std::string text_at(const fs::path& path) {
   try {
-    std::string text = read_file(path, size_t{1} << 16);
-    text.resize(std::min(text.find('\n'), text.size()));
-    return text;
+    return first_line(read_file(path, size_t{1} << 16));
   } catch (const Error&) {  // not every kernel and container shows it
     return "";
   }

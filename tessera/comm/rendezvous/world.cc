@@ -242,15 +242,15 @@ void World::start_watch() {
   const bool one_host = info_.hosts.loopback;
   if (!one_host && options_.watch_address.empty()) return;
   c10d::PrefixStore store("watch", impl_->store);
-  monitor.attend(Watchdog::start(store,
-                                 {.rank = info_.rank,
-                                  .size = info_.size,
-                                  .address = options_.watch_address.empty() ? "127.0.0.1" : options_.watch_address,
-                                  .reach = one_host ? Reach::kThisHost : Reach::kOtherHosts,
-                                  .timeout = options_.timeout,
-                                  .silence = silence_from_environment(one_host),
-                                  .compare = monitor.options().check != CheckMode::kOff},
-                                 monitor));
+  monitor.attend(start_watchdog(store,
+                                {.rank = info_.rank,
+                                 .size = info_.size,
+                                 .address = options_.watch_address.empty() ? "127.0.0.1" : options_.watch_address,
+                                 .reach = one_host ? Reach::kThisHost : Reach::kOtherHosts,
+                                 .timeout = options_.timeout,
+                                 .silence = silence_from_environment(one_host),
+                                 .compare = monitor.options().check != CheckMode::kOff},
+                                monitor));
 }
 
 Monitor& World::monitor() const { return *impl_->monitor; }

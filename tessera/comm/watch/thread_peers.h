@@ -1,4 +1,4 @@
-// The ranks that are threads of this process, as each other's peers: what a Watchdog is between processes, without
+// The ranks that are threads of this process, as each other's peers: what a WatchLoop is between processes, without
 // sockets, since a thread cannot die alone. Internal to comm.
 //
 //   auto room = std::make_shared<ThreadRoom>();

@@ -74,18 +74,27 @@ void WatchLoop::post(FrameKind kind, std::string text) {
   wake();
 }
 
-void WatchLoop::end(bool failed) {
+bool WatchLoop::report_trouble(const Trouble& trouble) {
+  post(FrameKind::kTrouble, to_text(trouble));
+  return true;
+}
+
+void WatchLoop::report_failure(const std::string& text) { post(FrameKind::kFailed, text.substr(0, 4000)); }
+
+void WatchLoop::leave(bool failed) noexcept {
   if (!thread_.joinable()) return;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!failed) outbox_.push_back({FrameKind::kBye, rank_});
-    stop_ = true;
-    wake();
-  }
-  thread_.join();
-  const auto deadline = Clock::now() + kFarewell;
-  for (auto& [rank, peer] : peers_) peer.socket.finish(deadline);
-  peers_.clear();
+  guarded([&] {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!failed) outbox_.push_back({FrameKind::kBye, rank_});
+      stop_ = true;
+      wake();
+    }
+    thread_.join();
+    const auto deadline = Clock::now() + kFarewell;
+    for (auto& [rank, peer] : peers_) peer.socket.finish(deadline);
+    peers_.clear();
+  });
 }
 
 void WatchLoop::send(int to, const Frame& frame) {

@@ -179,7 +179,7 @@ std::unique_ptr<WatchLoop> start_spoke(c10d::Store& store, const WatchdogOptions
 
 }  // namespace
 
-std::unique_ptr<Watchdog> Watchdog::start(c10d::Store& store, const WatchdogOptions& options, PeerListener& listener) {
+std::unique_ptr<Peers> start_watchdog(c10d::Store& store, const WatchdogOptions& options, PeerListener& listener) {
   const auto deadline = Clock::now() + options.timeout;
   std::unique_ptr<WatchLoop> loop;
   try {
@@ -189,26 +189,8 @@ std::unique_ptr<Watchdog> Watchdog::start(c10d::Store& store, const WatchdogOpti
     raise(ErrorKind::kComm, "[comm.watchdog] rank {} of {} lost the store: {}. Did rank 0 end?", options.rank,
           options.size, first_line(error));
   }
-  if (!loop) return nullptr;
-  loop->begin();
-  return std::unique_ptr<Watchdog>(new Watchdog(std::move(loop)));
-}
-
-Watchdog::Watchdog(std::unique_ptr<WatchLoop> loop) : loop_(std::move(loop)) {}
-Watchdog::~Watchdog() { leave(false); }
-
-bool Watchdog::report_trouble(const Trouble& trouble) {
-  loop_->post(FrameKind::kTrouble, to_text(trouble));
-  return true;
-}
-void Watchdog::report_failure(const std::string& text) { loop_->post(FrameKind::kFailed, text.substr(0, 4000)); }
-
-void Watchdog::leave(bool failed) noexcept {
-  try {
-    loop_->end(failed);
-  } catch (const std::exception& error) {
-    log_warning("[comm.watchdog] {}", error.what());
-  }
+  if (loop) loop->begin();
+  return loop;
 }
 
 }  // namespace tessera::comm
