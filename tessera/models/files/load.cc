@@ -14,7 +14,6 @@
 #include "tessera/models/files/weights.h"
 #include "tessera/models/gguf/gguf_weights.h"
 #include "tessera/models/tensors/local_part.h"
-#include "tessera/models/tensors/packed_parts.h"
 #include "tessera/models/tensors/stacked_tensors.h"
 #include "tessera/nn/linear/quantized_linear.h"
 
