@@ -11,7 +11,7 @@
 #include "tessera/formats/safetensors/safetensors_writer.h"
 #include "tessera/models/config/config.h"
 #include "tessera/models/config/family.h"
-#include "tessera/models/families/llama.h"
+#include "tessera/models/families/families.h"
 #include "tessera/models/files/model_path.h"
 #include "tessera/models/files/weights.h"
 #include "tessera/models/gguf/gguf_rope.h"

@@ -8,7 +8,7 @@
 #include "tessera/base/text/json.h"
 #include "tessera/base/warn_once.h"
 #include "tessera/models/config/rope_config.h"
-#include "tessera/models/families/qwen3.h"
+#include "tessera/models/families/families.h"
 #include "tessera/models/gguf/gguf_gemma3.h"
 
 namespace tessera {
