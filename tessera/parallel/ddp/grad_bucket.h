@@ -55,7 +55,6 @@ class GradBucket {
   void drop();  // after an error: waits for what is in flight and forgets it
   bool started() const { return started_; }
   bool accumulated() const { return flat_.is_open(); }
-  size_t size() const { return params_.size(); }
 
  private:
   void begin();

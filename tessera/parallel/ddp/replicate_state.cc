@@ -184,8 +184,9 @@ void ReplicateState::make_buckets(const std::vector<size_t>& order, bool one_sou
           all == self->params_generation_, ErrorKind::kShape,
           "[replicate.backward] parameters were replaced, frozen or unfrozen between forward and backward. Run "
           "forward again.");
-      generation == self->buckets_generation_ ? self->take(i, std::move(gradients))
-                                              : self->take_late(params, std::move(gradients));
+      if (generation == self->buckets_generation_) return self->take(i, std::move(gradients));
+      self->enter_backward();  // from the graph of a forward before the buckets changed
+      self->pack(params, std::move(gradients));
     });
   }
   await_all_sources();
@@ -334,12 +335,6 @@ void ReplicateState::take(size_t index, std::vector<at::Tensor>&& gradients) {
   pack(source.params, std::move(gradients));
   if (!options_.static_graph || source.runs == source.learned_runs) finish_source(source);
   start_ready(false);
-}
-
-// From the graph of a forward before the buckets changed.
-void ReplicateState::take_late(const std::vector<size_t>& params, std::vector<at::Tensor>&& gradients) {
-  enter_backward();
-  pack(params, std::move(gradients));
 }
 
 void ReplicateState::pack(const std::vector<size_t>& params, std::vector<at::Tensor>&& gradients) {
