@@ -37,8 +37,7 @@ std::optional<optim::Hyperparameter> to_hyperparameter(const StateValue& value) 
     const auto number = numbers_of({value});
     return number ? std::optional<Hyperparameter>(number->front()) : std::nullopt;
   }
-  const auto* items = std::get_if<StateList>(&value.variant());
-  if (const auto* tuple = std::get_if<StateTuple>(&value.variant())) items = &tuple->items;
+  const auto* items = items_of(value);
   const auto numbers = items ? numbers_of(*items) : std::nullopt;
   return numbers ? std::optional<Hyperparameter>(*numbers) : std::nullopt;
 }

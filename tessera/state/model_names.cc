@@ -30,6 +30,24 @@ std::string clean_fqn(const std::string& name) {
   return out;
 }
 
+ValuesByName values_by_clean_fqn(const StateDict& state_dict, const char* where) {
+  ValuesByName values;
+  for (const auto& [key, value] : state_dict) {
+    const auto name = clean_fqn(to_string(key));
+    TESSERA_CHECK(values.emplace(name, &value).second, ErrorKind::kShape,
+                  "{} two values are for {}, once the names of wrappers are taken away. Leave one.", where,
+                  quote(name));
+  }
+  return values;
+}
+
+std::string quoted_list(const std::vector<std::string>& names) {
+  constexpr size_t kMostShown = 20;
+  std::string text;
+  for (size_t i = 0; i < std::min(names.size(), kMostShown); ++i) text += (i ? ", " : "") + quote(names[i]);
+  return names.size() > kMostShown ? text + fmt::format(" and {} more", names.size() - kMostShown) : text;
+}
+
 ModelNames::ModelNames(nn::Module& model, const StateDictOptions& options) {
   visit(model, "", options);
   std::unordered_set<std::string_view> seen;

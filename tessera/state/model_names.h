@@ -15,6 +15,11 @@ namespace tessera {
 
 // Without the prefixes of PyTorch's wrappers.
 std::string clean_fqn(const std::string& name);
+// The values of a dict by these names. Error kShape, which begins with `where`, for two values of one name.
+using ValuesByName = std::unordered_map<std::string, const StateValue*>;
+ValuesByName values_by_clean_fqn(const StateDict& state_dict, const char* where);
+// Names in a message, in quotes: the first 20, and how many more there are.
+std::string quoted_list(const std::vector<std::string>& names);
 
 class ModelNames {
  public:

@@ -2,7 +2,7 @@
 #include <c10/core/GradMode.h>
 
 #include <optional>
-#include <unordered_map>
+#include <unordered_set>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
@@ -21,15 +21,6 @@
 namespace tessera {
 namespace {
 
-constexpr size_t kListedKeys = 20;
-
-std::string listed(const std::vector<std::string>& keys) {
-  std::string out;
-  for (size_t i = 0; i < std::min(keys.size(), kListedKeys); ++i) out += (i ? ", " : "") + quote(keys[i]);
-  if (keys.size() > kListedKeys) out += fmt::format(" and {} more", keys.size() - kListedKeys);
-  return out;
-}
-
 // What of a dict goes where in a model, checked.
 class ModelLoad {
  public:
@@ -37,14 +28,9 @@ class ModelLoad {
   ModelLoad(const ModelNames& model, const StateDict& values, const StateDictOptions& options,
             const detail::IncomingTensors* incoming)
       : options_(options), incoming_(incoming) {
-    std::unordered_map<std::string, const StateValue*> given;
-    for (const auto& [key, value] : values) {
-      const auto name = clean_fqn(to_string(key));
-      TESSERA_CHECK(given.emplace(name, &value).second, ErrorKind::kShape,
-                    "[state.set_model] two values are for {}, once the names of wrappers are taken away", quote(name));
-    }
-    std::unordered_map<std::string_view, bool> known;
-    for (const auto& [name, entry] : model.names()) known.emplace(name, true);
+    const auto given = values_by_clean_fqn(values, "[state.set_model]");
+    std::unordered_set<std::string_view> known;
+    for (const auto& [name, entry] : model.names()) known.insert(name);
     for (const auto& [key, value] : values) {
       if (!known.contains(clean_fqn(to_string(key)))) keys_.unexpected.push_back(to_string(key));
     }
@@ -54,10 +40,10 @@ class ModelLoad {
                   "[state.set_model] Error(s) in loading state_dict:{}{}{}", misfits_,
                   keys_.missing.empty() || !options.strict
                       ? ""
-                      : fmt::format(" Missing key(s) in state_dict: {}.", listed(keys_.missing)),
+                      : fmt::format(" Missing key(s) in state_dict: {}.", quoted_list(keys_.missing)),
                   keys_.unexpected.empty() || !options.strict
                       ? ""
-                      : fmt::format(" Unexpected key(s) in state_dict: {}.", listed(keys_.unexpected)));
+                      : fmt::format(" Unexpected key(s) in state_dict: {}.", quoted_list(keys_.unexpected)));
   }
 
   const IncompatibleKeys& keys() const { return keys_; }
@@ -71,8 +57,6 @@ class ModelLoad {
   }
 
  private:
-  using Given = std::unordered_map<std::string, const StateValue*>;
-
   bool is_to_come(const at::Tensor& tensor) const {
     return incoming_ && tensor.defined() && incoming_->announces(tensor);
   }
@@ -85,7 +69,7 @@ class ModelLoad {
   }
 
   // The values under the names of one tensor; all of them when they are equal.
-  const StateValue* value_of(const ModelNames::Entry& entry, const Given& given) {
+  const StateValue* value_of(const ModelNames::Entry& entry, const ValuesByName& given) {
     const StateValue* value = nullptr;
     for (const auto& name : entry.names) {
       const auto found = given.find(name);
@@ -98,7 +82,7 @@ class ModelLoad {
     return value;
   }
 
-  void plan(const ModelNames::Entry& entry, const Given& given) {
+  void plan(const ModelNames::Entry& entry, const ValuesByName& given) {
     const auto& name = entry.names.front();
     const bool is_meta = local_part(entry.tensor().detach()).is_meta();
     const auto* value = value_of(entry, given);

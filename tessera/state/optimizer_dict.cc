@@ -237,10 +237,7 @@ StateDict optimizer_state_dict(const optim::Optimizer& optimizer) {
     shown.set("params", std::move(ids));
     groups.emplace_back(std::move(shown));
   }
-  StateDict out;
-  out.set("state", std::move(states));
-  out.set("param_groups", std::move(groups));
-  return out;
+  return StateDict{{"state", std::move(states)}, {"param_groups", std::move(groups)}};
 }
 
 void load_optimizer_state_dict(optim::Optimizer& optimizer, const StateDict& state_dict) {

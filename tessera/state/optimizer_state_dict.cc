@@ -80,9 +80,7 @@ StateDict get_optimizer_state_dict(nn::Module& model, const std::vector<optim::O
     }
     for (auto& group : named.at("param_groups").list()) groups.push_back(std::move(group));
   }
-  StateDict out;
-  out.set("state", std::move(state));
-  out.set("param_groups", std::move(groups));
+  StateDict out{{"state", std::move(state)}, {"param_groups", std::move(groups)}};
   if (options.flatten_optimizer_state_dict) out = flatten_optimizer_dict(out);
   const bool asks_ranks = options.full_state_dict && options.cpu_offload;
   out = full_or_on_cpu(out, options, asks_ranks ? group_of(names, options) : options.group);

@@ -13,6 +13,14 @@ std::string to_string(const StateKey& key) {
   return std::get<std::string>(key);
 }
 
+StateValue to_value(const StateKey& key) {
+  return std::visit([](const auto& held) { return StateValue(held); }, key);
+}
+
+StateKey to_key(const StateValue& value) {
+  return value.is_int() ? StateKey(value.integer()) : StateKey(value.string());
+}
+
 StateDict::StateDict(std::initializer_list<Item> items) {
   for (const auto& [key, value] : items) set(key, value);
 }
@@ -71,6 +79,12 @@ const std::string& StateValue::string() const { return state_value_as<std::strin
 int64_t StateValue::integer() const { return state_value_as<int64_t>(*this, "int"); }
 double StateValue::number() const {
   return is_int() ? static_cast<double>(integer()) : state_value_as<double>(*this, "float");
+}
+
+const StateList* items_of(const StateValue& value) {
+  if (const auto* list = std::get_if<StateList>(&value.variant())) return list;
+  const auto* tuple = std::get_if<StateTuple>(&value.variant());
+  return tuple ? &tuple->items : nullptr;
 }
 
 const char* type_name(const StateValue& value) {

@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "tessera/base/error.h"
@@ -131,12 +130,6 @@ struct LoadPlan {
   IncompatibleKeys keys;
 };
 
-std::string quoted_list(const std::vector<std::string>& names) {
-  std::string text;
-  for (size_t i = 0; i < names.size() && i < 10; ++i) text += fmt::format("{}{}", i ? ", " : "", quote(names[i]));
-  return names.size() > 10 ? text + fmt::format(" and {} more", names.size() - 10) : text;
-}
-
 void check_strict(const IncompatibleKeys& keys) {
   std::string text;
   if (!keys.missing.empty()) text += fmt::format("Missing key(s) in state_dict: {}. ", quoted_list(keys.missing));
@@ -164,13 +157,7 @@ void check_given(const ModelTensor& tensor, const std::string& name, const State
 }
 
 LoadPlan plan_load(const std::vector<ModelTensor>& tensors, const StateDict& dict, const Fsdp1LoadOptions& options) {
-  std::unordered_map<std::string, const StateValue*> given;
-  for (const auto& [key, value] : dict) {
-    const auto name = clean_fqn(to_string(key));
-    TESSERA_CHECK(given.emplace(name, &value).second, ErrorKind::kShape,
-                  "[fsdp1.load] two values are for {}, once the names of wrappers are taken away. Leave one.",
-                  quote(name));
-  }
+  const auto given = values_by_clean_fqn(dict, "[fsdp1.load]");
   LoadPlan plan;
   std::unordered_set<std::string> known;
   for (const auto& tensor : tensors) {

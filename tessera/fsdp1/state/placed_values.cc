@@ -33,21 +33,7 @@ StateValue chunk_value(const FlatPlace& place, const at::Tensor& piece, bool off
   const auto want = chunk_ranges(place.shape, place.group->size());
   at::Tensor local = logical_part(place, piece, want);
   if (offload_to_cpu) local = local.cpu();
-  auto chunks = std::make_shared<ShardedTensor>();
-  chunks->size = place.shape;
-  chunks->dtype = piece.scalar_type();
-  chunks->group = place.group;
-  const int64_t rows = place.shape[0], ranks = place.group->size(), most = (rows + ranks - 1) / ranks;
-  for (int64_t rank = 0; rank < ranks && most * rank < rows; ++rank) {
-    ShardMetadata metadata{.shard_offsets = std::vector<int64_t>(place.shape.size()),
-                           .shard_sizes = place.shape,
-                           .placement = shard_placement(*place.group, static_cast<int>(rank), local.device())};
-    metadata.shard_offsets[0] = most * rank;
-    metadata.shard_sizes[0] = std::min(most, rows - most * rank);
-    if (rank == place.group->rank()) chunks->local_shards.push_back({local.view(metadata.shard_sizes), metadata});
-    chunks->shards_metadata.push_back(std::move(metadata));
-  }
-  return chunks;
+  return chunks_of_ranks(local, place.shape, place.group);
 }
 
 StateValue dtensor_value(const FlatPlace& place, const at::Tensor& piece, const MeshPtr& mesh, bool offload_to_cpu) {
