@@ -94,18 +94,13 @@ std::optional<int> parse_flags(CLI::App& app, VerbArguments args) {
     }
     std::fputs(innermost->help(outer).c_str(), stdout);
     return 0;
-  } catch (const CLI::ExtrasError&) {
-    raise(ErrorKind::kConfig, "[{}] {} See '{} --help'.", app.get_name(),
-          unknown_word_message(app, app.remaining(true)), app.get_name());
   } catch (const CLI::ParseError& error) {
     // A subcommand that is misspelled is one that is missing to CLI11.
     const auto words = app.remaining(/*recurse=*/true);
     const bool lacks_subcommand = app.get_subcommands().empty() && !app.get_subcommands(nullptr).empty();
-    if (lacks_subcommand && !words.empty()) {
-      raise(ErrorKind::kConfig, "[{}] {} See '{} --help'.", app.get_name(), unknown_word_message(app, words),
-            app.get_name());
-    }
-    raise(ErrorKind::kConfig, "[{}] {}. See '{} --help'.", app.get_name(), one_line(error.what()), app.get_name());
+    const bool is_unknown = dynamic_cast<const CLI::ExtrasError*>(&error) || (lacks_subcommand && !words.empty());
+    raise(ErrorKind::kConfig, "[{}] {} See '{} --help'.", app.get_name(),
+          is_unknown ? unknown_word_message(app, words) : one_line(error.what()) + ".", app.get_name());
   }
   return std::nullopt;
 }

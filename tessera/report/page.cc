@@ -15,14 +15,13 @@ namespace {
 
 using nlohmann::ordered_json;
 
+// Values that are not finite become null in the text of the page.
 ordered_json series(const Series& all, const std::vector<size_t>& rows) {
   ordered_json out = {{"step", ordered_json::array()}};
   for (const size_t row : rows) out["step"].push_back(all.step[row]);
   for (const auto& [name, values] : all.columns) {
     auto& column = out[name] = ordered_json::array();
-    for (const size_t row : rows) {
-      std::isfinite(values[row]) ? column.push_back(values[row]) : column.push_back(nullptr);
-    }
+    for (const size_t row : rows) column.push_back(values[row]);
   }
   return out;
 }
@@ -32,8 +31,7 @@ ordered_json outliers(const std::vector<int64_t>& steps, const std::vector<doubl
   ordered_json out = ordered_json::array();
   for (size_t row = 0; row < scores.size(); ++row) {
     if (!(std::abs(scores[row]) >= train::kOutlierZ)) continue;
-    const ordered_json score = std::isfinite(scores[row]) ? ordered_json(scores[row]) : ordered_json(nullptr);
-    out.push_back({{"step", steps[row]}, {"z", score}});
+    out.push_back({{"step", steps[row]}, {"z", scores[row]}});
   }
   return out;
 }

@@ -147,20 +147,16 @@ struct SequenceSums {
   double mean = 0;
 };
 
-// No number of JSON where there is none.
-ordered_json number(double value) { return std::isfinite(value) ? ordered_json(value) : ordered_json(nullptr); }
-
+// Numbers that are not finite become null in the text of the result.
 ordered_json sequence_result(const ScoreSequence& sequence, const std::vector<double>& logprobs, SequenceSums& sums) {
   for (const double each : logprobs) sums.sum += each;
   sums.mean = logprobs.empty() ? 0 : sums.sum / static_cast<double>(logprobs.size());
-  ordered_json list = ordered_json::array();
-  for (const double each : logprobs) list.push_back(number(each));
   const std::vector<int64_t> tokens(sequence.tokens.begin() + static_cast<int64_t>(sequence.first),
                                     sequence.tokens.end());
   return {{"tokens", tokens},
-          {"logprobs", list},
-          {"sum", number(sums.sum)},
-          {"perplexity", logprobs.empty() ? ordered_json(nullptr) : number(std::exp(-sums.mean))}};
+          {"logprobs", logprobs},
+          {"sum", sums.sum},
+          {"perplexity", logprobs.empty() ? ordered_json(nullptr) : ordered_json(std::exp(-sums.mean))}};
 }
 
 ordered_json record_result(const ScoreRecord& record, std::span<const std::vector<double>> logprobs,
