@@ -35,13 +35,6 @@ Placement swapped(const Placement& p) {
   return p.reduce_op == ReduceOp::kMax ? Partial(ReduceOp::kMin) : Partial(ReduceOp::kMax);
 }
 
-// One input partial, the others whole.
-void add_one_partial(size_t count, const Placement& p, size_t input, std::vector<Strategy>& strategies) {
-  Strategy strategy{{p}, c10::SmallVector<Placement, 4>(count, Replicate())};
-  strategy.inputs[input] = p;
-  strategies.push_back(std::move(strategy));
-}
-
 void add_of_one(const Placement& p, Commutes commutes, std::vector<Strategy>& strategies) {
   const Strategy same{{p}, {p}};
   switch (commutes) {
@@ -81,14 +74,14 @@ void add_of_two(const Placement& p, Commutes commutes, std::vector<Strategy>& st
       if (is_additive(p)) {
         strategies.push_back(same);
       } else if (is_extreme(p)) {
-        add_one_partial(2, p, 0, strategies);
+        strategies.push_back(passing(p, 0, 2));
       }
       break;
     case Commutes::kMultiplicative:
     case Commutes::kDivision:
       if (is_additive(p)) {
-        add_one_partial(2, p, 0, strategies);
-        if (commutes == Commutes::kMultiplicative) add_one_partial(2, p, 1, strategies);
+        strategies.push_back(passing(p, 0, 2));
+        if (commutes == Commutes::kMultiplicative) strategies.push_back(passing(p, 1, 2));
       }
       break;
     case Commutes::kCopy:
@@ -98,8 +91,8 @@ void add_of_two(const Placement& p, Commutes commutes, std::vector<Strategy>& st
     case Commutes::kMaximum:
     case Commutes::kMinimum:
       if (is_extreme(p)) {
-        add_one_partial(2, p, 0, strategies);
-        add_one_partial(2, p, 1, strategies);
+        strategies.push_back(passing(p, 0, 2));
+        strategies.push_back(passing(p, 1, 2));
       }
       if (p.is_partial(ReduceOp::kMax) ? commutes == Commutes::kMaximum
                                        : p.is_partial(ReduceOp::kMin) && commutes == Commutes::kMinimum) {
@@ -162,12 +155,11 @@ void propose_pointwise(const OpCall& call, Proposal& proposal, Commutes commutes
   proposal.lies_as_pointwise = true;
   const auto ndim = static_cast<int64_t>(sizes.size());
   for (int64_t dim = 0; dim < ndim; ++dim) {
-    Strategy strategy{{Shard(dim)}, {}};
+    Strategy strategy = over_dim(call, sizes, dim);
     bool wanted = false;
-    for (const auto& input : call.inputs) {
-      const int64_t own = own_dim(input, sizes, dim);
-      strategy.inputs.push_back(own < 0 ? Replicate() : Shard(own));
-      wanted = wanted || (own >= 0 && is_sharded_on(input, own));
+    for (size_t i = 0; i < call.inputs.size(); ++i) {
+      const Placement& own = strategy.inputs[i];
+      wanted = wanted || (own.is_shard() && is_sharded_on(call.inputs[i], own.dim));
     }
     for (const auto& out : call.outs) wanted = wanted || (out.dim() == ndim && is_sharded_on(out, dim));
     if (wanted) proposal.strategies.push_back(std::move(strategy));

@@ -16,10 +16,10 @@ void check_odds(const Draw& draw, const char* name, double p, bool legal) {
                 name, p);
 }
 
-template <Law law>
-void fill_with(Draw& draw, const char* first, double a, const char* second, double b) {
+// Draws the result of an operation on self.
+void fill_target(Draw& draw, const Distribution& distribution) {
   const at::Tensor to = draw.target(draw.tensor("self"));
-  draw.fill(to, {law, draw.number(first, a), second != nullptr ? draw.number(second, b) : 0});
+  draw.fill(to, distribution);
   draw.finish(to);
 }
 
@@ -27,23 +27,23 @@ void uniform(Draw& draw) {
   const double from = draw.number("from", 0);
   const double to = draw.number("to", 1);
   check_odds(draw, "to", to, from <= to);
-  fill_with<Law::kUniform>(draw, "from", 0, "to", 1);
+  fill_target(draw, {Law::kUniform, from, to});
 }
 
-void cauchy(Draw& draw) { fill_with<Law::kCauchy>(draw, "median", 0, "sigma", 1); }
+void cauchy(Draw& draw) { fill_target(draw, {Law::kCauchy, draw.number("median", 0), draw.number("sigma", 1)}); }
 
-void log_normal(Draw& draw) { fill_with<Law::kLogNormal>(draw, "mean", 1, "std", 2); }
+void log_normal(Draw& draw) { fill_target(draw, {Law::kLogNormal, draw.number("mean", 1), draw.number("std", 2)}); }
 
 void exponential(Draw& draw) {
   const double rate = draw.number("lambd", 1);
   check_odds(draw, "lambd", rate, rate > 0);
-  fill_with<Law::kExponential>(draw, "lambd", 1, nullptr, 0);
+  fill_target(draw, {Law::kExponential, rate, 0});
 }
 
 void geometric(Draw& draw) {
   const double p = draw.number("p");
   check_odds(draw, "p", p, p > 0 && p < 1);
-  fill_with<Law::kGeometric>(draw, "p", 0.5, nullptr, 0);
+  fill_target(draw, {Law::kGeometric, p, 0});
 }
 
 // normal_(mean, std), normal(mean, std) with tensors for one or both of them.
@@ -51,8 +51,7 @@ void normal(Draw& draw) {
   if (!draw.is_tensor("mean") && !draw.is_tensor("std")) {
     const double deviation = draw.number("std", 1);
     check_odds(draw, "std", deviation, deviation >= 0);
-    fill_with<Law::kNormal>(draw, "mean", 0, "std", 1);
-    return;
+    return fill_target(draw, {Law::kNormal, draw.number("mean", 0), deviation});
   }
   const at::Tensor like = draw.tensor(draw.is_tensor("mean") ? "mean" : "std");
   at::Tensor z = at::empty(draw.region().sizes, like.options());
@@ -64,17 +63,9 @@ void normal(Draw& draw) {
   draw.finish(to);
 }
 
-void rand_like(Draw& draw) {
-  const at::Tensor to = draw.target(draw.tensor("self"));
-  draw.fill(to, {Law::kUniform, 0, 1});
-  draw.finish(to);
-}
+void rand_like(Draw& draw) { fill_target(draw, {Law::kUniform, 0, 1}); }
 
-void randn_like(Draw& draw) {
-  const at::Tensor to = draw.target(draw.tensor("self"));
-  draw.fill(to, {Law::kNormal, 0, 1});
-  draw.finish(to);
-}
+void randn_like(Draw& draw) { fill_target(draw, {Law::kNormal, 0, 1}); }
 
 Distribution integers(const Draw& draw, int64_t low, int64_t high) {
   TESSERA_CHECK(low < high, ErrorKind::kShape, "[dtensor.dispatch] {}: found integers from {} to {}, wanted a range.",
@@ -88,9 +79,7 @@ int64_t integer(const Draw& draw, const char* name) {
 }
 
 void randint_like(Draw& draw) {
-  const at::Tensor to = draw.target(draw.tensor("self"));
-  draw.fill(to, integers(draw, draw.has("low") ? integer(draw, "low") : 0, integer(draw, "high")));
-  draw.finish(to);
+  fill_target(draw, integers(draw, draw.has("low") ? integer(draw, "low") : 0, integer(draw, "high")));
 }
 
 // All integers that the type holds exactly, from 0.
@@ -214,18 +203,12 @@ void multinomial(Draw& draw) {
   draw.finish(draw.has("out") ? draw.tensor("out").copy_(picked) : picked);
 }
 
-Rule elementwise(Body body) {
-  return [body](const OpCall& call, Proposal& proposal) { propose_elementwise(call, proposal, body); };
-}
-
 // The shape of the operand and none of its values: a Partial one costs nothing.
 Rule like(Body body) {
   return [body](const OpCall& call, Proposal& proposal) {
     propose_elementwise(call, proposal, body);
     for (const Placement& p : partials_among(call)) {
-      Strategy strategy{{Replicate()}, {}};
-      for (size_t i = 0; i < call.inputs.size(); ++i) strategy.inputs.push_back(i == 0 ? p : Replicate());
-      proposal.strategies.push_back(std::move(strategy));
+      proposal.strategies.push_back(rest_whole(call, {{Replicate()}, {p}}));
     }
   };
 }
@@ -269,15 +252,7 @@ void propose_elementwise(const OpCall& call, Proposal& proposal, Body body) {
   const Sizes whole = broadcast_sizes(call);
   const size_t outputs = std::max<size_t>(call.op.return_alias.size(), 1);
   const auto ndim = static_cast<int64_t>(whole.size());
-  for (int64_t dim = 0; dim < ndim; ++dim) {
-    Strategy strategy;
-    strategy.outputs.assign(outputs, Shard(dim));
-    for (const auto& input : call.inputs) {
-      const int64_t own = dim - (ndim - input.dim());
-      strategy.inputs.push_back(own >= 0 && input.sizes[own] == whole[dim] ? Shard(own) : Replicate());
-    }
-    proposal.strategies.push_back(std::move(strategy));
-  }
+  for (int64_t dim = 0; dim < ndim; ++dim) proposal.strategies.push_back(over_dim(call, whole, dim));
   for (size_t i = 0; i < outputs; ++i) proposal.output(whole);
   proposal.random = takes_stream(call);
   proposal.local = [body, whole](const OpCall& of, const Choice& choice) -> LocalFunction {

@@ -76,6 +76,9 @@ using Body = void (*)(Draw&);
 
 // Every elementwise placement of the operands, broadcast together.
 void propose_elementwise(const OpCall& call, Proposal& proposal, Body body);
+inline Rule elementwise(Body body) {
+  return [body](const OpCall& call, Proposal& proposal) { propose_elementwise(call, proposal, body); };
+}
 
 // The names: random.cc, random_variates.cc.
 void add_random_variate_rules(RuleTable& table);

@@ -87,9 +87,7 @@ void propose(const OpCall& call, Proposal& proposal, const ReductionKind& kind) 
       proposal.strategies.push_back({{*kind.over_shards}, {Shard(dim)}});
     }
   }
-  for (const Placement& p : partials_among(call)) {
-    if (kind.keeps != nullptr && kind.keeps(p)) proposal.strategies.push_back({{p}, {p}});
-  }
+  if (kind.keeps != nullptr) add_passing(call, proposal, 0, kind.keeps);
   if (kind.over_shards && kind.needs != Needs::kNothing) {
     proposal.legal = [reduced = reduction.reduced, needs = kind.needs](const OpCall& of, const Choice& choice) {
       return parts_suit(of, choice.inputs[0], reduced, needs);
