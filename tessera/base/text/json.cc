@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "tessera/base/text/json_fault.h"
 #include "tessera/base/text/json_numbers.h"
 #include "tessera/base/text/quote.h"
 

@@ -11,7 +11,7 @@
 #include "tessera/base/files/file.h"
 #include "tessera/base/log.h"
 #include "tessera/base/text/json_numbers.h"
-#include "tessera/base/text/terminal_text.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/generate/generate_flags.h"
 #include "tessera/cli/generate/generator.h"

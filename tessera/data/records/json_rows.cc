@@ -3,7 +3,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text/json.h"
-#include "tessera/base/text/json_fault.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/data/records/row_source.h"
 #include "tessera/data/records/text_stream.h"
