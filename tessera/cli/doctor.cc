@@ -3,7 +3,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <fcntl.h>
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -20,6 +20,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string_view>
+#include <vector>
 
 #include "tessera/base/machine/host.h"
 #include "tessera/base/machine/memory_room.h"
@@ -166,9 +167,7 @@ std::string format_value(const std::string& key, const Json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
   if (value.is_array()) {
-    std::string words;
-    for (const auto& word : value) words += (words.empty() ? "" : " ") + word.get<std::string>();
-    return words.empty() ? "none" : words;
+    return value.empty() ? "none" : fmt::format("{}", fmt::join(value.get<std::vector<std::string>>(), " "));
   }
   if (key.ends_with("_bytes")) return fmt::format("{:.1f} GiB", value.get<double>() / (1 << 30));
   return value.dump();

@@ -36,19 +36,13 @@ ordered_json outliers(const std::vector<int64_t>& steps, const std::vector<doubl
   return out;
 }
 
-ordered_json pairs(const std::vector<std::pair<std::string, std::string>>& all) {
-  ordered_json out = ordered_json::array();
-  for (const auto& [key, value] : all) out.push_back({key, value});
-  return out;
-}
-
 ordered_json as_json(const RunHistory& run, const std::string& name, size_t most_points) {
   constexpr size_t kMostValues = 400'000;  // of all columns: what a browser still reads at once
   most_points = std::min(most_points, kMostValues / std::max<size_t>(run.steps.columns.size(), 1));
   ordered_json out = {{"name", name},
                       {"folder", run.folder.string()},
                       {"state", run.state},
-                      {"recipe", pairs(run.recipe)},
+                      {"recipe", run.recipe},
                       {"rows", std::max(run.steps.step.size(), run.steps_told)},
                       {"steps", series(run.steps, thinned(run.steps, most_points))},
                       {"validation", series(run.validation, thinned(run.validation, most_points))},
@@ -64,7 +58,7 @@ ordered_json as_json(const RunHistory& run, const std::string& name, size_t most
   }
   for (const auto& note : run.warnings) out["warnings"].push_back({{"step", note.step}, {"text", note.text}});
   for (const auto& session : run.sessions) {
-    out["sessions"].push_back({{"first_step", session.first_step}, {"facts", pairs(session.facts)}});
+    out["sessions"].push_back({{"first_step", session.first_step}, {"facts", session.facts}});
   }
   return out;
 }
