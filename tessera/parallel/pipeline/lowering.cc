@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "tessera/base/error.h"
@@ -22,15 +23,15 @@ std::vector<int> next_stages(const ActionRow& row, size_t first, int count) {
   return out;
 }
 
-bool sends_forward(const Action& action, const std::vector<int>& rank_of) {
-  const auto stage = static_cast<size_t>(action.stage);
-  return action.kind == ActionKind::kForward && stage + 1 < rank_of.size() && rank_of[stage] != rank_of[stage + 1];
-}
-
-bool sends_backward(const Action& action, const std::vector<int>& rank_of) {
-  const auto stage = static_cast<size_t>(action.stage);
+// The stage of another rank that waits for what the action computes; nothing: there is none.
+std::optional<int> receiver_of(const Action& action, const std::vector<int>& rank_of) {
+  const bool forward = action.kind == ActionKind::kForward;
   const bool backward = action.kind == ActionKind::kBackward || action.kind == ActionKind::kInputBackward;
-  return backward && stage > 0 && rank_of[stage] != rank_of[stage - 1];
+  if (!forward && !backward) return std::nullopt;
+  const int to = action.stage + (forward ? 1 : -1);
+  if (to < 0 || to == static_cast<int>(rank_of.size())) return std::nullopt;
+  if (rank_of[static_cast<size_t>(action.stage)] == rank_of[static_cast<size_t>(to)]) return std::nullopt;
+  return to;
 }
 
 // Whether this rank has, or is about to have, what the action needs of other stages.
@@ -114,11 +115,6 @@ std::vector<Actions> add_send_recv(const std::vector<Actions>& rows, const std::
     done[rank].insert(action.key());
     out[rank].push_back(std::move(action));
   };
-  const auto exchange = [&](size_t rank, const Action& step, ActionKind send, ActionKind receive, int to) {
-    add(rank, {.stage = step.stage, .kind = send, .micro_batch = step.micro_batch});
-    add(static_cast<size_t>(rank_of[static_cast<size_t>(to)]),
-        {.stage = to, .kind = receive, .micro_batch = step.micro_batch});
-  };
   const auto stages = static_cast<int>(rank_of.size());
   const auto ran = detail::run_in_rounds(rows, [&](size_t rank, const Action& action) {
     const auto steps = action.steps();
@@ -127,11 +123,16 @@ std::vector<Actions> add_send_recv(const std::vector<Actions>& rows, const std::
     out[rank].push_back(action);
     for (const auto& step : steps) {
       done[rank].insert(step.key());
-      if (sends_forward(step, rank_of)) {
-        exchange(rank, step, ActionKind::kSendForward, ActionKind::kReceiveForward, step.stage + 1);
-      } else if (sends_backward(step, rank_of)) {
-        exchange(rank, step, ActionKind::kSendBackward, ActionKind::kReceiveBackward, step.stage - 1);
-      }
+      const auto to = receiver_of(step, rank_of);
+      if (!to) continue;
+      const bool forward = step.kind == ActionKind::kForward;
+      add(rank, {.stage = step.stage,
+                 .kind = forward ? ActionKind::kSendForward : ActionKind::kSendBackward,
+                 .micro_batch = step.micro_batch});
+      add(static_cast<size_t>(rank_of[static_cast<size_t>(*to)]),
+          {.stage = *to,
+           .kind = forward ? ActionKind::kReceiveForward : ActionKind::kReceiveBackward,
+           .micro_batch = step.micro_batch});
     }
     return true;
   });
