@@ -34,14 +34,8 @@ class Events {
     builder_.key(value);
     return true;
   }
-  bool start_object(size_t) {
-    builder_.open_object();
-    return true;
-  }
-  bool start_array(size_t) {
-    builder_.open_array();
-    return true;
-  }
+  bool start_object(size_t) { return opened(Json::object()); }
+  bool start_array(size_t) { return opened(Json::array()); }
   bool end_object() { return closed(); }
   bool end_array() { return closed(); }
   // Stops at the first number that overflows where those are kept: the text is then read anew without them.
@@ -63,6 +57,10 @@ class Events {
   template <class T>
   bool take(T&& value) {
     builder_.value(Json(std::forward<T>(value)));
+    return true;
+  }
+  bool opened(Json container) {
+    builder_.open(std::move(container));
     return true;
   }
   bool closed() {
@@ -108,7 +106,6 @@ void drop_repeated_keys(Json::object_t& object) {
 
 JsonBuilder::JsonBuilder(Json& root, std::string where, const JsonLimits& limits)
     : root_(root), where_(std::move(where)), limits_(limits) {}
-JsonBuilder::~JsonBuilder() = default;
 
 void JsonBuilder::enter() {
   TESSERA_CHECK(++depth_ <= limits_.max_depth, ErrorKind::kFormat, "{}: the JSON is nested deeper than {} levels",
@@ -136,14 +133,9 @@ void JsonBuilder::key(std::string& key) {
   key_ = std::move(key);
 }
 
-void JsonBuilder::open_object() {
+void JsonBuilder::open(Json container) {
   enter();
-  open_.push_back(&place(Json::object()));
-}
-
-void JsonBuilder::open_array() {
-  enter();
-  open_.push_back(&place(Json::array()));
+  open_.push_back(&place(std::move(container)));
 }
 
 void JsonBuilder::close() {

@@ -120,14 +120,12 @@ class JsonReader {
 class JsonBuilder {
  public:
   JsonBuilder(Json& root, std::string where, const JsonLimits& limits);
-  ~JsonBuilder();
   JsonBuilder(const JsonBuilder&) = delete;
   JsonBuilder& operator=(const JsonBuilder&) = delete;
 
   void value(Json value);
   void key(std::string& key);
-  void open_object();
-  void open_array();
+  void open(Json container);  // an empty object or array
   void close();
   // Counts a level, or a key, of a part that is kept elsewhere.
   void enter();

@@ -59,6 +59,12 @@ struct SignatureFields {
 };
 Signature sign(const SignatureFields& fields) noexcept;
 
+// Text in a field of a signature: cut to fit.
+template <size_t size>
+void put_text(char (&field)[size], std::string_view text) {
+  text.copy(field, size - 1);
+}
+
 // Of Signature::dtype: "float32"; types that PyTorch has no name for keep c10's; "" for none.
 const char* dtype_name(int dtype) noexcept;
 // "all_reduce(sum) of float32 [4, 8] for model.norm"; no group, no number.

@@ -94,12 +94,6 @@ Place Place::parse(const std::string& text) {
   });
 }
 
-void Place::put_into(WorldInfo& info) const {
-  info.local_rank = local_rank;
-  info.local_size = local_size;
-  info.cores_per_rank = cores_per_rank;
-}
-
 std::string text_of_hosts(const Hosts& hosts) {
   return dump({{"count", hosts.count},
                {"least_ranks", hosts.least_ranks},

@@ -188,12 +188,11 @@ std::chrono::milliseconds silence_from_environment(bool one_host) {
 std::string folder_of_records(c10d::Store& store, const WorldInfo& info, const std::string& folder) {
   constexpr const char* kKey = "records";
   std::string name = new_records_name();
-  if (info.rank == 0 && info.size > 1) store.set(kKey, std::vector<uint8_t>(name.begin(), name.end()));
+  if (info.rank == 0 && info.size > 1) store.set(kKey, name);
   if (folder.empty()) return "";
   if (info.rank > 0) {
     try {
-      const auto said = store.get(kKey);
-      name.assign(said.begin(), said.end());
+      name = store.get_to_str(kKey);
     } catch (const c10::Error& error) {
       raise(ErrorKind::kComm, "[comm.world] rank 0 of {} did not come: {}", info.size, first_line(error));
     }

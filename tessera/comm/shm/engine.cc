@@ -38,8 +38,6 @@ void pause() {
 EngineWork::EngineWork(std::shared_ptr<Engine> engine, c10d::OpType type, milliseconds timeout)
     : Work(engine->channel().rank(), type), engine_(std::move(engine)), deadline_(Clock::now() + timeout) {}
 
-EngineWork::~EngineWork() = default;
-
 bool EngineWork::isCompleted() { return engine_->poll(*this); }
 
 bool EngineWork::isSuccess() const {
@@ -65,8 +63,6 @@ CollectiveWork::CollectiveWork(std::shared_ptr<Engine> engine, c10d::OpType type
       operation_(std::move(operation)),
       tensors_(std::move(tensors)),
       results_(std::move(results)) {}
-
-CollectiveWork::~CollectiveWork() = default;
 
 // ---- what the callers do ----
 

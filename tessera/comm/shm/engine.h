@@ -34,7 +34,6 @@ class CollectiveWork final : public EngineWork {
   CollectiveWork(std::shared_ptr<Engine> engine, c10d::OpType type, uint64_t sequence,
                  std::unique_ptr<Operation> operation, std::chrono::milliseconds timeout,
                  std::vector<at::Tensor> tensors, std::vector<at::Tensor> results);
-  ~CollectiveWork() override;
   std::vector<at::Tensor> result() override { return results_; }
   uint64_t getSequencenumber() const override { return sequence_; }
 

@@ -36,8 +36,7 @@ constexpr milliseconds kMoment{2000};   // that a rank's time may end before ran
 
 std::string get_text(c10d::Store& store, const char* key) {
   try {
-    const auto bytes = store.get(key);
-    return {bytes.begin(), bytes.end()};
+    return store.get_to_str(key);
   } catch (const c10::Error& error) {
     raise(ErrorKind::kComm, "[comm.watchdog] rank 0 gave no address: {}. Did it end?", first_line(error));
   }

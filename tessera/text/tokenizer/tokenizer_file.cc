@@ -119,7 +119,7 @@ class Events {
     }
     if (mode_ != Mode::kNone) return scalar(object ? Json::object() : Json::array());
     const bool model = depth_ == 1 && key_ == "model" && object;
-    object ? builder_.open_object() : builder_.open_array();
+    builder_.open(object ? Json::object() : Json::array());
     if (++depth_ == 1) root_is_object_ = object;
     if (model && root_is_object_) model_open_ = true;
     return true;
