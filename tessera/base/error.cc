@@ -1,5 +1,6 @@
 #include "tessera/base/error.h"
 
+#include <iterator>
 #include <new>
 
 #include "tessera/base/enum_name.h"
@@ -7,21 +8,9 @@
 namespace tessera {
 
 int Error::exit_code() const noexcept {
-  switch (kind_) {
-    case ErrorKind::kConfig:
-      return 2;
-    case ErrorKind::kIo:
-    case ErrorKind::kFormat:
-    case ErrorKind::kShape:
-      return 3;
-    case ErrorKind::kComm:
-      return 4;
-    case ErrorKind::kMemory:
-      return 5;
-    case ErrorKind::kInternal:
-      return 1;
-  }
-  return 1;
+  static constexpr int kExitCodes[] = {2, 3, 3, 3, 4, 5, 1};  // in the order of the kinds
+  const auto place = static_cast<size_t>(kind_);
+  return place < std::size(kExitCodes) ? kExitCodes[place] : 1;
 }
 
 const char* to_string(ErrorKind kind) noexcept {

@@ -10,22 +10,15 @@
 namespace tessera::comm {
 namespace {
 
-void accumulate(const at::Tensor& into, const at::Tensor& part, ReduceOp op) {
-  at::Tensor sum = into;
-  switch (op) {
-    case ReduceOp::kSum:
-    case ReduceOp::kAvg:
-      sum.add_(part);
-      break;
-    case ReduceOp::kMin:
-      at::minimum_out(sum, into, part.to(into.scalar_type()));
-      break;
-    case ReduceOp::kMax:
-      at::maximum_out(sum, into, part.to(into.scalar_type()));
-      break;
-    case ReduceOp::kProduct:
-      sum.mul_(part);
-      break;
+void accumulate(at::Tensor into, const at::Tensor& part, ReduceOp op) {
+  if (op == ReduceOp::kMin) {
+    at::minimum_out(into, into, part.to(into.scalar_type()));
+  } else if (op == ReduceOp::kMax) {
+    at::maximum_out(into, into, part.to(into.scalar_type()));
+  } else if (op == ReduceOp::kProduct) {
+    into.mul_(part);
+  } else {  // an average is divided at the end
+    into.add_(part);
   }
 }
 

@@ -12,7 +12,7 @@
 #include "tessera/base/machine/endpoint.h"
 #include "tessera/base/machine/host.h"
 #include "tessera/base/machine/listen.h"
-#include "tessera/base/text/json.h"
+#include "tessera/base/text/json_numbers.h"
 #include "tessera/comm/rendezvous/hub_store.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 
@@ -28,9 +28,7 @@ constexpr milliseconds kFarewell{10'000};  // until all have read what was decid
 
 std::string key_of(const char* what, int host) { return fmt::format("{}/{}", what, host); }
 
-void leave(c10d::Store& store, const std::string& key, const Json& value) {
-  store.set(key, value.dump(-1, ' ', false, Json::error_handler_t::replace));
-}
+void leave(c10d::Store& store, const std::string& key, const Json& value) { store.set(key, dump_json(value)); }
 
 Json found(c10d::Store& store, const std::string& key) { return parse_json(store.get_to_str(key), "[launch] " + key); }
 

@@ -20,6 +20,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/text/json_numbers.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/comm/rendezvous/hub_protocol.h"
 
@@ -214,14 +215,14 @@ class HubServer::Loop {
     const std::string_view token = frame.take(), run = frame.take(), who = frame.take();
     // Who does not know the token hears nothing of this run.
     auto found = HubAnswer::kOk;
-    nlohmann::json name = nlohmann::json::object();
+    Json name = Json::object();
     if (!same_secret(token, identity_.token)) {
       found = HubAnswer::kWrongToken;
     } else {
       if (!run.empty() && !identity_.run.empty() && run != identity_.run) found = HubAnswer::kWrongRun;
       name = {{"run", identity_.run}, {"who", identity_.who}};
     }
-    guest.out += FrameWriter(found).put(name.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)).finish();
+    guest.out += FrameWriter(found).put(dump_json(name)).finish();
     if (found == HubAnswer::kOk) {
       guest.known = true;
       ++figures_.connections;

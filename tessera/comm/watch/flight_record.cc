@@ -1,9 +1,10 @@
 #include "tessera/comm/watch/flight_record.h"
 
+#include <fmt/chrono.h>
+
 #include <algorithm>
 #include <charconv>
 #include <chrono>
-#include <ctime>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -234,12 +235,8 @@ std::string new_records_name() {
   const auto now = std::chrono::system_clock::now();
   const auto milliseconds =
       std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000;
-  const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
-  std::tm utc{};
-  ::gmtime_r(&seconds, &utc);
-  char time[32] = "";
-  std::strftime(time, sizeof time, "%Y%m%dT%H%M%S", &utc);
-  return fmt::format("{}{}.{:03}Z-{:08x}", kRecords, time, milliseconds, std::random_device()());
+  return fmt::format("{}{:%Y%m%dT%H%M%S}.{:03}Z-{:08x}", kRecords,
+                     fmt::gmtime(std::chrono::system_clock::to_time_t(now)), milliseconds, std::random_device()());
 }
 
 fs::path last_records(const fs::path& folder) {

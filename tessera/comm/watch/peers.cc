@@ -2,18 +2,14 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tessera/base/text/json.h"
+#include "tessera/base/text/json_numbers.h"
 #include "tessera/comm/errors/peer_failed.h"
 #include "tessera/comm/watch/diagnosis.h"
 
 namespace tessera::comm {
 namespace {
 
-using nlohmann::json;
-
 constexpr JsonLimits kWordLimits{.max_bytes = size_t{1} << 20, .max_depth = 1, .max_keys = 64};
-
-std::string text_of(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
 }  // namespace
 
@@ -37,14 +33,14 @@ Verdict parse_verdict(const std::string& text) {
 }
 
 std::string to_text(const Trouble& trouble) {
-  return text_of({{"group", trouble.group},
-                  {"sequence", trouble.sequence},
-                  {"text", trouble.text},
-                  {"timed_out", trouble.timed_out}});
+  return dump_json({{"group", trouble.group},
+                    {"sequence", trouble.sequence},
+                    {"text", trouble.text},
+                    {"timed_out", trouble.timed_out}});
 }
 
 std::string to_text(const Verdict& verdict) {
-  return text_of({{"text", verdict.text}, {"culprit", verdict.culprit}, {"consequence", verdict.consequence}});
+  return dump_json({{"text", verdict.text}, {"culprit", verdict.culprit}, {"consequence", verdict.consequence}});
 }
 
 void throw_verdict(const Verdict& verdict, const std::string& before) {
