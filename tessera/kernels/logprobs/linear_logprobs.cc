@@ -14,7 +14,6 @@
 #include "tessera/kernels/logprobs/detail/id_places.h"
 #include "tessera/kernels/logprobs/detail/vocab_sums.h"
 #include "tessera/kernels/loss/head_chunks.h"
-#include "tessera/kernels/loss/wrong_label.h"
 
 namespace tessera::kernels {
 namespace {

@@ -11,7 +11,7 @@
 #include "tessera/kernels/autograd/deferred_gradients.h"
 #include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/loss/cross_entropy_sums.h"
-#include "tessera/kernels/loss/wrong_label.h"
+#include "tessera/kernels/loss/head_chunks.h"
 
 namespace tessera::kernels {
 namespace {

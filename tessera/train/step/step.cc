@@ -17,7 +17,7 @@
 #include "tessera/comm/shm/shared_buffer.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/dtensor/tensor/local_part.h"
-#include "tessera/kernels/loss/wrong_label.h"
+#include "tessera/kernels/loss/head_chunks.h"
 #include "tessera/mesh/host_memory.h"
 #include "tessera/models/adapters/adapters.h"
 #include "tessera/models/decoder/causal_lm.h"
