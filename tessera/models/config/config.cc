@@ -11,7 +11,6 @@
 #include "tessera/base/text/json.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/models/config/family.h"
-#include "tessera/models/config/folder_family.h"
 #include "tessera/models/config/rope_config.h"
 
 namespace tessera {
