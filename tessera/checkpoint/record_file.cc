@@ -10,14 +10,14 @@ RecordFile::RecordFile(const std::filesystem::path& path) : file_(path), hash_(X
   XXH3_64bits_reset(hash_.get());
 }
 
-RecordPlace RecordFile::append(const std::function<void(const ByteSink&)>& write) {
+DcpStorageInfo RecordFile::append(const std::function<void(const ByteSink&)>& write) {
   const uint64_t begin = size_bytes_;
   write([this](std::span<const std::byte> bytes) {
     XXH3_64bits_update(hash_.get(), bytes.data(), bytes.size());
     file_.write_at(size_bytes_, bytes);
     size_bytes_ += bytes.size();
   });
-  return {begin, size_bytes_ - begin};
+  return {.relative_path = file_.path().filename().string(), .offset = begin, .length = size_bytes_ - begin};
 }
 
 ManifestFile RecordFile::publish() {

@@ -14,23 +14,19 @@
 
 #include "tessera/base/files/staged.h"
 #include "tessera/checkpoint/manifest.h"
+#include "tessera/formats/torch/dcp_metadata.h"
 #include "tessera/formats/torch/torch_save_writer.h"
 
 struct XXH3_state_s;
 
 namespace tessera {
 
-struct RecordPlace {
-  uint64_t offset = 0;  // in the file
-  uint64_t length = 0;
-};
-
 class RecordFile {
  public:
   explicit RecordFile(const std::filesystem::path& path);
 
-  // What `write` hands to the sink is the next record.
-  RecordPlace append(const std::function<void(const ByteSink&)>& write);
+  // What `write` hands to the sink is the next record. Returns where it lies.
+  DcpStorageInfo append(const std::function<void(const ByteSink&)>& write);
   // Syncs; the file is there. Its name, size and hash.
   ManifestFile publish();
 

@@ -59,25 +59,23 @@ class DcpInProgress {
   }
 
  private:
-  DcpMetadata& metadata() { return contents_.metadata; }
-
   void write_rank(int rank) {
-    const auto name = fmt::format("__{}_0.distcp", rank);
-    RecordFile file(folder_.path() / name);
+    RecordFile file(folder_.path() / fmt::format("__{}_0.distcp", rank));
     for (size_t i = 0; i < readers_.size(); ++i) {
-      if (readers_[i]) write_chunk(file, name, rank, metadata().entries[i], readers_[i]);
+      if (readers_[i]) write_chunk(file, rank, contents_.metadata.entries[i], readers_[i]);
     }
     for (const auto& object : objects_) {
       if (rank > 0) break;
-      const auto place = file.append([&](const ByteSink& sink) { write_object_record(object.second, sink); });
-      note(DcpIndex{.name = object.first, .offset = std::nullopt, .index = std::nullopt}, name, place);
+      contents_.metadata.storage_data.emplace_back(
+          DcpIndex{.name = object.first, .offset = std::nullopt, .index = std::nullopt},
+          file.append([&](const ByteSink& sink) { write_object_record(object.second, sink); }));
     }
     contents_.files.push_back(file.publish());
   }
 
   // Dim 0 as torch.chunk cuts it. What cannot be cut is rank 0's.
-  void write_chunk(RecordFile& file, const std::string& file_name, int rank, DcpEntry& entry, const ReadBox& read) {
-    auto& tensor = *entry.tensor;
+  void write_chunk(RecordFile& file, int rank, DcpEntry& entry, const ReadBox& read) {
+    const auto& tensor = *entry.tensor;
     std::vector<int64_t> offset(tensor.size.size(), 0), shape = tensor.size;
     if (shape.empty() || c10::multiply_integers(shape) == 0) {
       if (rank > 0) return;
@@ -89,15 +87,8 @@ class DcpInProgress {
     }
     const auto box = at::empty(shape, at::TensorOptions(tensor.dtype));
     read(offset, box);
-    const auto place = file.append([&](const ByteSink& sink) { write_tensor_record(box, sink); });
-    const auto index = static_cast<int64_t>(tensor.chunks.size());
-    note(DcpIndex{.name = entry.name, .offset = offset, .index = index}, file_name, place);
-    tensor.chunks.push_back({offset, shape});
-  }
-
-  void note(DcpIndex index, const std::string& file_name, const RecordPlace& place) {
-    metadata().storage_data.emplace_back(
-        std::move(index), DcpStorageInfo{.relative_path = file_name, .offset = place.offset, .length = place.length});
+    contents_.add_chunk(entry, {offset, shape},
+                        file.append([&](const ByteSink& sink) { write_tensor_record(box, sink); }));
   }
 
   StagedFolder folder_;
