@@ -60,15 +60,6 @@ std::shared_ptr<const Plan> plan_of(const OpEntry& op, c10::ArrayRef<c10::IValue
   }
 }
 
-void dispatch(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack) {
-  at::AutoDispatchBelowADInplaceOrView below;
-  if (const Handler handler = op.handler.load(std::memory_order_acquire)) {
-    handler(op, keys, &stack);
-    return;
-  }
-  dispatch_by_rule(op, keys, stack);
-}
-
 }  // namespace
 
 void dispatch_by_rule(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack) {
@@ -101,7 +92,9 @@ namespace {
 struct Kernel final : c10::OperatorKernel {
   explicit Kernel(const OpEntry* entry) : entry(entry) {}
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet keys, Stack* stack) {
-    dispatch(*entry, keys, *stack);
+    at::AutoDispatchBelowADInplaceOrView below;
+    if (const Handler handler = entry->handler.load(std::memory_order_acquire)) return handler(*entry, keys, stack);
+    dispatch_by_rule(*entry, keys, *stack);
   }
   const OpEntry* entry;
 };

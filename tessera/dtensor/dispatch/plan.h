@@ -146,6 +146,16 @@ inline void call_local(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack
   }
 }
 
+// The arguments of a call, with which the stack ends.
+inline c10::IValue* arguments_of(const OpEntry& op, Stack& stack) {
+  return stack.data() + (stack.size() - op.args.size());
+}
+// Drops the arguments and pushes the results.
+inline void finish_call(const OpEntry& op, Stack& stack, std::initializer_list<c10::IValue> results) {
+  torch::jit::drop(stack, op.args.size());
+  stack.insert(stack.end(), results.begin(), results.end());
+}
+
 // What a rule's own local function works on: the stack ends with the operation's arguments, tensors already local, and
 // must end with its results instead.
 struct LocalCall {
@@ -154,12 +164,8 @@ struct LocalCall {
   const DeviceMesh& mesh;
   c10::DispatchKeySet keys;  // of the local tensors
   void call() const { call_local(op, keys, stack); }
-  c10::IValue& arg(size_t i) const { return stack[stack.size() - op.args.size() + i]; }
-  // Drops the arguments and pushes the results.
-  void finish(std::initializer_list<c10::IValue> results) const {
-    torch::jit::drop(stack, op.args.size());
-    stack.insert(stack.end(), results.begin(), results.end());
-  }
+  c10::IValue& arg(size_t i) const { return arguments_of(op, stack)[i]; }
+  void finish(std::initializer_list<c10::IValue> results) const { finish_call(op, stack, results); }
 };
 
 // Runs the rule of the operation on these arguments. Error kShape when there is no rule or no legal way.

@@ -111,11 +111,9 @@ void wrap_outputs(const Plan& plan, const MeshPtr& mesh, Stack& stack, c10::Arra
   }
 }
 
-// A rank outside the mesh computes nothing: its results are empty.
-void push_empty_results(const OpEntry& op, const Plan& plan, const DeviceMesh& mesh, Stack& stack,
-                        c10::ArrayRef<c10::IValue> kept) {
+// A rank outside the mesh computes nothing: its results are empty. wrap_outputs() puts arguments to their places.
+void push_empty_results(const OpEntry& op, const Plan& plan, const DeviceMesh& mesh, Stack& stack) {
   torch::jit::drop(stack, op.args.size());
-  size_t next_kept = 0;
   for (const OutputPlan& output : plan.outputs) {
     c10::List<at::Tensor> parts;
     for (const auto& spec : output.tensors) {
@@ -126,7 +124,7 @@ void push_empty_results(const OpEntry& op, const Plan& plan, const DeviceMesh& m
     } else if (output.kind == OutputPlan::Kind::kList) {
       stack.emplace_back(std::move(parts));
     } else {
-      stack.emplace_back(output.kind == OutputPlan::Kind::kArgument ? kept[next_kept++] : c10::IValue(0));
+      stack.emplace_back(c10::IValue(0));
     }
   }
 }
@@ -257,7 +255,7 @@ void run_plan(const OpEntry& op, const std::shared_ptr<const Plan>& shared_plan,
   }
   if (!mesh->coordinate()) [[unlikely]] {
     if (plan.random) skip_random_operation(*mesh);
-    push_empty_results(op, plan, *mesh, stack, kept);
+    push_empty_results(op, plan, *mesh, stack);
   } else {
     for (const auto& [arg, value] : plan.rewrites) stack[base + arg] = value;
     // Operations on the parts do not touch the version counters that to_local's readers see.

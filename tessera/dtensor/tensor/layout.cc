@@ -17,10 +17,8 @@ LocalRange local_range(int64_t n, int64_t k, int64_t coordinate) {
   return {std::min(n, chunk * (coordinate + 1)) - offset, offset};
 }
 
-int64_t local_extent(int64_t n, int64_t k, int64_t coordinate, const Placement& placement) {
-  if (placement.is_shard()) return local_range(n, k, coordinate).size;
-  // A strided shard: f pieces by torch.chunk's rule, of each its coordinate-th chunk.
-  const int64_t piece = (n + placement.split_factor - 1) / placement.split_factor;
+int64_t local_extent(int64_t n, int64_t k, int64_t coordinate, int64_t pieces) {
+  const int64_t piece = (n + pieces - 1) / pieces;  // by torch.chunk's rule, too
   if (piece == 0) return 0;
   return n / piece * local_range(piece, k, coordinate).size + local_range(n % piece, k, coordinate).size;
 }
@@ -116,8 +114,7 @@ Sizes local_sizes(c10::IntArrayRef global, const DeviceMesh& mesh, const Placeme
   if (!mesh.coordinate()) return Sizes(global.size(), 0);
   for (const Cut& cut : cuts_of(mesh, placements)) {
     int64_t& extent = sizes[cut.dim];
-    const Placement placement = cut.pieces > 1 ? StridedShard(cut.dim, cut.pieces) : Shard(cut.dim);
-    extent = local_extent(extent, mesh.shape()[cut.mesh_dim], (*mesh.coordinate())[cut.mesh_dim], placement);
+    extent = local_extent(extent, mesh.shape()[cut.mesh_dim], (*mesh.coordinate())[cut.mesh_dim], cut.pieces);
   }
   return sizes;
 }

@@ -44,8 +44,8 @@ Runs part_of_cut(const Runs& whole, int64_t k, int64_t i, int32_t pieces);
 // Those of dim `dim` of n elements that the rank at `coordinate` of the mesh holds. No runs: none.
 Runs runs_of(int64_t n, int64_t dim, const DeviceMesh& mesh, const Cuts& cuts, c10::IntArrayRef coordinate);
 
-// Elements of a dim of n that one rank of k holds under a shard.
-int64_t local_extent(int64_t n, int64_t k, int64_t coordinate, const Placement& placement);
+// Elements of a dim of n that one rank of k holds under a shard: of each of the pieces one chunk.
+int64_t local_extent(int64_t n, int64_t k, int64_t coordinate, int64_t pieces);
 // Shape of this rank's part; all zero on a rank outside the mesh.
 Sizes local_sizes(c10::IntArrayRef global, const DeviceMesh& mesh, const Placements& placements);
 Sizes dense_strides(c10::IntArrayRef sizes);

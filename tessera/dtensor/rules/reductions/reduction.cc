@@ -53,12 +53,10 @@ struct Extents {
 Extents part_extents(int64_t n, int64_t dim, const DeviceMesh& mesh, c10::ArrayRef<Cut> cuts) {
   while (!cuts.empty() && cuts[0].dim != dim) cuts = cuts.slice(1);
   if (cuts.empty()) return {n, n};
-  const Placement placement = StridedShard(dim, cuts[0].pieces);
   Extents all{std::numeric_limits<int64_t>::max(), 0};
   const int64_t k = mesh.shape()[cuts[0].mesh_dim];
   for (int64_t i = 0; i < k; ++i) {
-    const Extents inner =
-        part_extents(local_extent(n, k, i, cuts[0].pieces > 1 ? placement : Shard(dim)), dim, mesh, cuts.slice(1));
+    const Extents inner = part_extents(local_extent(n, k, i, cuts[0].pieces), dim, mesh, cuts.slice(1));
     all = {std::min(all.least, inner.least), std::max(all.most, inner.most)};
   }
   return all;
