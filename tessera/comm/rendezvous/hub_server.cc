@@ -91,9 +91,7 @@ class HubServer::Loop {
   };
 
   bool attend(int descriptor, uint32_t events, int how) const {
-    epoll_event event{};
-    event.events = events;
-    event.data.fd = descriptor;
+    epoll_event event{.events = events, .data = {.fd = descriptor}};
     return ::epoll_ctl(poll_.get(), how, descriptor, &event) == 0;
   }
 

@@ -29,13 +29,6 @@ void guarded(const Step& step) {
   }
 }
 
-epoll_event event_of(int rank, uint32_t events) {
-  epoll_event event{};
-  event.events = events;
-  event.data.fd = rank;
-  return event;
-}
-
 }  // namespace
 
 WatchLoop::WatchLoop(int rank, milliseconds silence, PeerListener& listener)
@@ -44,7 +37,7 @@ WatchLoop::WatchLoop(int rank, milliseconds silence, PeerListener& listener)
       listener_(listener),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       poll_(::epoll_create1(EPOLL_CLOEXEC)) {
-  epoll_event own = event_of(kOwn, EPOLLIN);
+  epoll_event own{.events = EPOLLIN, .data = {.fd = kOwn}};
   TESSERA_CHECK(wake_.open() && poll_.open() && ::epoll_ctl(poll_.get(), EPOLL_CTL_ADD, wake_.get(), &own) == 0,
                 ErrorKind::kIo, "[comm.watchdog] eventfd and epoll: {}", std::strerror(errno));
 }
@@ -57,7 +50,8 @@ void WatchLoop::admit(int rank, PeerSocket socket, std::vector<Frame> early) {
 
 void WatchLoop::attend(int rank, Peer& peer, bool added) {
   peer.awaits_room = peer.socket.has_unsent();
-  epoll_event event = event_of(rank, EPOLLIN | (peer.awaits_room ? EPOLLOUT : 0U));
+  const uint32_t events = EPOLLIN | (peer.awaits_room ? EPOLLOUT : 0U);
+  epoll_event event{.events = events, .data = {.fd = rank}};
   TESSERA_CHECK(::epoll_ctl(poll_.get(), added ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, peer.socket.descriptor(), &event) == 0,
                 ErrorKind::kIo, "[comm.watchdog] the connection with rank {}: {}", rank, std::strerror(errno));
 }
