@@ -5,6 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/held_value.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/kernels/linear/quantized_weight.h"
 
@@ -52,19 +53,14 @@ struct QuantizedProduct : torch::autograd::Function<QuantizedProduct> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const QuantizedWeight& weight, bool transposed) {
     ctx->saved_data["transposed"] = transposed;
     // Shares the bytes; they stay as they are.
-    ctx->saved_data["weight"] = c10::IValue::make_capsule(c10::make_intrusive<Held>(weight));
+    ctx->saved_data["weight"] = hold_value(weight);
     return product_with(x, weight, transposed);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
-    const auto held = ctx->saved_data["weight"].toCapsule();
-    const auto& weight = static_cast<const Held*>(held.get())->weight;
+    const auto& weight = held_value<QuantizedWeight>(ctx->saved_data["weight"]);
     return {QuantizedProduct::apply(gradients[0], weight, !ctx->saved_data["transposed"].toBool()), at::Tensor(),
             at::Tensor()};
   }
-  struct Held : torch::CustomClassHolder {
-    explicit Held(QuantizedWeight of) : weight(std::move(of)) {}
-    QuantizedWeight weight;
-  };
 };
 
 }  // namespace

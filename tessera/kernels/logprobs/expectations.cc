@@ -5,6 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/tensor/held_value.h"
 #include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/logprobs/detail/vocab_sums.h"
 #include "tessera/kernels/logprobs/logprobs.h"
@@ -199,7 +200,7 @@ struct LogSoftmaxFunction : torch::autograd::Function<LogSoftmaxFunction> {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const auto result = softmax_of_parts(logits, part, true);
     ctx->save_for_backward({result});
-    ctx->saved_data["part"] = detail::hold_part(part);
+    ctx->saved_data["part"] = hold_value(part);
     return result;
   }
 
@@ -210,7 +211,7 @@ struct LogSoftmaxFunction : torch::autograd::Function<LogSoftmaxFunction> {
     const LogitRows rows(result);
     const auto g = grads[0].reshape({rows.rows, rows.columns});
     auto sum = g.sum(1, true, at::kDouble);
-    if (const auto& part = detail::held_part(ctx->saved_data["part"]); part.size() > 1) {
+    if (const auto& part = held_value<VocabPart>(ctx->saved_data["part"]); part.size() > 1) {
       comm::all_reduce(*part.group, sum, comm::ReduceOp::kSum, "log-softmax").wait();
     }
     sum = sum.to(rows.wide);

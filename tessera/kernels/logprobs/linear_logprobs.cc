@@ -9,6 +9,7 @@
 #include "tessera/base/ignored_label.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/held_value.h"
 #include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/kernels/logprobs/detail/id_places.h"
@@ -130,7 +131,7 @@ struct LinearLogprobsFunction : torch::autograd::Function<LinearLogprobsFunction
     const HeadRows head(hidden, weight, target, options);
     const auto found = linear_forward(head, part);
     ctx->save_for_backward({hidden, weight, target, found.sums.most, found.sums.sum});
-    ctx->saved_data["part"] = detail::hold_part(part);
+    ctx->saved_data["part"] = hold_value(part);
     ctx->saved_data["chunk_bytes"] = options.chunk_bytes;
     ctx->saved_data["softcap"] = options.softcap;
     return found.logprobs.to(head.wide()).view(target.sizes());
@@ -140,7 +141,7 @@ struct LinearLogprobsFunction : torch::autograd::Function<LinearLogprobsFunction
     detail::refuse_second_derivative(kLinearVerb);
     const auto saved = ctx->get_saved_variables();
     auto& data = ctx->saved_data;
-    const VocabPart part = detail::held_part(data["part"]);
+    const VocabPart part = held_value<VocabPart>(data["part"]);
     const HeadRows head(saved[0], saved[1], saved[2],
                         {.chunk_bytes = data["chunk_bytes"].toInt(), .softcap = data["softcap"].toDouble()});
     auto found = linear_backward(head, saved[1].detach(), grads[0], {saved[3], saved[4]}, part,

@@ -10,6 +10,7 @@
 #include "tessera/base/log.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/held_value.h"
 #include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/logprobs/detail/id_places.h"
 #include "tessera/kernels/logprobs/detail/vocab_sums.h"
@@ -222,7 +223,7 @@ struct SampledLogprobs : torch::autograd::Function<SampledLogprobs> {
     const auto matrix = logits.detach().reshape({target.size(0), logits.size(-1)});
     const auto found = sampled_logprobs(matrix, target, part, sampling, most_rows);
     ctx->save_for_backward({logits, target});
-    ctx->saved_data["part"] = detail::hold_part(part);
+    ctx->saved_data["part"] = hold_value(part);
     ctx->saved_data["top_k"] = sampling.top_k.value_or(0);
     ctx->saved_data["top_p"] = sampling.top_p;
     ctx->saved_data["most_rows"] = most_rows;
@@ -234,7 +235,7 @@ struct SampledLogprobs : torch::autograd::Function<SampledLogprobs> {
     detail::refuse_second_derivative("distributed_logprob_with_sampling");
     const auto saved = ctx->get_saved_variables();
     auto& data = ctx->saved_data;
-    const VocabPart part = detail::held_part(data["part"]);
+    const VocabPart part = held_value<VocabPart>(data["part"]);
     const TrainingSamplingParams sampling{.top_k = data["top_k"].toInt(), .top_p = data["top_p"].toDouble()};
     const auto matrix = saved[0].detach().reshape({saved[1].size(0), saved[0].size(-1)});
     const auto gradient =

@@ -1,6 +1,5 @@
 #include "tessera/kernels/logprobs/detail/vocab_sums.h"
 
-#include <ATen/core/ivalue.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -19,11 +18,6 @@ namespace tessera::kernels::detail {
 namespace {
 
 constexpr double kNoLogit = -std::numeric_limits<double>::infinity();
-
-struct PartHolder : torch::CustomClassHolder {
-  explicit PartHolder(VocabPart given) : part(std::move(given)) {}
-  VocabPart part;
-};
 
 }  // namespace
 
@@ -65,12 +59,6 @@ JoinedSums join_sums(const at::Tensor& most, const at::Tensor& sum) {
   joined.all.sum = sum.mul(joined.factors).sum(0);
   return joined;
 }
-
-c10::IValue hold_part(const VocabPart& part) {
-  return c10::IValue::make_capsule(c10::make_intrusive<PartHolder>(part));
-}
-
-const VocabPart& held_part(const c10::IValue& held) { return static_cast<PartHolder*>(held.toCapsule().get())->part; }
 
 int64_t rows_of_chunk(const char* verb, const at::Tensor& logits, int64_t chunk_size) {
   TESSERA_CHECK(chunk_size > 0, ErrorKind::kShape, "[kernels.{}] chunk_size: found {}, wanted at least 1", verb,
