@@ -1,5 +1,6 @@
 #include "tessera/state/hyperparameter_values.h"
 
+#include <algorithm>
 #include <optional>
 
 #include "tessera/base/log.h"
@@ -91,6 +92,12 @@ bool same_hyperparameters(const StateDict& a, const StateDict& b) {
   }
   for (const auto& [key, value] : b) names -= is_membership(key) ? 0 : 1;
   return names == 0;
+}
+
+bool keeps_no_state(const optim::Optimizer& optimizer) {
+  const std::vector<optim::Hyperparameters> unchanged(optimizer.param_groups().size());
+  return std::ranges::all_of(optimizer.check_hyperparameters(unchanged),
+                             [](const auto& states) { return states.empty(); });
 }
 
 }  // namespace tessera

@@ -10,6 +10,7 @@
 #include "tessera/state/detail/saved_optimizer.h"
 #include "tessera/state/detail/sharded_values.h"
 #include "tessera/state/detail/state_broadcast.h"
+#include "tessera/state/hyperparameter_values.h"
 #include "tessera/state/model_names.h"
 #include "tessera/state/optimizer_dict.h"
 #include "tessera/state/optimizer_forms.h"
@@ -46,10 +47,7 @@ std::vector<detail::OptimizerNames> optimizer_names(const std::vector<optim::Opt
                                                     const ModelNames& model) {
   std::vector<detail::OptimizerNames> out;
   for (const auto* optimizer : optimizers) {
-    detail::OptimizerNames names{.groups = group_names(*optimizer, model)};
-    const auto states = optimizer->check_hyperparameters(std::vector<optim::Hyperparameters>(names.groups.size()));
-    names.is_stateless = std::ranges::all_of(states, [](const auto& of_group) { return of_group.empty(); });
-    out.push_back(std::move(names));
+    out.push_back({.groups = group_names(*optimizer, model), .is_stateless = keeps_no_state(*optimizer)});
   }
   return out;
 }

@@ -10,6 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/state/broadcast_state.h"
 #include "tessera/state/sharded_tensor.h"
 #include "tessera/state/state_message.h"
 
@@ -173,6 +174,13 @@ std::string describe_value(const StateValue& value) {
     text += " " + scalar_text(value);
   }
   return text;
+}
+
+void check_same_form(comm::Group& group, const SavedForm& form) {
+  const auto& mesh = form.values.device_mesh;
+  const auto text = fmt::format("{} {} {} {}", to_string(form.type), form.rank0_only, form.values.offload_to_cpu,
+                                mesh ? mesh->to_string() : "");
+  check_alike(group, {{"state_dict_type", text}}, "Set the same state_dict_type on all ranks.");
 }
 
 StateValue value_of_ranges(const FlatPlace& place, const at::Tensor& piece, const ValueOptions& options) {

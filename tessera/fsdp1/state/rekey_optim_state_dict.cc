@@ -7,18 +7,12 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/fsdp1/state/optim_state_dict.h"
+#include "tessera/fsdp1/state/saved_states.h"
 #include "tessera/state/broadcast_state.h"
 #include "tessera/state/optimizer_dict.h"
 
 namespace tessera {
 namespace {
-
-const StateDict& rekeyed_states(const StateDict& dict) {
-  const auto* states = dict.find("state");
-  TESSERA_CHECK(states && states->is_dict(), ErrorKind::kShape,
-                "[fsdp1.rekey] `optim_state_dict` must have the keys \"state\"to be a valid optimizer state dict");
-  return states->dict();
-}
 
 void check_one_kind_of_keys(const StateDict& states, size_t& names) {
   names = 0;
@@ -48,7 +42,7 @@ void check_one_name_each(nn::Module& model) {
 
 StateDict rekey_optim_state_dict(const StateDict& optim_state_dict, OptimStateKeyType type, nn::Module& model,
                                  const std::vector<std::string>& optimizer_parameters) {
-  const auto& states = rekeyed_states(optim_state_dict);
+  const auto& states = states_of(optim_state_dict, "[fsdp1.rekey]");
   size_t names = 0;
   check_one_kind_of_keys(states, names);
   const bool to_names = type == OptimStateKeyType::kParamName;
@@ -78,15 +72,10 @@ StateDict rekey_optim_state_dict(const StateDict& optim_state_dict, OptimStateKe
   for (const auto& group : groups->list()) {
     StateDict copy = clone_state(group).dict();
     std::vector<StateKey> keys;
-    for (const auto& key : copy.at("params").list()) {
-      keys.push_back(rekeyed(key.is_int() ? StateKey(key.integer()) : StateKey(key.string())));
-    }
+    for (const auto& param : copy.at("params").list()) keys.push_back(rekeyed(to_key(param)));
     std::ranges::sort(keys);
     StateList params;
-    for (const auto& key : keys) {
-      const auto* id = std::get_if<int64_t>(&key);
-      params.push_back(id ? StateValue(*id) : StateValue(std::get<std::string>(key)));
-    }
+    for (const auto& key : keys) params.push_back(to_value(key));
     copy.set("params", std::move(params));
     rekeyed_groups.emplace_back(std::move(copy));
   }

@@ -8,6 +8,7 @@
 #include "tessera/fsdp1/state/flatten_optim_state.h"
 #include "tessera/fsdp1/state/placed_values.h"
 #include "tessera/state/sharded_tensor.h"
+#include "tessera/state/state_dict_structure.h"
 #include "tessera/state/state_message.h"
 
 namespace tessera {
@@ -53,19 +54,7 @@ void check_local_parts(const std::string& name, const StateValue& value) {
 }
 
 bool has_tensors(const StateValue& value) {
-  if (value.is_tensor() || value.is_sharded()) return true;
-  if (value.is_tuple()) return has_tensors(StateValue(std::get<StateTuple>(value.variant()).items));
-  if (value.is_list()) {
-    for (const auto& each : value.list()) {
-      if (has_tensors(each)) return true;
-    }
-  }
-  if (value.is_dict()) {
-    for (const auto& [key, each] : value.dict()) {
-      if (has_tensors(each)) return true;
-    }
-  }
-  return false;
+  return any_leaf(value, [](const StateValue& leaf) { return leaf.is_tensor() || leaf.is_sharded(); });
 }
 
 class StateCheck {
