@@ -162,7 +162,7 @@ template <class Begin>
 Pending sum_on_device(Group& group, const Begin& begin) {
   CollectiveStart call(group, Op::kAllReduce, "w");
   call.keep(at::empty({4}, at::TensorOptions().device(at::kMeta)));
-  call.sign({.sizes = {4}, .dtype = static_cast<int>(at::kFloat)});
+  call.sign({.dtype = static_cast<int>(at::kFloat), .sizes = {4}});
   return call.start(begin);
 }
 

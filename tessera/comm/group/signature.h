@@ -45,7 +45,7 @@ static_assert(std::is_trivially_copyable_v<Signature> &&
               std::has_unique_object_representations_v<Signature>);  // no padding
 
 struct SignatureFields {
-  std::string_view group;
+  std::string_view group = "";
   uint32_t members = 0;
   uint64_t sequence = 0;
   Op op = Op::kNone;
