@@ -135,12 +135,9 @@ struct FromLocal : Function<FromLocal> {
     const at::Tensor given = on_mesh("from_local.backward", gradients[0], saved(ctx).mesh);
     const at::Tensor gradient = gradient_in("from_local.backward", given, saved(ctx).placements);
     const bool recorded = at::GradMode::is_enabled() && gradient.requires_grad();
-    return {recorded ? to_local_with_gradient(gradient, saved(ctx).placements) : impl_of(gradient)->local(),
-            {},
-            {},
-            {},
-            {},
-            {}};
+    variable_list result(6);
+    result[0] = recorded ? to_local_with_gradient(gradient, saved(ctx).placements) : impl_of(gradient)->local();
+    return result;
   }
 };
 

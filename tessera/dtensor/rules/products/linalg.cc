@@ -115,11 +115,8 @@ void propose(const OpCall& call, Proposal& proposal, const Signature& signature)
   }
   for (const Placement& p : partials_among(call)) {
     if (signature.linear_in >= 0 && is_additive(p)) {
-      Strategy strategy;
+      Strategy strategy = passing(p, signature.linear_in, call.inputs.size());
       strategy.outputs.resize(signature.results.size(), Replicate());
-      strategy.inputs.resize(call.inputs.size(), Replicate());
-      strategy.outputs[0] = p;
-      strategy.inputs[signature.linear_in] = p;
       proposal.strategies.push_back(std::move(strategy));
     }
   }

@@ -224,6 +224,15 @@ bool takes_stream(const OpCall& call) {
   return train < 0 || ((!call.has(train) || call.bool_at(train)) && call.args[call.arg_named("p")].toDouble() != 1);
 }
 
+// Draws with `body` by the part of a tensor of these sizes that lies on this rank.
+LocalFunction drawn_by(Body body, c10::IntArrayRef whole, const DeviceMesh& mesh, const Placements& placements) {
+  if (!mesh.coordinate()) return {};
+  return [body, region = Region(whole, mesh, placements)](const LocalCall& local) {
+    Draw draw(local, region);
+    body(draw);
+  };
+}
+
 // Rows of a matrix of odds are independent; a row is drawn from whole.
 void propose_multinomial(const OpCall& call, Proposal& proposal) {
   const auto& odds = call.inputs[0];
@@ -236,13 +245,8 @@ void propose_multinomial(const OpCall& call, Proposal& proposal) {
   if (odds.dim() == 2) proposal.strategies.push_back({{Shard(0)}, {Shard(0)}});
   proposal.output(drawn);
   proposal.random = takes_stream(call);
-  proposal.local = [whole = Sizes(odds.sizes.begin(), odds.sizes.end())](const OpCall& of,
-                                                                         const Choice& choice) -> LocalFunction {
-    if (!of.mesh->coordinate()) return {};
-    return [region = Region(whole, *of.mesh, choice.inputs[0])](const LocalCall& local) {
-      Draw draw(local, region);
-      multinomial(draw);
-    };
+  proposal.local = [](const OpCall& of, const Choice& choice) {
+    return drawn_by(multinomial, of.inputs[0].sizes, *of.mesh, choice.inputs[0]);
   };
 }
 
@@ -255,12 +259,8 @@ void propose_elementwise(const OpCall& call, Proposal& proposal, Body body) {
   for (int64_t dim = 0; dim < ndim; ++dim) proposal.strategies.push_back(over_dim(call, whole, dim));
   for (size_t i = 0; i < outputs; ++i) proposal.output(whole);
   proposal.random = takes_stream(call);
-  proposal.local = [body, whole](const OpCall& of, const Choice& choice) -> LocalFunction {
-    if (!of.mesh->coordinate()) return {};
-    return [body, region = Region(whole, *of.mesh, choice.outputs[0])](const LocalCall& local) {
-      Draw draw(local, region);
-      body(draw);
-    };
+  proposal.local = [body, whole](const OpCall& of, const Choice& choice) {
+    return drawn_by(body, whole, *of.mesh, choice.outputs[0]);
   };
 }
 
