@@ -46,6 +46,7 @@ Value call_global(Evaluator& evaluator, const std::string& name, const Arguments
 bool is_global(std::string_view name);
 
 Value binary(Operator op, const Value& left, const Value& right, Budget& budget);
+bool compare(Operator op, const Value& left, const Value& right, Budget& budget);
 Value slice(const Value& of, const Value& start, const Value& stop, const Value& step, Budget& budget);
 std::string format_new_style(Evaluator& evaluator, const std::string& format,
                              const Arguments& arguments);                                    // str.format
@@ -123,7 +124,7 @@ class Evaluator {
   Value evaluate_test(const Expression& node);
   Arguments evaluate_arguments(const CallArguments& node);
   Value loop_attribute(const Value& loop, const std::string& name);
-  Value own_attribute(const Value& of, const std::string& name, bool& found);
+  std::optional<Value> own_attribute(const Value& of, const std::string& name);
 
   Flow execute(const Body& body);
   Flow execute(const Statement& statement);

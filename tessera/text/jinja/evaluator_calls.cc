@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "tessera/text/jinja/evaluator.h"
+#include "tessera/text/jinja/scoped.h"
 
 namespace tessera::text::jinja {
 
@@ -110,17 +111,9 @@ void Evaluator::bind_parameters(const MacroDefinition& tree, const Arguments& ar
 
 Value Evaluator::call_macro(const Macro& macro, const Arguments& arguments) {
   if (macro_depth_ >= budget_.max_depth) fail("macros call each other deeper than {}", budget_.max_depth);
-  struct Frame {
-    Evaluator& evaluator;
-    std::shared_ptr<Scope> scope;
-    explicit Frame(Evaluator& e) : evaluator(e), scope(e.scope_) { ++e.macro_depth_; }
-    ~Frame() {
-      evaluator.scope_ = std::move(scope);
-      --evaluator.macro_depth_;
-    }
-  } frame(*this);
+  const Scoped deeper(macro_depth_, macro_depth_ + 1);
+  const Scoped inside(scope_, inner_scope(macro.scope));
   const MacroDefinition& tree = *macro.tree;
-  scope_ = inner_scope(macro.scope);
   bind_parameters(tree, arguments);
   return make_text(captured(tree.body));
 }
@@ -131,20 +124,10 @@ Value Evaluator::call_loop(const Value& value, const Arguments& arguments) {
   if (!loop->scope) fail("a loop that has ended cannot be called");
   const auto bound = bind("loop", arguments, {"iterable"}, 1);
   if (macro_depth_ >= budget_.max_depth) fail("a recursive loop runs deeper than {}", budget_.max_depth);
-  struct Frame {
-    Evaluator& evaluator;
-    std::shared_ptr<Scope> scope;
-    std::string* out;
-    explicit Frame(Evaluator& e) : evaluator(e), scope(e.scope_), out(e.out_) { ++e.macro_depth_; }
-    ~Frame() {
-      evaluator.scope_ = std::move(scope);
-      evaluator.out_ = out;
-      --evaluator.macro_depth_;
-    }
-  } frame(*this);
   std::string text;
-  out_ = &text;
-  scope_ = loop->scope;
+  const Scoped deeper(macro_depth_, macro_depth_ + 1);
+  const Scoped output(out_, &text);
+  const Scoped inside(scope_, loop->scope);
   execute_for(*loop->statement, elements(*bound[0], budget_), loop->depth0 + 1);
   return make_text(std::move(text));
 }
