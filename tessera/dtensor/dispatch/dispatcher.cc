@@ -9,7 +9,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch/dispatch.h"
-#include "tessera/dtensor/dispatch/plain_from_within.h"
 #include "tessera/dtensor/dispatch/plan.h"
 #include "tessera/dtensor/dispatch/plan_cache.h"
 #include "tessera/dtensor/redistribute/autograd.h"

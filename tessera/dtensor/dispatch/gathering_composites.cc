@@ -9,7 +9,6 @@
 #include <string>
 
 #include "tessera/dtensor/dispatch/dispatch.h"
-#include "tessera/dtensor/dispatch/plain_from_within.h"
 
 namespace tessera {
 

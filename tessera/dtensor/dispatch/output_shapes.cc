@@ -3,7 +3,6 @@
 #include <ATen/TensorIterator.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dispatch/gathered_strides.h"
 #include "tessera/dtensor/dispatch/plan.h"
 
 namespace tessera {

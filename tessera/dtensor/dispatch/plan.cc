@@ -6,7 +6,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch/dispatch.h"
-#include "tessera/dtensor/dispatch/plain_from_within.h"
 #include "tessera/dtensor/redistribute/alike.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 

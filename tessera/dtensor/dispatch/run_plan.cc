@@ -2,7 +2,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dispatch/gathered_strides.h"
 #include "tessera/dtensor/dispatch/plan.h"
 #include "tessera/dtensor/random/random_fill.h"
 #include "tessera/dtensor/redistribute/redistribution_scope.h"

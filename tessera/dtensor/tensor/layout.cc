@@ -137,6 +137,13 @@ Sizes strides_in_order(c10::IntArrayRef sizes, c10::IntArrayRef like) {
   return strides;
 }
 
+Sizes strides_of_gathered(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] > 1 && strides[i] == 0) return dense_strides(sizes);
+  }
+  return strides_in_order(sizes, strides);
+}
+
 bool lies_as(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::IntArrayRef wanted) {
   bool same = true;
   for (size_t i = 0; i < sizes.size(); ++i) {

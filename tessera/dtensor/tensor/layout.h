@@ -51,6 +51,10 @@ Sizes local_sizes(c10::IntArrayRef global, const DeviceMesh& mesh, const Placeme
 Sizes dense_strides(c10::IntArrayRef sizes);
 // Dense strides of a tensor of these sizes whose dims lie in memory in the order that `like` has.
 Sizes strides_in_order(c10::IntArrayRef sizes, c10::IntArrayRef like);
+// How a copy lies in memory that a view gathers of a tensor of these sizes and strides, because it is cut where it may
+// not be: dense, its dims in the same order, so that what can be viewed of the tensor can be of the copy; contiguous
+// where elements share memory.
+Sizes strides_of_gathered(c10::IntArrayRef sizes, c10::IntArrayRef strides);
 // Whether a tensor of these sizes lies so in memory, whatever its dims of one element say.
 bool lies_as(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::IntArrayRef wanted);
 // One placement a mesh dim, dims in range (negative ones are made positive), reductions that go together.
