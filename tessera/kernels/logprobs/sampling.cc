@@ -57,7 +57,7 @@ class RowExchange {
   RowExchange(const at::Tensor& logits, const VocabPart& part, int64_t most_rows) : part_(part), own_(logits.size(-1)) {
     const auto sizes = at::full({1, 2}, own_, at::kLong);
     sizes.select(1, 1).fill_(part.start);
-    const auto all = gather(sizes.to(logits.device())).to(at::kCPU);
+    const auto all = detail::gather_parts(part, sizes.to(logits.device())).to(at::kCPU);
     for (int64_t rank = 0; rank < part.size(); ++rank) {
       columns_.push_back(all[rank][0][0].item<int64_t>());
       starts_.push_back(all[rank][0][1].item<int64_t>());
@@ -79,19 +79,13 @@ class RowExchange {
   at::Tensor to_rows(const at::Tensor& columns) const {
     if (part_.size() == 1) return columns;
     const int64_t count = columns.size(0), mine = own_rows(count).size;
+    const auto [by_rows, by_columns] = exchanged_elements(count);
     const auto received = at::empty({mine * vocabulary_}, columns.options());
-    std::vector<int64_t> sent, taken;
-    for (int64_t rank = 0; rank < part_.size(); ++rank) {
-      sent.push_back(local_range(count, part_.size(), rank).size * own_);
-      taken.push_back(mine * columns_[static_cast<size_t>(rank)]);
-    }
-    comm::all_to_all_single(*part_.group, received, columns.reshape({-1}), taken, sent, "sampling").wait();
+    comm::all_to_all_single(*part_.group, received, columns.reshape({-1}), by_columns, by_rows, "sampling").wait();
     const auto rows = at::empty({mine, vocabulary_}, columns.options());
-    int64_t at = 0;
+    const auto parts = received.split_with_sizes(by_columns);
     for (size_t rank = 0; rank < columns_.size(); ++rank) {
-      rows.narrow(1, starts_[rank], columns_[rank])
-          .copy_(received.narrow(0, at, taken[rank]).view({mine, columns_[rank]}));
-      at += taken[rank];
+      rows.narrow(1, starts_[rank], columns_[rank]).copy_(parts[rank].view({mine, columns_[rank]}));
     }
     return rows;
   }
@@ -103,20 +97,14 @@ class RowExchange {
       return;
     }
     const int64_t count = columns.size(0), mine = rows.size(0);
+    const auto [by_rows, by_columns] = exchanged_elements(count);
     const auto sending = at::empty({mine * vocabulary_}, columns.options());
-    std::vector<int64_t> sent, taken;
-    int64_t at = 0;
-    for (int64_t rank = 0; rank < part_.size(); ++rank) {
-      const int64_t width = columns_[static_cast<size_t>(rank)];
-      sent.push_back(mine * width);
-      taken.push_back(local_range(count, part_.size(), rank).size * own_);
-      sending.narrow(0, at, mine * width)
-          .view({mine, width})
-          .copy_(rows.narrow(1, starts_[static_cast<size_t>(rank)], width));
-      at += mine * width;
+    const auto parts = sending.split_with_sizes(by_columns);
+    for (size_t rank = 0; rank < columns_.size(); ++rank) {
+      parts[rank].view({mine, columns_[rank]}).copy_(rows.narrow(1, starts_[rank], columns_[rank]));
     }
     const auto received = at::empty({count * own_}, columns.options());
-    comm::all_to_all_single(*part_.group, received, sending, taken, sent, "sampling").wait();
+    comm::all_to_all_single(*part_.group, received, sending, by_rows, by_columns, "sampling").wait();
     columns.copy_(received.view({count, own_}));
   }
 
@@ -128,8 +116,18 @@ class RowExchange {
   }
 
  private:
+  // Of a chunk of `count` rows the elements that this rank and each other exchange: the other's rows of this rank's
+  // columns, and this rank's rows of the other's columns.
+  std::pair<std::vector<int64_t>, std::vector<int64_t>> exchanged_elements(int64_t count) const {
+    std::vector<int64_t> by_rows, by_columns;
+    const int64_t mine = own_rows(count).size;
+    for (int64_t rank = 0; rank < part_.size(); ++rank) {
+      by_rows.push_back(local_range(count, part_.size(), rank).size * own_);
+      by_columns.push_back(mine * columns_[static_cast<size_t>(rank)]);
+    }
+    return {by_rows, by_columns};
+  }
   int64_t rank() const { return part_.group ? part_.group->rank() : 0; }
-  at::Tensor gather(const at::Tensor& own) const { return detail::gather_parts(part_, own); }
 
   VocabPart part_;
   int64_t own_;
