@@ -76,13 +76,6 @@ uint64_t archive_bytes(const PickleValue& root, std::span<const uint64_t> storag
 
 }  // namespace
 
-struct TorchSaveWriter::Storage {
-  at::Tensor tensor;
-};
-
-TorchSaveWriter::TorchSaveWriter() = default;
-TorchSaveWriter::~TorchSaveWriter() = default;
-
 PickleValue TorchSaveWriter::add(const at::Tensor& tensor, const TensorRecordOptions& options) {
   TESSERA_CHECK(tensor.defined(), ErrorKind::kFormat, "[torch_save] an undefined tensor cannot be saved");
   const bool has_bytes = tensor.layout() == at::kStrided && !tensor.is_meta() && tensor.has_storage();
@@ -98,9 +91,9 @@ PickleValue TorchSaveWriter::add(const at::Tensor& tensor, const TensorRecordOpt
   size_t index = storages_.size();
   if (whole) {
     const auto [found, added] = whole_.emplace(storage, index);
-    if (!added && storages_[found->second].tensor.scalar_type() == dtype) index = found->second;
+    if (!added && storages_[found->second].scalar_type() == dtype) index = found->second;
   }
-  if (index == storages_.size()) storages_.push_back({tensor.detach()});
+  if (index == storages_.size()) storages_.push_back(tensor.detach());
   return tensor_pickle(dtype, {tensor.sizes().data(), tensor.sizes().size()}, std::to_string(index),
                        options.requires_grad);
 }
@@ -110,7 +103,7 @@ uint64_t TorchSaveWriter::write(const PickleValue& root, const ByteSink& sink) {
   zip.add(entry_name("data.pkl"), bytes_of(pickle(root, {.protocol = 2})));
   for (const auto& [name, content] : kBeforeData) zip.add(entry_name(name), bytes_of(content));
   for (size_t i = 0; i < storages_.size(); ++i) {
-    const auto& tensor = storages_[i].tensor;
+    const at::Tensor tensor(storages_[i]);
     zip.add(data_name(i), tensor.nbytes(), [&](const ByteSink& data) {
       const auto plain = tensor.resolve_conj().resolve_neg().cpu().contiguous();
       data({static_cast<const std::byte*>(plain.const_data_ptr()), plain.nbytes()});

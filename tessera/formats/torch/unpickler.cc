@@ -76,13 +76,17 @@ void Unpickler::count_made(uint64_t bytes) {
   }
 }
 
-void Unpickler::push_node(std::shared_ptr<PickleNode> node, uint64_t own_cost) {
-  count_made(own_cost);
-  node->cost += own_cost;
-  if (node->cost > max_cost_) {
+void Unpickler::add_cost(PickleNode& node, uint64_t cost) const {
+  node.cost += cost;
+  if (node.cost > max_cost_) {
     fail("written out without references this would be more than {} bytes, from {} bytes of input", max_cost_,
          bytes_.size());
   }
+}
+
+void Unpickler::push_node(std::shared_ptr<PickleNode> node, uint64_t own_cost) {
+  count_made(own_cost);
+  add_cost(*node, own_cost);
   push(PickleValue(std::move(node)));
 }
 
@@ -110,11 +114,7 @@ void Unpickler::adopt(PickleNode& parent, const PickleValue& child) {
   const auto* held = std::get_if<4>(&child.value_);
   if (!held) return;
   seal(child);
-  parent.cost += (*held)->cost;
-  if (parent.cost > max_cost_) {
-    fail("written out without references this would be more than {} bytes, from {} bytes of input", max_cost_,
-         bytes_.size());
-  }
+  add_cost(parent, (*held)->cost);
   parent.depth = std::max(parent.depth, (*held)->depth + 1);
   if (parent.depth > limits_.max_depth) fail("values are nested more than {} deep", limits_.max_depth);
 }
