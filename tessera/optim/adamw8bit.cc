@@ -1,7 +1,4 @@
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/pow.h>
-#include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ATen.h>
 
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"

@@ -1,13 +1,6 @@
 #include "tessera/optim/grad_norm.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/_foreach_mul.h>
-#include <ATen/ops/_foreach_norm.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/reciprocal.h>
-#include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>

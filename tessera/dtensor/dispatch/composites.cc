@@ -8,12 +8,9 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/_scaled_dot_product_attention_math_native.h>
-#include <ATen/ops/cat_ops.h>
-#include <ATen/ops/copysign_ops.h>
 #include <ATen/ops/cross_entropy_loss_native.h>
 #include <ATen/ops/cumprod_backward_native.h>
 #include <ATen/ops/pad_native.h>
-#include <ATen/ops/sgn_ops.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>

@@ -2,28 +2,8 @@
 // base's gradient, which it takes by as_strided, that DTensors lack, or by calling the operation again, if it was told
 // to remember it. It is told so here, for every operation that gives a view. Strides tell as_strided what a base is
 // whose shape was changed in place; here a view remembers what its base was like, and what happened to itself.
+#include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/_conj_ops.h>
-#include <ATen/ops/_neg_view_ops.h>
-#include <ATen/ops/_reshape_alias_ops.h>
-#include <ATen/ops/alias_ops.h>
-#include <ATen/ops/detach_ops.h>
-#include <ATen/ops/diagonal_ops.h>
-#include <ATen/ops/expand_ops.h>
-#include <ATen/ops/permute_ops.h>
-#include <ATen/ops/select_ops.h>
-#include <ATen/ops/slice_ops.h>
-#include <ATen/ops/split_ops.h>
-#include <ATen/ops/split_with_sizes_ops.h>
-#include <ATen/ops/squeeze_ops.h>
-#include <ATen/ops/t_ops.h>
-#include <ATen/ops/transpose_ops.h>
-#include <ATen/ops/unbind_ops.h>
-#include <ATen/ops/unfold_ops.h>
-#include <ATen/ops/unsqueeze_ops.h>
-#include <ATen/ops/view_as_complex_ops.h>
-#include <ATen/ops/view_as_real_ops.h>
-#include <ATen/ops/view_ops.h>
 #include <c10/core/AutogradState.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>

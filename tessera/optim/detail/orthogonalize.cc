@@ -1,8 +1,6 @@
 #include "tessera/optim/detail/orthogonalize.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ATen.h>
 
 #include <algorithm>
 

@@ -1,7 +1,6 @@
 #include "tessera/optim/nemo/tp_replicas.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/cat.h>
+#include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
 
