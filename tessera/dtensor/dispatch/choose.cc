@@ -174,18 +174,9 @@ class Chooser {
     return choice;
   }
 
-  // Of one tensor there is one reduction, or sums and averages.
   static bool partials_go_together(const Choice& choice) {
-    const auto one = [](const Placements& list) {
-      const Placement* first = nullptr;
-      for (const auto& placement : list) {
-        if (!placement.is_partial()) continue;
-        if (first != nullptr && !can_mix(*first, placement)) return false;
-        first = &placement;
-      }
-      return true;
-    };
-    return std::ranges::all_of(choice.inputs, one) && std::ranges::all_of(choice.outputs, one);
+    return std::ranges::all_of(choice.inputs, tessera::partials_go_together) &&
+           std::ranges::all_of(choice.outputs, tessera::partials_go_together);
   }
 
   bool consistent(const Choice& choice) const {

@@ -157,7 +157,6 @@ void check_placements(const char* verb, const DeviceMesh& mesh, Placements& plac
   TESSERA_CHECK(static_cast<int64_t>(placements.size()) == mesh.ndim(), ErrorKind::kShape,
                 "[dtensor.{}] placements {}: found {}, wanted {}, one for each dim of {}. Add or drop some.", verb,
                 to_string(placements), placements.size(), mesh.ndim(), mesh.to_string());
-  std::optional<Placement> partial;
   for (auto& placement : placements) {
     if (placement.is_any_shard()) {
       TESSERA_CHECK(placement.dim >= -ndim && placement.dim < ndim, ErrorKind::kShape,
@@ -167,19 +166,27 @@ void check_placements(const char* verb, const DeviceMesh& mesh, Placements& plac
       TESSERA_CHECK(placement.split_factor >= 1, ErrorKind::kShape,
                     "[dtensor.{}] placements {}: found split factor {}, wanted 1 or more.", verb, to_string(placements),
                     placement.split_factor);
-    } else if (placement.is_partial()) {
-      TESSERA_CHECK(!partial || *partial == placement || can_mix(*partial, placement), ErrorKind::kShape,
-                    "[dtensor.{}] placements {}: found different reductions on one tensor, wanted one. "
-                    "Redistribute the tensor before this.",
-                    verb, to_string(placements));
-      partial = placement;
     }
   }
+  TESSERA_CHECK(partials_go_together(placements), ErrorKind::kShape,
+                "[dtensor.{}] placements {}: found different reductions on one tensor, wanted one. "
+                "Redistribute the tensor before this.",
+                verb, to_string(placements));
 }
 
 bool can_mix(const Placement& a, const Placement& b) {
   const auto additive = [](const Placement& p) { return p.is_partial(ReduceOp::kSum) || p.is_partial(ReduceOp::kAvg); };
   return a == b || (additive(a) && additive(b));
+}
+
+bool partials_go_together(const Placements& placements) {
+  const Placement* last = nullptr;
+  for (const auto& placement : placements) {
+    if (!placement.is_partial()) continue;
+    if (last != nullptr && !can_mix(*last, placement)) return false;
+    last = &placement;
+  }
+  return true;
 }
 
 LocalBox local_box(const std::vector<int64_t>& global_shape, const DeviceMesh& mesh, const Placements& placements) {

@@ -61,5 +61,7 @@ bool lies_as(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::IntArrayRef 
 void check_placements(const char* verb, const DeviceMesh& mesh, Placements& placements, int64_t ndim);
 // Whether two Partials may stand in one list of placements.
 bool can_mix(const Placement& a, const Placement& b);
+// Whether those of a list may: there is one reduction, or sums and averages.
+bool partials_go_together(const Placements& placements);
 
 }  // namespace tessera
