@@ -229,15 +229,13 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
     first_key = replicated_beside(given, q);
   }
   const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3))));
-  auto* const kept = is_dtensor(q) ? nullptr : KeptResults::current();
-  if (kept == nullptr) return std::get<0>(call_causal_attention(q, k, v, first_key, scale));
-  if (kept->mode() == KeptResults::Mode::kReplay) {
-    const auto known = kept->next();
-    return CausalAttentionNode::apply(q, k, v, first_key, scale, FirstKey(known.at(0)), FirstKey(known.at(1)))[0];
-  }
-  const auto [result, log_sums] = call_causal_attention(q, k, v, first_key, scale);
-  kept->keep({result, log_sums});
-  return result;
+  const bool keeps = KeptResults::current() != nullptr && !is_dtensor(q);
+  if (!keeps) return std::get<0>(call_causal_attention(q, k, v, first_key, scale));
+  const auto known = KeptResults::computed_or_kept([&] {
+    const auto [result, log_sums] = call_causal_attention(q, k, v, first_key, scale);
+    return std::vector<at::Tensor>{result, log_sums};
+  });
+  return CausalAttentionNode::apply(q, k, v, first_key, scale, FirstKey(known.at(0)), FirstKey(known.at(1)))[0];
 }
 
 }  // namespace tessera::kernels

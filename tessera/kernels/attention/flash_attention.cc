@@ -177,17 +177,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(const at::Tensor& 
 }
 
 at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const FlashOptions& options) {
-  auto* const kept = KeptResults::current();
-  FlashResult result;
-  if (kept != nullptr && kept->mode() == KeptResults::Mode::kReplay) {
-    const auto known = kept->next();
-    result = {known.at(0), known.at(1)};
-  } else {
-    result = flash_forward(q, k, v, options);
-    if (kept != nullptr) kept->keep({result.out, result.log_sums});
-  }
-  return KnownFlash::apply(q, k, v, result.out, result.log_sums, call_of(options).begins, options.longest,
-                           options.causal, options.window, options.scale);
+  const auto known = KeptResults::computed_or_kept([&] {
+    const auto result = flash_forward(q, k, v, options);
+    return std::vector<at::Tensor>{result.out, result.log_sums};
+  });
+  return KnownFlash::apply(q, k, v, known.at(0), known.at(1), call_of(options).begins, options.longest, options.causal,
+                           options.window, options.scale);
 }
 
 }  // namespace tessera::kernels

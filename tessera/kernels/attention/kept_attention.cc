@@ -40,17 +40,13 @@ bool keeps_attention(const at::Tensor& q) { return KeptResults::current() != nul
 
 at::Tensor kept_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const KeptAttentionOptions& options) {
-  auto& kept = *KeptResults::current();
   const auto keys = repeat_heads(k, /*dim=*/1, q.size(1)), values = repeat_heads(v, /*dim=*/1, q.size(1));
-  if (kept.mode() == KeptResults::Mode::kReplay) {
-    const auto known = kept.next();
-    return KnownAttention::apply(q, keys, values, known.at(0), known.at(1), options.mask, options.causal,
-                                 options.scale);
-  }
-  const auto [output, log_sums] = at::_scaled_dot_product_flash_attention_for_cpu(
-      q, keys, values, /*dropout_p=*/0.0, options.causal, options.mask, options.scale);
-  kept.keep({output, log_sums});
-  return output;
+  const auto known = KeptResults::computed_or_kept([&] {
+    const auto [output, log_sums] = at::_scaled_dot_product_flash_attention_for_cpu(
+        q, keys, values, /*dropout_p=*/0.0, options.causal, options.mask, options.scale);
+    return std::vector<at::Tensor>{output, log_sums};
+  });
+  return KnownAttention::apply(q, keys, values, known.at(0), known.at(1), options.mask, options.causal, options.scale);
 }
 
 }  // namespace tessera::kernels

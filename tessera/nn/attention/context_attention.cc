@@ -264,19 +264,6 @@ struct KnownContextAttention : torch::autograd::Function<KnownContextAttention> 
   }
 };
 
-kernels::AttentionPart computed_or_kept(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                        const ContextPattern& pattern, const AttentionScores& scores) {
-  auto* const kept = kernels::KeptResults::current();
-  if (kept != nullptr && kept->mode() == kernels::KeptResults::Mode::kReplay) {
-    const auto known = kept->next();
-    return {known.at(0), known.at(1)};
-  }
-  const c10::NoGradGuard no_grad;
-  const auto computed = context_forward(q, k, v, pattern, scores);
-  if (kept != nullptr) kept->keep({computed.out, computed.log_sums});
-  return computed;
-}
-
 void check_attended(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const ContextSequence& sequence) {
   const int64_t tokens = sequence.layout.tokens_of(sequence.how.group->rank());
   const bool fits = q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes() && q.size(0) == sequence.rows &&
@@ -292,8 +279,12 @@ void check_attended(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
 at::Tensor attend_locally(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const std::shared_ptr<const ContextPattern>& pattern, const AttentionScores& scores) {
   check_attended(q, k, v, *pattern->sequence);
-  const auto known = computed_or_kept(q, k, v, *pattern, scores);
-  return KnownContextAttention::apply(q, k, v, known.out, known.log_sums, pattern, scores.scale, scores.softcap);
+  const auto known = kernels::KeptResults::computed_or_kept([&] {
+    const c10::NoGradGuard no_grad;
+    const auto computed = context_forward(q, k, v, *pattern, scores);
+    return std::vector<at::Tensor>{computed.out, computed.log_sums};
+  });
+  return KnownContextAttention::apply(q, k, v, known.at(0), known.at(1), pattern, scores.scale, scores.softcap);
 }
 
 }  // namespace
