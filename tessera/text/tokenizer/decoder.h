@@ -6,7 +6,7 @@
 // Immutable, thread-safe.
 #pragma once
 
-#include <memory>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -14,16 +14,14 @@
 
 namespace tessera::text {
 
-class DecoderStep {
- public:
-  virtual ~DecoderStep() = default;
-  virtual void apply(std::vector<std::string>& tokens) const = 0;
-  // The bytes of one token that stands inside a text, which may be part of a character.
-  virtual void apply_inside(std::string& token) const;
+struct DecoderStep {
+  std::function<void(std::vector<std::string>& tokens)> apply;
+  // The bytes of one token that stands inside a text, which may be part of a character; where it is not set they are
+  // what apply() makes of the token alone.
+  std::function<void(std::string& token)> apply_inside{};
   // Makes one of all tokens; what a later step does at the ends of one it does at those of the text.
-  virtual bool fuses() const { return false; }
-  // Changes the ends of tokens alone.
-  virtual bool trims() const { return false; }
+  bool fuses = false;
+  bool trims = false;  // changes the ends of tokens alone
 };
 
 class Decoder {
@@ -36,7 +34,7 @@ class Decoder {
 
  private:
   void add(const JsonReader& node);
-  std::vector<std::unique_ptr<DecoderStep>> steps_;
+  std::vector<DecoderStep> steps_;
   bool present_ = false;
 };
 

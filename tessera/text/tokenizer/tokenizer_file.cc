@@ -169,15 +169,12 @@ uint32_t character_of(const JsonReader& object, std::string_view key) {
   return decode_utf8(text.data()).code;
 }
 
-TokenizerFile::TokenizerFile() : json(std::make_unique<Json>()) {}
-TokenizerFile::~TokenizerFile() = default;
-TokenizerFile::TokenizerFile(TokenizerFile&&) noexcept = default;
-
 JsonReader TokenizerFile::root() const { return {*json, "[text.load] " + name}; }
 
 TokenizerFile parse_tokenizer_file(std::string_view text, std::string name) {
   TokenizerFile file;
   file.name = std::move(name);
+  file.json = std::make_shared<Json>();
   Events events(file);
   Json::sax_parse(text.begin(), text.end(), &events);
   if (!file.json->is_object()) file.root().fail("an object");
