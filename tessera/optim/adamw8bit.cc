@@ -16,11 +16,6 @@ using detail::number_of;
 constexpr const char* kBits = "optim_bits";  // as bitsandbytes calls it
 constexpr int64_t kChunkElements = int64_t{1} << 22;
 
-std::vector<std::string> adamw8bit_states(const Hyperparameters& settings) {
-  if (number_of(settings, kBits) != 8) return detail::adamw_states();
-  return {"exp_avg_codes", "exp_avg_scale", "exp_avg_sq_codes", "exp_avg_sq_scale"};
-}
-
 Hyperparameters with_bits(Hyperparameters settings, int64_t bits) {
   detail::set_hyperparameter(settings, kBits, bits);
   return settings;
@@ -152,7 +147,8 @@ class AdamW8bit : public Optimizer {
   bool communicates() const override { return true; }
 
   std::vector<std::string> state_names(const Hyperparameters& settings) const override {
-    return adamw8bit_states(settings);
+    if (number_of(settings, kBits) != 8) return detail::adamw_states();
+    return {"exp_avg_codes", "exp_avg_scale", "exp_avg_sq_codes", "exp_avg_sq_scale"};
   }
 
   at::Tensor signed_map_, unsigned_map_;

@@ -254,13 +254,11 @@ double get_grad_norm(const std::vector<at::Tensor>& parameters, comm::Group& dp_
 
 at::Tensor grad_norm_tensor(const std::vector<at::Tensor>& parameters) {
   c10::NoGradGuard no_grad;
-  const Gradients gradients = sort_gradients(parameters);
   if (const auto device = accelerator_of(parameters)) {
     const SquaresOnDevice squares{*device};
-    return squares.number(sum_of_all(gradients, {}, squares)).sqrt();
+    return squares.number(sum_of_all(sort_gradients(parameters), {}, squares)).sqrt();
   }
-  const double norm = norm_of_sums(2, [&](const PowerSum& power) { return sum_of_all(gradients, {}, power); });
-  return at::scalar_tensor(norm, at::kDouble);
+  return at::scalar_tensor(norm_of(parameters, {}, 2), at::kDouble);
 }
 
 namespace {

@@ -286,9 +286,7 @@ void add_random_rules(RuleTable& table) {
   table.add("aten::randint_like", like(randint_like));
   table.add("aten::multinomial", propose_multinomial);
   table.add({"aten::native_dropout_backward"}, [](const OpCall& call, Proposal& proposal) {
-    for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) {
-      proposal.strategies.push_back({{Shard(dim)}, {Shard(dim), Shard(dim)}});
-    }
+    for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) proposal.strategies.push_back(alike(call, Shard(dim)));
     proposal.output(call.inputs[0].sizes);
   });
 }

@@ -133,9 +133,8 @@ void propose_along_whole_dims(const OpCall& call, Proposal& proposal) {
   proposal.output(call.inputs[0].sizes);
 }
 
-void propose_unbind(const OpCall& call, Proposal& proposal) {
-  const int64_t dim = checked_dim(call, call.args.size() > 1 ? call.int_at(1) : 0, call.inputs[0].dim());
-  propose_mapped(call, proposal, without(call, dim, true));
+DimMap unbound(const OpCall& call) {
+  return without(call, checked_dim(call, call.args.size() > 1 ? call.int_at(1) : 0, call.inputs[0].dim()), true);
 }
 
 // squeeze looks at global sizes: a local part of size 1 stays.
@@ -270,7 +269,7 @@ void add_dims_rules(RuleTable& table) {
   table.add({"aten::split", "aten::split_with_sizes", "aten::split_copy", "aten::split_with_sizes_copy",
              "aten::unsafe_split", "aten::unsafe_split_with_sizes", "aten::unsafe_chunk", "aten::chunk"},
             mapped(split_along));
-  table.add({"aten::unbind", "aten::unbind_copy"}, propose_unbind);
+  table.add({"aten::unbind", "aten::unbind_copy"}, mapped(unbound));
   table.add({"aten::expand", "aten::expand_copy"}, propose_expand);
   table.add("aten::flip", [](const OpCall& c, Proposal& p) {
     propose_along_whole_dims(c, p);

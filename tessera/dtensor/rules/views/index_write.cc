@@ -11,13 +11,10 @@ void propose_scatter(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const int64_t dim_written = wrap_dim(call.int_at(1), self.dim());
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
-    bool alike = dim != dim_written;
-    for (const auto& input : call.inputs) {
-      alike = alike && input.dim() == self.dim() && input.sizes[dim] == self.sizes[dim];
-    }
-    if (alike) {
-      proposal.strategies.push_back({{Shard(dim)}, c10::SmallVector<Placement, 4>(call.inputs.size(), Shard(dim))});
-    }
+    const bool same_size = std::ranges::all_of(call.inputs, [&](const TensorInput& input) {
+      return input.dim() == self.dim() && input.sizes[dim] == self.sizes[dim];
+    });
+    if (dim != dim_written && same_size) proposal.strategies.push_back(alike(call, Shard(dim)));
   }
   proposal.scatters = true;
   proposal.output(self.sizes);
