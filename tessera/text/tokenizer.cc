@@ -65,10 +65,10 @@ struct Tokenizer::State {
   // `named` are the added tokens of tokenizer_config.json.
   State(TokenizerFile file, const std::vector<AddedToken>& named) : State(file, file.root(), named) {}
   State(TokenizerFile& file, const JsonReader& root, const std::vector<AddedToken>& named)
-      : normalizer(Normalizer::from_json(optional_member(root, "normalizer"))),
-        pre_tokenizer(PreTokenizer::from_json(optional_member(root, "pre_tokenizer"))),
-        post_processor(PostProcessor::from_json(optional_member(root, "post_processor"))),
-        decoder(Decoder::from_json(optional_member(root, "decoder"))),
+      : normalizer(optional_member(root, "normalizer")),
+        pre_tokenizer(optional_member(root, "pre_tokenizer")),
+        post_processor(optional_member(root, "post_processor")),
+        decoder(optional_member(root, "decoder")),
         model(checked_bpe(file), pre_tokenizer.byte_level()),
         added(root, named, model.vocab(), normalizer) {
     fill_tokens();

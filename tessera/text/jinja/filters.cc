@@ -71,18 +71,20 @@ Value format(Evaluator& evaluator, const Value& input, const Arguments& argument
   return binary(Operator::kModulo, as_text_value(evaluator, input), values, evaluator.budget());
 }
 
+// The text itself, or so many spaces. `wanted` begins the failure for another value.
+std::string indentation(const Value& width, std::string_view wanted, const Budget& budget) {
+  if (width.is(Kind::kString)) return width.as_text();
+  if (!width.is_integral()) fail("{}, not {}", wanted, type_name(width));
+  const auto spaces = static_cast<size_t>(std::max<int64_t>(0, width.as_int()));
+  budget.check_size(spaces);
+  return std::string(spaces, ' ');
+}
+
 Value indent(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
   const auto bound = bind("indent", arguments, {"width", "first", "blank"}, 0);
   if (!input.is(Kind::kString)) fail("indent wants a str, not {}", type_name(input));
-  std::string prefix(4, ' ');
-  if (bound[0] && bound[0]->is(Kind::kString)) {
-    prefix = bound[0]->as_text();
-  } else if (bound[0]) {
-    if (!bound[0]->is_integral()) fail("indent wants a width, not {}", type_name(*bound[0]));
-    const int64_t width = std::max<int64_t>(0, bound[0]->as_int());
-    evaluator.budget().check_size(static_cast<size_t>(width));
-    prefix.assign(static_cast<size_t>(width), ' ');
-  }
+  const Value width = bound[0] ? *bound[0] : Value::integer(4);
+  const std::string prefix = indentation(width, "indent wants a width", evaluator.budget());
   const bool first = bound[1] && truthy(*bound[1]), blank = bound[2] && truthy(*bound[2]);
   const Value lines = call_method(evaluator, Value::text(fmt::format("{}\n", input.as_text())), "splitlines", {});
   std::string out;
@@ -235,14 +237,7 @@ Value json(Evaluator& evaluator, const Value& input, const Arguments& arguments)
   if (bound[1] && !bound[1]->is(Kind::kNone)) {
     style.pretty = true;
     style.item_separator.assign(1, ',');
-    if (bound[1]->is(Kind::kString)) {
-      style.indent = bound[1]->as_text();
-    } else {
-      if (!bound[1]->is_integral()) fail("tojson wants an indent, not {}", type_name(*bound[1]));
-      const int64_t width = std::max<int64_t>(0, bound[1]->as_int());
-      evaluator.budget().check_size(static_cast<size_t>(width));
-      style.indent.assign(static_cast<size_t>(width), ' ');
-    }
+    style.indent = indentation(*bound[1], "tojson wants an indent", evaluator.budget());
   }
   if (bound[2] && !bound[2]->is(Kind::kNone)) {
     const auto parts = elements(*bound[2], evaluator.budget());

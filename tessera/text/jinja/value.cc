@@ -108,13 +108,8 @@ const std::string& Value::hint() const {
 const std::vector<Value>& Value::items() const { return get<List>().items; }
 
 int Value::depth() const {
+  if (is_sequence()) return get<List>().depth;
   switch (kind_) {
-    case Kind::kList:
-    case Kind::kTuple:
-    case Kind::kRange:
-    case Kind::kView:
-    case Kind::kGenerator:
-      return get<List>().depth;
     case Kind::kDict:
       return get<Dict>().depth;
     case Kind::kNamespace:

@@ -138,12 +138,8 @@ DecoderStep metaspace_step(uint32_t character, bool drops_first) {
 
 }  // namespace
 
-Decoder Decoder::from_json(const JsonReader& node) {
-  Decoder decoder;
-  if (node.is_null()) return decoder;
-  decoder.present_ = true;
-  decoder.add(node);
-  return decoder;
+Decoder::Decoder(const JsonReader& node) : present_(!node.is_null()) {
+  if (present_) add(node);
 }
 
 void Decoder::add(const JsonReader& node) {

@@ -1,6 +1,6 @@
 // The decoders of tokenizer.json: ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace, Sequence.
 //
-//   Decoder decoder = Decoder::from_json(node);
+//   Decoder decoder(node);
 //   std::string text = decoder.decode(tokens);      // token strings, in order
 //
 // Immutable, thread-safe.
@@ -26,7 +26,7 @@ struct DecoderStep {
 
 class Decoder {
  public:
-  static Decoder from_json(const JsonReader& node);
+  explicit Decoder(const JsonReader& node);
   // Without a decoder in the file, tokens are joined by spaces.
   std::string decode(std::vector<std::string> tokens) const;
   // What a token adds inside a text, in bytes.
@@ -35,7 +35,7 @@ class Decoder {
  private:
   void add(const JsonReader& node);
   std::vector<DecoderStep> steps_;
-  bool present_ = false;
+  bool present_;
 };
 
 }  // namespace tessera::text
