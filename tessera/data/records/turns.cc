@@ -102,19 +102,10 @@ bool mark_reasoning(Json& message, const std::string& mark) {
 }
 
 bool mark_at(Place place, Json& message, const std::string& mark) {
-  switch (place) {
-    case Place::kName:
-      return mark_call(message, "name", mark);
-    case Place::kId:
-      return mark_call(message, "id", mark);
-    case Place::kContent:
-      return mark_content(message, mark);
-    case Place::kReasoning:
-      return mark_reasoning(message, mark);
-    case Place::kNone:
-      break;
-  }
-  return false;
+  if (place == Place::kName) return mark_call(message, "name", mark);
+  if (place == Place::kId) return mark_call(message, "id", mark);
+  if (place == Place::kContent) return mark_content(message, mark);
+  return place == Place::kReasoning && mark_reasoning(message, mark);
 }
 
 Place behind(Place place) { return place == Place::kNone ? place : static_cast<Place>(static_cast<int>(place) + 1); }
