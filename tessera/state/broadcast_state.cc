@@ -1,6 +1,6 @@
 #include "tessera/state/broadcast_state.h"
 
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -24,18 +24,11 @@ StateValue broadcast_one(comm::Group& group, const StateValue& value, c10::Devic
                 "[fsdp1.broadcast] {}: found a ShardedTensor, expected whole tensors on rank 0", quote(subject));
   const at::Tensor& tensor = value.tensor();
   if (tensor.dim() == 0) return value;
-  at::Tensor sent;
-  if (group.rank() == root) {
-    sent = tensor.detach().to(device).contiguous();
-  } else {
-    TESSERA_CHECK(tensor.is_meta(), ErrorKind::kShape,
-                  "[fsdp1.broadcast] {}: For non-zero ranks, a tensor state should have zero dimension, but got the "
-                  "state with shape {}. Pass what broadcast_processed_state returned.",
-                  quote(subject), fmt::join(tensor.sizes(), "x"));
-    sent = at::zeros(tensor.sizes(), tensor.options().device(device));
-  }
-  if (sent.numel() > 0) comm::broadcast(group, sent.view({-1}).view(at::kByte), root, subject).wait();
-  return sent;
+  TESSERA_CHECK(group.rank() == root || tensor.is_meta(), ErrorKind::kShape,
+                "[fsdp1.broadcast] {}: For non-zero ranks, a tensor state should have zero dimension, but got the "
+                "state with shape {}. Pass what broadcast_processed_state returned.",
+                quote(subject), fmt::join(tensor.sizes(), "x"));
+  return broadcast_tensor(group, tensor, device, subject, root);
 }
 
 }  // namespace
@@ -55,6 +48,14 @@ StateValue broadcast_state(comm::Group& group, const StateValue& value, c10::Dev
   return map_leaves(value, [&](const StateValue& leaf, const std::string&) {
     return broadcast_one(group, leaf, device, subject, root);
   });
+}
+
+at::Tensor broadcast_tensor(comm::Group& group, const at::Tensor& tensor, c10::Device device, std::string_view subject,
+                            int root) {
+  const at::Tensor values = group.rank() == root ? tensor.detach().resolve_conj().resolve_neg().to(device).contiguous()
+                                                 : at::empty(tensor.sizes(), tensor.options().device(device));
+  if (values.numel() > 0) comm::broadcast(group, values.view({-1}).view(at::kByte), root, subject).wait();
+  return values;
 }
 
 void check_alike(comm::Group& group, const comm::Facts& facts, std::string_view remedy) {

@@ -93,6 +93,15 @@ std::shared_ptr<comm::Group> group_of(const ModelNames& model, const StateDictOp
   return nullptr;
 }
 
+std::shared_ptr<comm::Group> broadcasting_group(const ModelNames& model, const StateDictOptions& options,
+                                                const char* where) {
+  if (!options.broadcast_from_rank0) return nullptr;
+  auto group = group_of(model, options);
+  TESSERA_CHECK(group, ErrorKind::kConfig,
+                "{} broadcast_from_rank0 of a model without DTensors: found no group, set options.group", where);
+  return group;
+}
+
 c10::Device device_of(const ModelNames& model, const comm::Group* group, std::string_view complaint) {
   std::optional<c10::Device> device;
   for (const auto& entry : model.entries()) {

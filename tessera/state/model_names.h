@@ -50,6 +50,9 @@ class ModelNames {
 // The ranks of options.group, or of the world of the first DTensor; null when there is none. COLLECTIVE over all ranks
 // when they had no group yet.
 std::shared_ptr<comm::Group> group_of(const ModelNames& model, const StateDictOptions& options);
+// The same group when rank 0's dict counts, else null. Error kConfig, which begins with `where`, when there is none.
+std::shared_ptr<comm::Group> broadcasting_group(const ModelNames& model, const StateDictOptions& options,
+                                                const char* where);
 // On which tensors for the model travel: that of its local parts. Error kShape, which begins with `complaint`, when
 // they are on several.
 c10::Device device_of(const ModelNames& model, const comm::Group* group, std::string_view complaint);

@@ -7,12 +7,10 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/comm/collectives/agreement.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/parallel/fsdp/fully_shard.h"
+#include "tessera/state/detail/incoming_tensors.h"
 #include "tessera/state/detail/load_tensor.h"
-#include "tessera/state/detail/sharded_values.h"
-#include "tessera/state/detail/state_broadcast.h"
 #include "tessera/state/model_names.h"
 #include "tessera/state/state_dict.h"
 #include "tessera/state/state_dict_handler.h"
@@ -191,31 +189,17 @@ IncompatibleKeys set_model_state_dict(nn::Module& model, const StateDict& model_
     return handler->set_model_state_dict(model, model_state_dict, options);
   }
   const c10::NoGradGuard no_grad;
-  std::optional<ModelNames> names(std::in_place, model, options);
-  const auto group = options.broadcast_from_rank0 ? group_of(*names, options) : nullptr;
-  TESSERA_CHECK(
-      group || !options.broadcast_from_rank0, ErrorKind::kConfig,
-      "[state.set_model] broadcast_from_rank0 of a model without DTensors: found no group, set options.group");
-  const auto device = device_of(*names, group.get(), "Multiple devices found");
-  std::unique_ptr<detail::IncomingTensors> incoming;
+  const ModelNames names(model, options);
+  const auto group = broadcasting_group(names, options, "[state.set_model]");
+  const auto device = device_of(names, group.get(), "Multiple devices found");
   std::optional<ModelLoad> load;
-  if (group) {
-    incoming = std::make_unique<detail::StateBroadcast>(model_state_dict, *group);
-    comm::attempt_together(*group, [&] {
-      // Compares values under several names.
-      if (group->rank() == 0) ModelLoad(*names, model_state_dict, options, nullptr);
-      load.emplace(*names, incoming->message(), options, incoming.get());
-    });
-  } else if (auto sharded = detail::ShardedValues::of(model_state_dict)) {
-    comm::attempt_together(sharded->group(), [&] {
-      verify_model_state_dict(model_state_dict, options);
-      load.emplace(*names, sharded->message(), options, sharded.get());
-    });
-    incoming = std::move(sharded);
-  } else {
-    verify_model_state_dict(model_state_dict, options);
-    load.emplace(*names, model_state_dict, options, nullptr);
-  }
+  const auto plan = [&](const StateDict& values, const detail::IncomingTensors* incoming) {
+    if (!group) verify_model_state_dict(model_state_dict, options);
+    // Compares values under several names.
+    if (group && group->rank() == 0) ModelLoad(names, model_state_dict, options, nullptr);
+    load.emplace(names, values, options, incoming);
+  };
+  const auto incoming = detail::plan_load(model_state_dict, group.get(), plan);
   if (load->fills_meta()) materialise(model, device);
   detail::load_copies(load->copies(), incoming.get(), device);
   return load->keys();
