@@ -75,10 +75,6 @@ class Unpickler {
 
   // What opcodes do.
   void opcode(detail::PickleOp op);
-  void text_opcode(detail::PickleOp op);
-  void container_opcode(detail::PickleOp op);
-  void memo_opcode(detail::PickleOp op);
-  void other_opcode(detail::PickleOp op);
   void memoize(uint64_t index);
   void recall(uint64_t index);
   void global(std::string_view module, std::string_view name);
