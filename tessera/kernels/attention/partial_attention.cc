@@ -6,7 +6,7 @@
 
 #include "tessera/kernels/attention/flash_attention.h"
 #include "tessera/kernels/attention/head_groups.h"
-#include "tessera/kernels/dispatch/operations.h"
+#include "tessera/kernels/dispatch/result_form.h"
 
 namespace tessera::kernels {
 namespace {

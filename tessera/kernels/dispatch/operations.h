@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "tessera/dtensor/dispatch/rule.h"
+#include "tessera/kernels/dispatch/result_form.h"
 
 namespace tessera::kernels {
 
@@ -49,9 +50,6 @@ void define_rotary(torch::Library& library);
 void define_gated(torch::Library& library);
 void define_linear_cross_entropy(torch::Library& library);
 void define_causal_attention(torch::Library& library);
-
-// fp32, or fp64 for fp64: what halves are computed in.
-inline at::ScalarType wide_type(at::ScalarType type) { return type == at::kDouble ? at::kDouble : at::kFloat; }
 
 // The operation is linear in these inputs together, the others being whole: what is left to add up passes.
 void add_partial_of(const OpCall& call, Proposal& proposal, std::initializer_list<int> inputs);

@@ -71,9 +71,7 @@ at::Tensor linear_of(const at::Tensor& x, const at::Tensor& weight, const Option
     return linear_of(wide(x), wide(weight), bias ? OptionalTensor(wide(*bias)) : bias).to(x.scalar_type());
   }
   if (!runs_on_onednn(x, weight, bias)) return at::linear(x, weight, bias);
-  auto sizes = x.sizes().vec();
-  sizes.back() = weight.size(0);
-  return onednn_product(as_rows(x), weight, bias.value_or(at::Tensor())).view(sizes);
+  return onednn_product(as_rows(x), weight, bias.value_or(at::Tensor())).view(with_last(x.sizes(), weight.size(0)));
 }
 
 at::Tensor weight_gradient_of(const at::Tensor& grad, const at::Tensor& x) {
@@ -160,12 +158,6 @@ at::Tensor differentiable_linear(const at::Tensor& x, const at::Tensor& weight, 
 
 at::Tensor differentiable_weight_gradient(const at::Tensor& grad, const at::Tensor& x) {
   return WeightGradient::apply(grad, x);
-}
-
-std::vector<int64_t> with_last(c10::IntArrayRef sizes, int64_t last) {
-  auto changed = sizes.vec();
-  changed.back() = last;
-  return changed;
 }
 
 // x [..., k], weight [n, k], bias [n]: rows are independent, n cuts the weight, k leaves a sum. Of a sum every rank

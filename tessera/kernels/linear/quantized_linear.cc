@@ -6,6 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/dtensor/tensor/held_value.h"
+#include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/kernels/linear/quantized_weight.h"
 
@@ -18,12 +19,6 @@ using torch::autograd::variable_list;
 // Elements that are decoded at once, in float32: 4 MiB of a cache, or 16 where each piece is some launches.
 int64_t decoded_elements(const QuantizedWeight& weight) {
   return weight.device().is_cpu() ? int64_t{1} << 20 : int64_t{1} << 22;
-}
-
-std::vector<int64_t> with_last_size(const at::Tensor& of, int64_t last) {
-  auto sizes = of.sizes().vec();
-  sizes.back() = last;
-  return sizes;
 }
 
 // x weight^T, or of x [..., out] x weight.
@@ -45,7 +40,7 @@ at::Tensor product_with(const at::Tensor& x, const QuantizedWeight& weight, bool
       y.narrow(1, first, count).copy_(product_nt(flat, rows));
     }
   }
-  return y.to(x.scalar_type()).view(with_last_size(x, transposed ? weight.in() : weight.out()));
+  return y.to(x.scalar_type()).view(with_last(x.sizes(), transposed ? weight.in() : weight.out()));
 }
 
 // Linear in x, so that its derivative is the other product.

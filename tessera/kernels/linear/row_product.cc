@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/formats/gguf/gguf_quants.h"
+#include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/kernels/simd/row_kernels.h"
 
 namespace tessera::kernels {
@@ -148,9 +149,7 @@ std::vector<at::Tensor> row_products(const at::Tensor& given, std::span<const Ro
   for (const auto* weight : weights) {
     TESSERA_CHECK(x.size(-1) == weight->in(), ErrorKind::kShape,
                   "[kernels.row_product] rows of {} and a weight [{}, {}]", x.size(-1), weight->out(), weight->in());
-    auto sizes = x.sizes().vec();
-    sizes.back() = weight->out();
-    results.push_back(at::empty(sizes, x.options()));
+    results.push_back(at::empty(with_last(x.sizes(), weight->out()), x.options()));
     columns += weight->out();
   }
   const int64_t k = x.size(-1), m = c10::multiply_integers(x.sizes().slice(0, static_cast<size_t>(x.dim() - 1)));

@@ -142,8 +142,7 @@ std::pair<at::Tensor, at::Tensor> distributed_vocab_topk(const at::Tensor& logit
   const auto ids = at::full({rows, each}, std::numeric_limits<int64_t>::max(), options);
   top_of_part(logits, k, part.start, values, ids, most_rows);
   auto [top_values, top_ids] = top_of_all(detail::gather_parts(part, values), detail::gather_parts(part, ids), found);
-  auto shape = logits.sizes().vec();
-  shape.back() = found;
+  const auto shape = with_last(logits.sizes(), found);
   return {top_values.to(wide_type(logits.scalar_type())).reshape(shape), top_ids.reshape(shape)};
 }
 

@@ -32,9 +32,7 @@ bool runs_as_loop(const at::Tensor& x, const at::Tensor& weight) {
 Pair forward_loop(const at::Tensor& x, const at::Tensor& weight, double eps) {
   const int64_t width = x.size(-1), rows = x.numel() / width;
   auto y = at::empty_like(x);
-  auto sizes = x.sizes().vec();
-  sizes.back() = 1;
-  auto inverse_rms = at::empty(sizes, x.options());
+  auto inverse_rms = at::empty(with_last(x.sizes(), 1), x.options());
   const float *in = x.const_data_ptr<float>(), *w = weight.const_data_ptr<float>();
   float *out = y.mutable_data_ptr<float>(), *inverse = inverse_rms.mutable_data_ptr<float>();
   at::parallel_for(0, rows, grain_rows(width), [&](int64_t begin, int64_t end) {
@@ -202,12 +200,6 @@ Pair differentiable_rms_norm(const at::Tensor& x, const at::Tensor& weight, doub
   return {results[0], results[1]};
 }
 
-std::vector<int64_t> row_sizes(const TensorInput& x) {
-  auto sizes = x.sizes.vec();
-  sizes.back() = 1;
-  return sizes;
-}
-
 // x [..., d], weight [d] -> y, inverse_rms: rows are independent.
 void propose_rms_norm(const OpCall& call, Proposal& proposal) {
   const auto& x = call.inputs[0];
@@ -215,7 +207,7 @@ void propose_rms_norm(const OpCall& call, Proposal& proposal) {
     proposal.strategies.push_back({{Shard(dim), Shard(dim)}, {Shard(dim), Replicate()}});
   }
   proposal.output(x.sizes);
-  proposal.output(row_sizes(x));
+  proposal.output(with_last(x.sizes, 1));
 }
 
 // grad, x, weight, inverse_rms -> grad_x, grad_weight (a sum over rows): linear in grad.

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
+#include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/kernels/rows/row_twins.h"
 #include "tessera/kernels/simd/lanes_avx2.h"
 #include "tessera/kernels/simd/lanes_avx512.h"
@@ -89,9 +90,7 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_loop(const at::Tensor& x, const at::
   if (x.is_cuda()) return cuda::rms_norm(x, factors, eps, rounds_first);
   const int64_t width = x.size(-1), rows = x.numel() / width;
   auto y = at::empty_like(x);
-  auto sizes = x.sizes().vec();
-  sizes.back() = 1;
-  auto inverse_rms = at::empty(sizes, x.options().dtype(at::kFloat));
+  auto inverse_rms = at::empty(with_last(x.sizes(), 1), x.options().dtype(at::kFloat));
   for_dtype_of(x, [&]<class T>(T) {
     const T* from = x.const_data_ptr<T>();
     const float* by = factors.const_data_ptr<float>();

@@ -10,6 +10,7 @@
 #include "tessera/kernels/attention/flash_attention.h"
 #include "tessera/kernels/attention/head_groups.h"
 #include "tessera/kernels/attention/kept_attention.h"
+#include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/mesh/host_memory.h"
 #include "tessera/nn/attention/attention_mask.h"
 #include "tessera/nn/attention/context_attention.h"
@@ -117,7 +118,6 @@ at::Tensor capped_attention(const at::Tensor& q, const at::Tensor& k, const at::
   const auto keys = kernels::repeat_heads(k, /*dim=*/1, q.size(1)).transpose(2, 3),
              values = kernels::repeat_heads(v, /*dim=*/1, q.size(1));
   const double scale = scores.scale > 0 ? scores.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));
-  const auto wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   std::vector<at::Tensor> results;
   for (int64_t begin = 0; begin < q.size(2); begin += kMostPiece) {
     const int64_t count = std::min(kMostPiece, q.size(2) - begin), seen = causal ? begin + count : k.size(2);
@@ -128,7 +128,9 @@ at::Tensor capped_attention(const at::Tensor& q, const at::Tensor& k, const at::
               replicated_beside(visible_mask({.first_query = begin, .queries = count, .keys = seen}, q.options()), q);
     }
     if (mask) score = score + replicated_beside(mask->narrow(0, begin, count), q);
-    results.push_back(at::softmax(score, -1, wide).to(q.scalar_type()).matmul(values.narrow(2, 0, seen)));
+    results.push_back(at::softmax(score, -1, kernels::wide_type(q.scalar_type()))
+                          .to(q.scalar_type())
+                          .matmul(values.narrow(2, 0, seen)));
   }
   return results.size() == 1 ? results[0] : at::cat(results, 2);
 }

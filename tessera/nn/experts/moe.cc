@@ -4,6 +4,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/kernels/linear/grouped_linear.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/kernels/linear/permute_rows.h"
@@ -29,8 +30,7 @@ Router::Router(const MoEOptions& moe, const ParameterOptions& options)
 
 Routing Router::forward(const at::Tensor& rows, const RealTokens& real) {
   const auto logits = tessera::kernels::linear(rows, shared_weight(weight, tokens_over));
-  const auto wide = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  auto probabilities = at::softmax(logits, -1, wide);
+  auto probabilities = at::softmax(logits, -1, kernels::wide_type(logits.scalar_type()));
   const bool counts = statistics && statistics->on();
   if (counts) probabilities = with_balance_gradient(probabilities, real.mask, statistics);
   auto [weights, experts] = at::topk(probabilities, chosen_, -1);

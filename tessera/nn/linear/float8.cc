@@ -6,6 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/dispatch/result_form.h"
 
 namespace tessera::nn {
 namespace {
@@ -22,9 +23,8 @@ struct Float8Product : torch::autograd::Function<Float8Product> {
     const auto x8 = to_float8(x.reshape({-1, x.size(-1)}), at::kFloat8_e4m3fn);
     ctx->save_for_backward({x8.data, x8.scale, weight8, weight_scale});
     ctx->saved_data["weight_dtype"] = static_cast<int64_t>(weight.scalar_type());
-    auto shape = x.sizes().vec();
-    shape.back() = weight8.size(0);
-    return float8_product(x8, {weight8, weight_scale}, x.scalar_type()).view(shape);
+    const auto sizes = kernels::with_last(x.sizes(), weight8.size(0));
+    return float8_product(x8, {weight8, weight_scale}, x.scalar_type()).view(sizes);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const auto saved = ctx->get_saved_variables();
@@ -32,9 +32,8 @@ struct Float8Product : torch::autograd::Function<Float8Product> {
     const auto grad8 = to_float8(grad.reshape({-1, grad.size(-1)}), at::kFloat8_e5m2);
     at::Tensor grad_x, grad_weight;
     if (ctx->needs_input_grad(0)) {
-      auto shape = grad.sizes().vec();
-      shape.back() = saved[2].size(1);
-      grad_x = float8_product(grad8, Float8Tensor{saved[2], saved[3]}.t(), grad.scalar_type()).view(shape);
+      const auto sizes = kernels::with_last(grad.sizes(), saved[2].size(1));
+      grad_x = float8_product(grad8, Float8Tensor{saved[2], saved[3]}.t(), grad.scalar_type()).view(sizes);
     }
     if (ctx->needs_input_grad(1)) {
       const auto dtype = static_cast<c10::ScalarType>(ctx->saved_data["weight_dtype"].toInt());

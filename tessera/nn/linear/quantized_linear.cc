@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "tessera/base/error.h"
+#include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/linear/lora.h"
 
@@ -43,10 +44,8 @@ at::Tensor PackedWeight::product(const at::Tensor& x, const at::Tensor& bias) co
   // Each rank has the gradient of what its own rows gave.
   const auto own = to_local(x, Placements{rows ? Placement(Partial()) : wanted});
   const auto y = kernels::quantized_linear(own, own_part());
-  auto shape = x.sizes().vec();
-  shape.back() = out;
   const Placement lies_so = rows ? Placement(Shard(x.dim() - 1)) : columns ? Placement(Partial()) : Replicate();
-  const auto whole = from_local(y, mesh, {lies_so}, FromLocalOptions::contiguous(shape));
+  const auto whole = from_local(y, mesh, {lies_so}, FromLocalOptions::contiguous(kernels::with_last(x.sizes(), out)));
   return bias.defined() ? whole + bias.to(whole.scalar_type()) : whole;
 }
 
