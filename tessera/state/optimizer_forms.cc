@@ -105,22 +105,15 @@ void set_nested(StateDict& nested, std::string_view path, const StateValue& valu
   set_nested(inner->dict(), path.substr(dot + 1), value, key);
 }
 
-std::string brief(const StateValue* value) {
-  if (value == nullptr) return "missing";
-  if (value->is_bool()) return std::get<bool>(value->variant()) ? "True" : "False";
-  if (value->is_int() || value->is_double()) return fmt::format("{}", value->number());
-  if (value->is_string()) return quote(value->string());
-  return fmt::format("a {}", type_name(*value));
-}
-
 // Settings of two parameters that are in one group here.
 void check_same_settings(const StateDict& first, const std::string& name, const StateDict& settings) {
   const auto compare = [&](const StateKey& key) {
     const auto *value = settings.find(key), *other = first.find(key);
+    const auto shown = [](const StateValue* held) { return held ? scalar_text(*held) : "missing"; };
     TESSERA_CHECK(value && other && same_values(*value, *other), ErrorKind::kShape,
                   "[state.unflatten_optimizer] All the parameters in the same parameter group should have the same "
                   "saved param_group value. But {}.{} is {} while other(s) is {}.",
-                  escape(name), escape(to_string(key)), brief(value), brief(other));
+                  escape(name), escape(to_string(key)), shown(value), shown(other));
   };
   for (const auto& [key, value] : settings) compare(key);
   for (const auto& [key, value] : first) compare(key);

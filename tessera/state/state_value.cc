@@ -95,4 +95,19 @@ const char* type_name(const StateValue& value) {
   return kNames[value.variant().index()];
 }
 
+std::string scalar_text(const StateValue& value) {
+  if (value.is_none()) return "None";
+  if (value.is_string()) return quote(value.string());
+  if (value.is_bool()) return std::get<bool>(value.variant()) ? "True" : "False";
+  if (value.is_int()) return fmt::format("{}", value.integer());
+  if (value.is_double()) return fmt::format("{}", value.number());
+  if (!value.is_tensor() || !value.tensor().defined() || is_dtensor(value.tensor()) || value.tensor().is_meta() ||
+      value.tensor().dim() > 0 || value.tensor().is_complex()) {
+    return type_name(value);
+  }
+  const auto scalar = value.tensor().item();
+  return scalar.isIntegral(/*includeBool=*/true) ? fmt::format("{}", scalar.toLong())
+                                                 : fmt::format("{}", scalar.toDouble());
+}
+
 }  // namespace tessera

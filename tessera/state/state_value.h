@@ -128,5 +128,7 @@ const StateList* items_of(const StateValue& value);
 
 // "Tensor", "DTensor", "ShardedTensor", "int", "dict", ...: as messages name the type of a value.
 const char* type_name(const StateValue& value);
+// As messages show it: numbers, text and tensors without dims by value, anything else by type.
+std::string scalar_text(const StateValue& value);
 
 }  // namespace tessera

@@ -82,8 +82,6 @@ struct ValueShape {
   c10::ScalarType dtype;
 };
 std::optional<ValueShape> value_shape(const StateValue& value);
-// As messages show it: numbers, text and tensors without dims by value, anything else by type.
-std::string scalar_text(const StateValue& value);
 // What ranks must agree on before they exchange a value: type, shape, dtype, how it lies; of numbers the value.
 std::string describe_value(const StateValue& value);
 
