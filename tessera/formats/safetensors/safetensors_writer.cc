@@ -1,6 +1,7 @@
 #include "tessera/formats/safetensors/safetensors_writer.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/accumulate.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -14,9 +15,7 @@ namespace tessera {
 namespace {
 
 uint64_t size_bytes(const SafetensorsSpec& spec) {
-  uint64_t bytes = c10::elementSize(spec.dtype);
-  for (const int64_t size : spec.shape) bytes *= static_cast<uint64_t>(size);
-  return bytes;
+  return c10::elementSize(spec.dtype) * static_cast<uint64_t>(c10::multiply_integers(spec.shape));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "tessera/formats/torch/torch_save_writer.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/strides.h>
 #include <fmt/ranges.h>
 
 #include "tessera/base/error.h"
@@ -40,13 +41,8 @@ PickleValue tensor_pickle(c10::ScalarType dtype, std::span<const int64_t> sizes,
   const auto storage_name = torch_storage_name(dtype);
   const bool untyped = storage_name.empty();
   const int64_t numel = product_of(sizes);
-  std::vector<PickleValue> shape, strides(sizes.size());
-  for (const int64_t size : sizes) shape.emplace_back(size);
-  int64_t stride = 1;
-  for (size_t dim = sizes.size(); dim-- > 0;) {
-    strides[dim] = stride;
-    stride *= std::max<int64_t>(sizes[dim], 1);
-  }
+  const auto dense = c10::contiguous_strides(c10::IntArrayRef(sizes.data(), sizes.size()));
+  std::vector<PickleValue> shape(sizes.begin(), sizes.end()), strides(dense.begin(), dense.end());
   const auto cls = untyped ? PickleValue::global("torch.storage", "UntypedStorage")
                            : PickleValue::global("torch", std::string(storage_name));
   const auto units = untyped ? numel * static_cast<int64_t>(c10::elementSize(dtype)) : numel;
