@@ -7,7 +7,6 @@
 
 #include <ctime>
 #include <deque>
-#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,9 +26,13 @@ struct Arguments {
   std::vector<std::pair<std::string, Value>> named;
 };
 
-// The arguments of `function` by parameter, null where none is given. Failure for too many, unknown or missing ones.
-std::vector<const Value*> bind(std::string_view function, const Arguments& arguments,
-                               std::initializer_list<std::string_view> parameters, size_t required);
+// Arguments by parameter, null where none is given.
+using Bound = std::vector<const Value*>;
+
+// The arguments of `function`, of whose parameters the first ones are required. Failure for too many, unknown or
+// missing ones.
+Bound bind(std::string_view function, const Arguments& arguments, const std::vector<std::string_view>& parameters,
+           size_t required);
 
 bool has_filter(std::string_view name);
 bool has_test(std::string_view name);

@@ -1,28 +1,36 @@
 #include <algorithm>
 
+#include "tessera/text/jinja/builtin.h"
 #include "tessera/text/jinja/evaluator.h"
 #include "tessera/text/jinja/scoped.h"
 
 namespace tessera::text::jinja {
 
-std::vector<const Value*> bind(std::string_view function, const Arguments& arguments,
-                               std::initializer_list<std::string_view> parameters, size_t required) {
-  std::vector<const Value*> bound(parameters.size(), nullptr);
+Bound bind(std::string_view function, const Arguments& arguments, const std::vector<std::string_view>& parameters,
+           size_t required) {
+  Bound bound(parameters.size(), nullptr);
   if (arguments.positional.size() > parameters.size()) {
     fail("{} takes at most {} arguments, {} are given", function, parameters.size(), arguments.positional.size());
   }
   for (size_t i = 0; i < arguments.positional.size(); ++i) bound[i] = &arguments.positional[i];
   for (const auto& [name, value] : arguments.named) {
-    const auto* found = std::ranges::find(parameters, name);
+    const auto found = std::ranges::find(parameters, name);
     if (found == parameters.end()) fail("{} has no argument '{}'", function, name.substr(0, 80));
     const auto at = static_cast<size_t>(found - parameters.begin());
     if (bound[at]) fail("{} is given its argument '{}' twice", function, name);
     bound[at] = &value;
   }
   for (size_t i = 0; i < required; ++i) {
-    if (!bound[i]) fail("{} needs its argument '{}'", function, *(parameters.begin() + i));
+    if (!bound[i]) fail("{} needs its argument '{}'", function, parameters[i]);
   }
   return bound;
+}
+
+Value call_builtin(const BuiltinTable::value_type& builtin, Evaluator& evaluator, const Value& input,
+                   const Arguments& arguments) {
+  const auto& [name, function] = builtin;
+  if (function.call_unbound) return function.call_unbound(evaluator, input, arguments);
+  return function.call(evaluator, input, jinja::bind(name, arguments, function.parameters, function.required));
 }
 
 Value Evaluator::call(const Value& callee, const Arguments& arguments) {

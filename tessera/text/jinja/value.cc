@@ -34,17 +34,8 @@ Value Value::undefined(std::string_view hint) {
 
 Value Value::none() { return Value(Kind::kNone); }
 
-Value Value::boolean(bool flag) {
-  Value value(Kind::kBool);
-  value.integer_ = flag;
-  return value;
-}
-
-Value Value::integer(int64_t number) {
-  Value value(Kind::kInt);
-  value.integer_ = number;
-  return value;
-}
+Value Value::boolean(bool flag) { return Value(Kind::kBool, flag); }
+Value Value::integer(int64_t number) { return Value(Kind::kInt, number); }
 
 Value Value::big_integer(std::string digits) {
   Value value = text(std::move(digits));
