@@ -213,6 +213,15 @@ RenderedChat ChatTemplate::render(const Json& messages, bool add_generation_prom
   }
 }
 
+std::optional<std::string> ChatTemplate::try_render(const Json& messages, bool add_generation_prompt,
+                                                    const Json& extra) const {
+  try {
+    return render(messages, add_generation_prompt, extra).text;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
 ChatTemplate ChatTemplate::at_time(std::time_t seconds) const {
   ChatTemplate pinned = *this;
   pinned.time_ = seconds;
