@@ -1,28 +1,16 @@
 #include "tessera/base/error.h"
 
+#include <iterator>
 #include <new>
-#include <string_view>
 
 #include "tessera/base/enum_name.h"
 
 namespace tessera {
 
 int Error::exit_code() const noexcept {
-  switch (kind_) {
-    case ErrorKind::kConfig:
-      return 2;
-    case ErrorKind::kIo:
-    case ErrorKind::kFormat:
-    case ErrorKind::kShape:
-      return 3;
-    case ErrorKind::kComm:
-      return 4;
-    case ErrorKind::kMemory:
-      return 5;
-    case ErrorKind::kInternal:
-      return 1;
-  }
-  return 1;
+  static constexpr int kExitCodes[] = {2, 3, 3, 3, 4, 5, 1};  // in the order of the kinds
+  const auto place = static_cast<size_t>(kind_);
+  return place < std::size(kExitCodes) ? kExitCodes[place] : 1;
 }
 
 const char* to_string(ErrorKind kind) noexcept {
@@ -37,10 +25,9 @@ int exit_code_for(const std::exception& error) noexcept {
   return 1;
 }
 
-std::string first_line(const std::exception& error) {
-  const std::string_view text = error.what();
-  return std::string(text.substr(0, text.find('\n')));
-}
+std::string first_line(const std::exception& error) { return first_line(std::string_view(error.what())); }
+
+std::string first_line(std::string_view text) { return std::string(text.substr(0, text.find('\n'))); }
 
 Error as_error(const std::exception& error) {
   if (const auto* ours = dynamic_cast<const Error*>(&error)) return *ours;

@@ -11,6 +11,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace tessera {
@@ -46,6 +47,7 @@ int exit_code_for(const std::exception& error) noexcept;
 
 // What it says, without the backtrace that libtorch's exceptions bring.
 std::string first_line(const std::exception& error);
+std::string first_line(std::string_view text);
 
 // Any exception as ours, of others' the first line: kMemory where memory was exhausted, else kInternal.
 Error as_error(const std::exception& error);

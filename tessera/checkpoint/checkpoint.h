@@ -98,16 +98,14 @@ class Checkpoint {
   // without manifest.json is one that PyTorch wrote: step 0, nothing extra, no hashes to compare but records' CRCs.
   // Among a run's checkpoints it is an Error kFormat.
   static Checkpoint open(const std::filesystem::path& checkpoint);
-  ~Checkpoint();
-  Checkpoint(Checkpoint&&) noexcept;
-  Checkpoint& operator=(Checkpoint&&) noexcept;
 
-  const std::filesystem::path& path() const;
+  const std::filesystem::path& path() const { return path_; }
   int64_t step() const;
   const nlohmann::json& extra() const;
-  bool has_hashes() const;  // false: PyTorch wrote it, and verify() compares what checksums its records have
-  const std::optional<Manifest>& manifest() const;
-  const DcpFolder& contents() const;
+  // false: PyTorch wrote it, and verify() compares what checksums its records have
+  bool has_hashes() const { return manifest_ != nullptr; }
+  const Manifest* manifest() const { return manifest_.get(); }  // null in a folder that PyTorch wrote
+  const DcpFolder& contents() const { return *contents_; }
   // Fills the tensors in place, each rank reading only what its parts need. All problems (missing tensors, other shapes
   // or dtypes) are found before anything is changed: Error kShape. No communication.
   void load(const NamedTensors& tensors) const;
@@ -117,10 +115,12 @@ class Checkpoint {
   size_t verify() const;
 
  private:
-  struct Impl;
-  explicit Checkpoint(std::unique_ptr<Impl> impl);
+  Checkpoint() = default;
   void verify_file(size_t file) const;
-  std::unique_ptr<Impl> impl_;
+
+  std::filesystem::path path_;
+  std::shared_ptr<const Manifest> manifest_;
+  std::shared_ptr<const DcpFolder> contents_;
 };
 
 }  // namespace tessera

@@ -24,7 +24,6 @@ class CheckpointFolder {
  public:
   explicit CheckpointFolder(std::filesystem::path folder) : folder_(std::move(folder)) {}
 
-  const std::filesystem::path& path() const { return folder_; }
   // Removes what saves and prunings left that were killed. Failures are logged.
   void sweep() noexcept;
   // A new folder to write the checkpoint of `step` into. Error kIo.

@@ -17,10 +17,7 @@ constexpr const char* kFormatName = "tessera.checkpoint";
 constexpr int kVersion = 2;
 
 constexpr JsonLimits kLimits{.max_bytes = size_t{1} << 30, .max_depth = 64, .max_keys = 20'000'000};
-
-struct OtherVersion : Error {
-  using Error::Error;
-};
+constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 
 }  // namespace
 
@@ -48,43 +45,44 @@ uint64_t hash_of(const std::string& digits) {
   return hash;
 }
 
+Manifest manifest_of(const JsonReader& top) {
+  Manifest manifest;
+  manifest.step = top.integer("step", std::nullopt, 0, kMost);
+  manifest.world_size = top.integer("world_size", std::nullopt, 1, kMost);
+  manifest.number = top.integer("number", 0, 0, kMost);
+  constexpr double kLargest = std::numeric_limits<double>::max();
+  if (top.has("validation_loss")) {
+    manifest.validation_loss = top.number("validation_loss", std::nullopt, -kLargest, kLargest);
+  }
+  for (const auto& file : top.at("files").items()) {
+    ManifestFile entry{file.string("name"), file.at("bytes").as_unsigned(), hash_of(file.string("xxh3"))};
+    TESSERA_CHECK(!entry.name.empty() && entry.name.find('/') == std::string::npos && entry.name != "..",
+                  ErrorKind::kFormat, "file name {} leaves the folder", quote(entry.name));
+    manifest.files.push_back(std::move(entry));
+  }
+  manifest.extra = top.at("extra").value();
+  return manifest;
+}
+
 }  // namespace
 
 Manifest Manifest::parse(const std::string& text, const std::filesystem::path& path) {
+  int64_t version = kVersion;
   try {
     const Json json = parse_json_object(text, "manifest", kLimits);
     const JsonReader top(json, "manifest");
     const auto format = top.string("format");
     TESSERA_CHECK(format == kFormatName, ErrorKind::kFormat, "format {}, wanted {}", quote(format), kFormatName);
-    constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-    if (const int64_t version = top.integer("version", std::nullopt, 0, kMost); version != kVersion) {
-      throw OtherVersion(ErrorKind::kFormat,
-                         fmt::format("[checkpoint.load] {}: format version {}, this program reads version {}. Load it "
-                                     "with the program that wrote it, and export the model.",
-                                     path.string(), version, kVersion));
-    }
-    Manifest manifest;
-    manifest.step = top.integer("step", std::nullopt, 0, kMost);
-    manifest.world_size = top.integer("world_size", std::nullopt, 1, kMost);
-    manifest.number = top.integer("number", 0, 0, kMost);
-    constexpr double kLargest = std::numeric_limits<double>::max();
-    if (top.has("validation_loss")) {
-      manifest.validation_loss = top.number("validation_loss", std::nullopt, -kLargest, kLargest);
-    }
-    for (const auto& file : top.at("files").items()) {
-      ManifestFile entry{file.string("name"), file.at("bytes").as_unsigned(), hash_of(file.string("xxh3"))};
-      TESSERA_CHECK(!entry.name.empty() && entry.name.find('/') == std::string::npos && entry.name != "..",
-                    ErrorKind::kFormat, "file name {} leaves the folder", quote(entry.name));
-      manifest.files.push_back(std::move(entry));
-    }
-    manifest.extra = top.at("extra").value();
-    return manifest;
-  } catch (const OtherVersion&) {
-    throw;
+    version = top.integer("version", std::nullopt, 0, kMost);
+    if (version == kVersion) return manifest_of(top);
   } catch (const std::exception& error) {
     raise(ErrorKind::kFormat, "[checkpoint.load] {}: {}. The checkpoint is damaged; take an older one.", path.string(),
           escape(error.what(), 400));
   }
+  raise(ErrorKind::kFormat,
+        "[checkpoint.load] {}: format version {}, this program reads version {}. Load it with the program that wrote "
+        "it, and export the model.",
+        path.string(), version, kVersion);
 }
 
 uint64_t hash_bytes(std::string_view bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }

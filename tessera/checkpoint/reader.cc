@@ -13,26 +13,12 @@
 
 namespace tessera {
 
-struct Checkpoint::Impl {
-  std::filesystem::path path;
-  std::optional<Manifest> manifest;  // none in a folder that PyTorch wrote
-  std::shared_ptr<const DcpFolder> contents;
-};
+int64_t Checkpoint::step() const { return manifest_ ? manifest_->step : 0; }
 
-Checkpoint::Checkpoint(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Checkpoint::~Checkpoint() = default;
-Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
-Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
-
-const std::filesystem::path& Checkpoint::path() const { return impl_->path; }
-const std::optional<Manifest>& Checkpoint::manifest() const { return impl_->manifest; }
-int64_t Checkpoint::step() const { return impl_->manifest ? impl_->manifest->step : 0; }
 const nlohmann::json& Checkpoint::extra() const {
   static const nlohmann::json nothing = nlohmann::json::object();
-  return impl_->manifest ? impl_->manifest->extra : nothing;
+  return manifest_ ? manifest_->extra : nothing;
 }
-bool Checkpoint::has_hashes() const { return impl_->manifest.has_value(); }
-const DcpFolder& Checkpoint::contents() const { return *impl_->contents; }
 
 std::optional<Checkpoint> Checkpoint::latest(const std::filesystem::path& folder) {
   const auto name = CheckpointFolder::latest_name(folder);
@@ -71,7 +57,7 @@ Checkpoint Checkpoint::open(const std::filesystem::path& path, comm::Group& grou
   comm::attempt_together(group, [&] {
     checkpoint = open(path);
     const auto rank = static_cast<size_t>(group.rank()), ranks = static_cast<size_t>(group.size());
-    const auto& manifest = checkpoint->impl_->manifest;
+    const auto& manifest = checkpoint->manifest_;
     if (!manifest) checkpoint->contents().check_records(DcpFolder::Check::kValues, rank, ranks);
     for (size_t file = rank; manifest && file < manifest->files.size(); file += ranks) checkpoint->verify_file(file);
   });
@@ -79,8 +65,8 @@ Checkpoint Checkpoint::open(const std::filesystem::path& path, comm::Group& grou
 }
 
 Checkpoint Checkpoint::open(const std::filesystem::path& checkpoint) {
-  auto impl = std::make_unique<Impl>();
-  impl->path = checkpoint;
+  Checkpoint opened;
+  opened.path_ = checkpoint;
   TESSERA_CHECK(
       std::filesystem::is_directory(checkpoint), ErrorKind::kFormat, "[checkpoint.load] {}: is no folder{}",
       checkpoint.string(),
@@ -101,36 +87,34 @@ Checkpoint Checkpoint::open(const std::filesystem::path& checkpoint) {
       "checkpoint.resume=PATH, or move the folder out of the run's to take its tensors unchecked.",
       checkpoint.string());
   if (has_manifest) {
-    impl->manifest = Manifest::parse(read_file(path), path);
-    check_sizes(checkpoint, *impl->manifest);
+    opened.manifest_ = std::make_shared<const Manifest>(Manifest::parse(read_file(path), path));
+    check_sizes(checkpoint, *opened.manifest_);
   }
-  impl->contents = DcpFolder::open(checkpoint);
-  return Checkpoint(std::move(impl));
+  opened.contents_ = DcpFolder::open(checkpoint);
+  return opened;
 }
 
 size_t Checkpoint::verify() const {
-  for (size_t file = 0; impl_->manifest && file < impl_->manifest->files.size(); ++file) verify_file(file);
-  const auto unknown =
-      impl_->contents->check_records(impl_->manifest ? DcpFolder::Check::kPickles : DcpFolder::Check::kValues);
-  return impl_->manifest ? 0 : unknown;
+  for (size_t file = 0; manifest_ && file < manifest_->files.size(); ++file) verify_file(file);
+  const auto unknown = contents_->check_records(manifest_ ? DcpFolder::Check::kPickles : DcpFolder::Check::kValues);
+  return manifest_ ? 0 : unknown;
 }
 
 void Checkpoint::verify_file(size_t index) const {
-  const auto& file = impl_->manifest->files[index];
-  const auto found = hash_file(impl_->path / file.name);
+  const auto& file = manifest_->files[index];
+  const auto found = hash_file(path_ / file.name);
   TESSERA_CHECK(found == file.xxh3, ErrorKind::kFormat,
                 "[checkpoint.verify] {}: hash is {:016x}, manifest.json says {:016x}. The file changed after it was "
                 "written; take an older checkpoint, in a recipe with checkpoint.resume=PATH.",
-                (impl_->path / file.name).string(), found, file.xxh3);
+                (path_ / file.name).string(), found, file.xxh3);
 }
 
 void Checkpoint::load(const NamedTensors& tensors) const {
   const at::NoGradGuard no_grad;
-  const auto& contents = *impl_->contents;
   for (const auto& [name, tensor] : tensors) {
-    const auto* saved = contents.find_tensor(name);
+    const auto* saved = contents_->find_tensor(name);
     TESSERA_CHECK(saved, ErrorKind::kShape, "[checkpoint.load] {}: not in {}. Resume with the recipe that wrote it.",
-                  name, impl_->path.string());
+                  name, path_.string());
     TESSERA_CHECK(at::IntArrayRef(saved->size) == tensor.sizes() && saved->dtype == tensor.scalar_type(),
                   ErrorKind::kShape,
                   "[checkpoint.load] {}: saved {} [{}], the run wants {} [{}]. Resume with the recipe that wrote it.",
@@ -139,7 +123,7 @@ void Checkpoint::load(const NamedTensors& tensors) const {
   }
   for (const auto& [name, tensor] : tensors) {
     const at::Tensor local = is_dtensor(tensor) ? to_local(tensor) : tensor;
-    for (const auto& box : held_boxes(tensor)) contents.read(name, box.offset, held_part(local, box));
+    for (const auto& box : held_boxes(tensor)) contents_->read(name, box.offset, held_part(local, box));
   }
 }
 

@@ -4,30 +4,25 @@
 
 namespace tessera {
 
-struct RecordFile::Hash {
-  Hash() : state(XXH3_createState()) { XXH3_64bits_reset(state); }
-  ~Hash() { XXH3_freeState(state); }
-  Hash(const Hash&) = delete;
-  Hash& operator=(const Hash&) = delete;
-  XXH3_state_t* state;
-};
+void RecordFile::FreeHash::operator()(XXH3_state_s* hash) const { XXH3_freeState(hash); }
 
-RecordFile::RecordFile(const std::filesystem::path& path) : file_(path), hash_(std::make_unique<Hash>()) {}
-RecordFile::~RecordFile() = default;
+RecordFile::RecordFile(const std::filesystem::path& path) : file_(path), hash_(XXH3_createState()) {
+  XXH3_64bits_reset(hash_.get());
+}
 
-RecordPlace RecordFile::append(const std::function<void(const ByteSink&)>& write) {
+DcpStorageInfo RecordFile::append(const std::function<void(const ByteSink&)>& write) {
   const uint64_t begin = size_bytes_;
   write([this](std::span<const std::byte> bytes) {
-    XXH3_64bits_update(hash_->state, bytes.data(), bytes.size());
+    XXH3_64bits_update(hash_.get(), bytes.data(), bytes.size());
     file_.write_at(size_bytes_, bytes);
     size_bytes_ += bytes.size();
   });
-  return {begin, size_bytes_ - begin};
+  return {.relative_path = file_.path().filename().string(), .offset = begin, .length = size_bytes_ - begin};
 }
 
 ManifestFile RecordFile::publish() {
   file_.publish();
-  return {file_.path().filename().string(), size_bytes_, XXH3_64bits_digest(hash_->state)};
+  return {file_.path().filename().string(), size_bytes_, XXH3_64bits_digest(hash_.get())};
 }
 
 }  // namespace tessera

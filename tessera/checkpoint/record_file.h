@@ -14,29 +14,28 @@
 
 #include "tessera/base/files/staged.h"
 #include "tessera/checkpoint/manifest.h"
+#include "tessera/formats/torch/dcp_metadata.h"
 #include "tessera/formats/torch/torch_save_writer.h"
 
-namespace tessera {
+struct XXH3_state_s;
 
-struct RecordPlace {
-  uint64_t offset = 0;  // in the file
-  uint64_t length = 0;
-};
+namespace tessera {
 
 class RecordFile {
  public:
   explicit RecordFile(const std::filesystem::path& path);
-  ~RecordFile();
 
-  // What `write` hands to the sink is the next record.
-  RecordPlace append(const std::function<void(const ByteSink&)>& write);
+  // What `write` hands to the sink is the next record. Returns where it lies.
+  DcpStorageInfo append(const std::function<void(const ByteSink&)>& write);
   // Syncs; the file is there. Its name, size and hash.
   ManifestFile publish();
 
  private:
-  struct Hash;
+  struct FreeHash {
+    void operator()(XXH3_state_s* hash) const;
+  };
   StagedFile file_;
-  std::unique_ptr<Hash> hash_;
+  std::unique_ptr<XXH3_state_s, FreeHash> hash_;
   uint64_t size_bytes_ = 0;
 };
 

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/base/files/file.h"
 #include "tessera/base/text/json.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/base/text/random_word.h"
@@ -33,7 +34,7 @@ std::vector<Share::Chunk> held_chunks(const at::Tensor& tensor) {
 // Tied weights are one handle under two names.
 const void* tensor_identity(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl(); }
 
-nlohmann::json place_to_json(const RecordPlace& place) { return {{"at", place.offset}, {"bytes", place.length}}; }
+nlohmann::json place_to_json(const DcpStorageInfo& place) { return {{"at", place.offset}, {"bytes", place.length}}; }
 
 DcpStorageInfo place_in(const std::string& file, const JsonReader& json) {
   return {.relative_path = file, .offset = json.at("at").as_unsigned(), .length = json.at("bytes").as_unsigned()};
@@ -45,6 +46,28 @@ CheckpointContents::CheckpointContents() {
   metadata.planner_data.emplace();
   metadata.storage_meta.emplace().save_id = random_word(8);
   metadata.version = "1.0.0";
+}
+
+DcpEntry& CheckpointContents::entry_of(const std::string& name, const DcpPath& path) {
+  const auto [found, is_new] = position.try_emplace(name, metadata.entries.size());
+  if (!is_new) return metadata.entries[found->second];
+  metadata.planner_data->emplace_back(name, path);
+  return metadata.entries.emplace_back(DcpEntry{.name = name, .tensor = std::nullopt});
+}
+
+void CheckpointContents::add_chunk(DcpEntry& entry, DcpChunk box, DcpStorageInfo place) {
+  auto& chunks = entry.tensor->chunks;
+  const auto index = static_cast<int64_t>(chunks.size());
+  metadata.storage_data.emplace_back(DcpIndex{.name = entry.name, .offset = box.offsets, .index = index},
+                                     std::move(place));
+  chunks.push_back(std::move(box));
+}
+
+void CheckpointContents::publish_metadata(const std::filesystem::path& folder) {
+  metadata.check(folder.string());
+  const auto bytes = metadata.dump();
+  publish_file(folder / ".metadata", bytes);
+  files.push_back({".metadata", bytes.size(), hash_bytes(bytes)});
 }
 
 DcpPath planner_path(const std::string& name) {
@@ -130,7 +153,7 @@ std::string write_share(const Share& share, const std::filesystem::path& staged,
                        {"shape", item.shape},
                        {"chunks", std::move(chunks)}});
   }
-  std::map<std::string, RecordPlace> written;  // by their pickles: equal objects share a record
+  std::map<std::string, DcpStorageInfo> written;  // by their pickles: equal objects share a record
   for (const auto& [name, value] : share.objects) {
     const auto object = to_pickle(value);
     const auto [found, is_new] = written.try_emplace(pickle(object, {.protocol = 2}));
@@ -154,14 +177,6 @@ std::string failure_report(int rank, const std::exception& error) {
 
 namespace {
 
-// The entry of a name, new or reported before.
-DcpEntry& entry_of(CheckpointContents& contents, const std::string& name) {
-  const auto [found, is_new] = contents.position.try_emplace(name, contents.metadata.entries.size());
-  if (!is_new) return contents.metadata.entries[found->second];
-  contents.metadata.planner_data->emplace_back(name, planner_path(name));
-  return contents.metadata.entries.emplace_back(DcpEntry{.name = name, .tensor = std::nullopt});
-}
-
 void add_tensor(CheckpointContents& contents, const std::string& file, const JsonReader& report) {
   const std::string name = report.string("name");
   const auto dtype = report.at("dtype").as_unsigned();
@@ -171,20 +186,17 @@ void add_tensor(CheckpointContents& contents, const std::string& file, const Jso
   told.dtype = static_cast<c10::ScalarType>(dtype);
   told.size = report.integers("shape", 0, INT64_MAX);
   const bool is_new = !contents.position.contains(name);
-  auto& entry = entry_of(contents, name);
+  auto& entry = contents.entry_of(name, planner_path(name));
   TESSERA_CHECK(is_new || entry.tensor, ErrorKind::kShape, "{}: a tensor on one rank, an object on another",
                 quote(name));
   if (is_new) entry.tensor = told;
-  auto& tensor = *entry.tensor;
+  const auto& tensor = *entry.tensor;
   TESSERA_CHECK(tensor.dtype == told.dtype && tensor.size == told.size, ErrorKind::kShape,
                 "{}: {} [{}] on one rank, {} [{}] on another", name, c10::toString(tensor.dtype),
                 fmt::join(tensor.size, ", "), c10::toString(told.dtype), fmt::join(told.size, ", "));
   for (const auto& chunk : report.at("chunks").items()) {
-    DcpChunk box{.offsets = chunk.integers("offset", 0, INT64_MAX), .sizes = chunk.integers("shape", 0, INT64_MAX)};
-    contents.metadata.storage_data.emplace_back(
-        DcpIndex{.name = name, .offset = box.offsets, .index = static_cast<int64_t>(tensor.chunks.size())},
-        place_in(file, chunk));
-    tensor.chunks.push_back(std::move(box));
+    contents.add_chunk(entry, {chunk.integers("offset", 0, INT64_MAX), chunk.integers("shape", 0, INT64_MAX)},
+                       place_in(file, chunk));
   }
 }
 
@@ -201,7 +213,7 @@ void add_report(CheckpointContents& contents, const std::string& text) {
   for (const auto& each : report.at("objects").items()) {
     const std::string name = each.string("name");
     TESSERA_CHECK(!contents.position.contains(name), ErrorKind::kShape, "{}: saved by two ranks", quote(name));
-    entry_of(contents, name);
+    contents.entry_of(name, planner_path(name));
     contents.metadata.storage_data.emplace_back(DcpIndex{.name = name, .offset = std::nullopt, .index = std::nullopt},
                                                 place_in(file, each));
   }

@@ -45,6 +45,13 @@ struct Share {
 // What a checkpoint will hold, as far as ranks have reported.
 struct CheckpointContents {
   CheckpointContents();
+  // The entry of a name, new where it was not asked for before; `path` is where it lies in the nested state dict.
+  DcpEntry& entry_of(const std::string& name, const DcpPath& path);
+  // One more box of a tensor's entry, and the record that holds it.
+  void add_chunk(DcpEntry& entry, DcpChunk box, DcpStorageInfo place);
+  // Checks the metadata and writes it into the folder, as one more of the files. Error kFormat, kIo.
+  void publish_metadata(const std::filesystem::path& folder);
+
   std::vector<ManifestFile> files;
   DcpMetadata metadata;
   std::unordered_map<std::string, size_t> position = {};  // of a name in metadata.entries

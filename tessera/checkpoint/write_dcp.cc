@@ -35,56 +35,47 @@ class DcpInProgress {
 
   // `read` fills the box of into's shape from an offset on.
   void add_tensor(const std::string& name, const DcpPath& path, const StoredTensor& stored, ReadBox read) {
-    DcpTensor tensor;
-    tensor.dtype = stored.dtype;
-    tensor.size = stored.shape;
-    metadata().planner_data->emplace_back(name, path);
-    metadata().entries.push_back({name, std::move(tensor)});
+    contents_.entry_of(name, path).tensor = DcpTensor{.dtype = stored.dtype, .size = stored.shape};
     readers_.push_back(std::move(read));
   }
 
   void add_object(const std::string& name, const DcpPath& path, const PickleValue& value) {
-    metadata().planner_data->emplace_back(name, path);
-    metadata().entries.push_back({name, std::nullopt});
+    contents_.entry_of(name, path);
     objects_.emplace_back(name, value);
     readers_.emplace_back();
   }
 
   // A manifest is written when there is one to go on.
-  void publish(std::optional<Manifest> manifest) {
+  void publish(const Manifest* of_source) {
     for (int rank = 0; rank < ranks_; ++rank) write_rank(rank);
-    metadata().check(folder_.path().string());
-    const auto bytes = metadata().dump();
-    publish_file(folder_.path() / ".metadata", bytes);
-    if (manifest) {
-      manifest->files = contents_.files;
-      manifest->files.push_back({".metadata", bytes.size(), hash_bytes(bytes)});
-      manifest->world_size = ranks_;
-      publish_file(folder_.path() / "manifest.json", manifest->dump());
+    contents_.publish_metadata(folder_.path());
+    if (of_source != nullptr) {
+      Manifest manifest = *of_source;
+      manifest.files = contents_.files;
+      manifest.world_size = ranks_;
+      publish_file(folder_.path() / "manifest.json", manifest.dump());
     }
     folder_.publish();
   }
 
  private:
-  DcpMetadata& metadata() { return contents_.metadata; }
-
   void write_rank(int rank) {
-    const auto name = fmt::format("__{}_0.distcp", rank);
-    RecordFile file(folder_.path() / name);
+    RecordFile file(folder_.path() / fmt::format("__{}_0.distcp", rank));
     for (size_t i = 0; i < readers_.size(); ++i) {
-      if (readers_[i]) write_chunk(file, name, rank, metadata().entries[i], readers_[i]);
+      if (readers_[i]) write_chunk(file, rank, contents_.metadata.entries[i], readers_[i]);
     }
     for (const auto& object : objects_) {
       if (rank > 0) break;
-      const auto place = file.append([&](const ByteSink& sink) { write_object_record(object.second, sink); });
-      note(DcpIndex{.name = object.first, .offset = std::nullopt, .index = std::nullopt}, name, place);
+      contents_.metadata.storage_data.emplace_back(
+          DcpIndex{.name = object.first, .offset = std::nullopt, .index = std::nullopt},
+          file.append([&](const ByteSink& sink) { write_object_record(object.second, sink); }));
     }
     contents_.files.push_back(file.publish());
   }
 
   // Dim 0 as torch.chunk cuts it. What cannot be cut is rank 0's.
-  void write_chunk(RecordFile& file, const std::string& file_name, int rank, DcpEntry& entry, const ReadBox& read) {
-    auto& tensor = *entry.tensor;
+  void write_chunk(RecordFile& file, int rank, DcpEntry& entry, const ReadBox& read) {
+    const auto& tensor = *entry.tensor;
     std::vector<int64_t> offset(tensor.size.size(), 0), shape = tensor.size;
     if (shape.empty() || c10::multiply_integers(shape) == 0) {
       if (rank > 0) return;
@@ -96,15 +87,8 @@ class DcpInProgress {
     }
     const auto box = at::empty(shape, at::TensorOptions(tensor.dtype));
     read(offset, box);
-    const auto place = file.append([&](const ByteSink& sink) { write_tensor_record(box, sink); });
-    const auto index = static_cast<int64_t>(tensor.chunks.size());
-    note(DcpIndex{.name = entry.name, .offset = offset, .index = index}, file_name, place);
-    tensor.chunks.push_back({offset, shape});
-  }
-
-  void note(DcpIndex index, const std::string& file_name, const RecordPlace& place) {
-    metadata().storage_data.emplace_back(
-        std::move(index), DcpStorageInfo{.relative_path = file_name, .offset = place.offset, .length = place.length});
+    contents_.add_chunk(entry, {offset, shape},
+                        file.append([&](const ByteSink& sink) { write_tensor_record(box, sink); }));
   }
 
   StagedFolder folder_;
@@ -126,7 +110,7 @@ void write_dcp(const TensorFiles& from, const std::filesystem::path& dir, const 
                    });
   }
   if (!options.companions.empty()) copy_config_and_companions(options.companions, out.path());
-  out.publish(std::nullopt);
+  out.publish(nullptr);
 }
 
 void reshard(const std::filesystem::path& from, const std::filesystem::path& dir, int ranks) {

@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/base/files/file.h"
 #include "tessera/base/log.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/checkpoint/checkpoint.h"
@@ -153,11 +152,8 @@ std::string CheckpointWriter::Impl::publish(const std::vector<std::string>& repo
     CheckpointContents contents;
     for (const auto& report : reports) add_report(contents, report);
     check_written(contents.metadata);
-    contents.metadata.check(staged.string());  // what could not be loaded is not published
+    contents.publish_metadata(staged);  // what could not be loaded is not published
     manifest.files = std::move(contents.files);
-    const auto metadata = contents.metadata.dump();
-    publish_file(staged / ".metadata", metadata);
-    manifest.files.push_back({".metadata", metadata.size(), hash_bytes(metadata)});
     folder.publish(staged, std::move(manifest));
     return "";
   } catch (const std::exception& error) {

@@ -2,18 +2,31 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
-#include <fmt/format.h>
+#include <fcntl.h>
+#include <fmt/ranges.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <torch/version.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
+#include <string_view>
+#include <vector>
 
+#include "tessera/base/machine/host.h"
+#include "tessera/base/machine/memory_room.h"
+#include "tessera/base/text/json_numbers.h"
 #include "tessera/base/version.h"
 #include "tessera/cli/flags.h"
-#include "tessera/cli/machine_facts.h"
 #include "tessera/comm/rendezvous/device_choice.h"
 #include "tessera/comm/shm/handshake.h"
 #include "tessera/kernels/linear/linear.h"
@@ -21,8 +34,6 @@
 
 namespace tessera::cli {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 Json report_versions() {
   return {
@@ -38,20 +49,42 @@ Json report_versions() {
   };
 }
 
-Json report_cpu(const MachineFacts& facts) {
-  Json cpu = {{"model", facts.cpu_model},
-              {"flags", facts.cpu_flags},
+// The instruction sets of the first processor that decide about kernels.
+Json deciding_cpu_flags() {
+  constexpr std::array<std::string_view, 14> kDeciding{"avx",         "avx2",        "fma",      "f16c",     "avx512f",
+                                                       "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_bf16", "amx_int8",
+                                                       "asimd",       "asimddp",     "bf16",     "sve"};
+  Json found = Json::array();
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  for (std::string line; std::getline(cpuinfo, line) && !line.empty();) {  // an empty line ends each processor
+    if (!line.starts_with("flags") && !line.starts_with("Features")) continue;
+    std::istringstream flags(line.substr(line.find(':') + 1));
+    for (std::string flag; flags >> flag;) {
+      if (std::ranges::find(kDeciding, flag) != kDeciding.end()) found.push_back(flag);
+    }
+  }
+  return found;
+}
+
+Json report_cpu() {
+  const int64_t online = ::sysconf(_SC_NPROCESSORS_ONLN);
+  cpu_set_t affinity;
+  const bool has_affinity = ::sched_getaffinity(0, sizeof affinity, &affinity) == 0;
+  Json cpu = {{"model", processor_model()},
+              {"flags", deciding_cpu_flags()},
               {"torch_capability", at::get_cpu_capability()},
-              {"cores_online", facts.cores_online},
-              {"cores_allowed", facts.cores_allowed},
+              {"cores_online", online},
+              {"cores_allowed", has_affinity ? CPU_COUNT(&affinity) : online},
               {"threads", at::get_num_threads()}};
-  if (facts.cores_quota) cpu["cores_quota"] = *facts.cores_quota;
+  double quota = 0, period = 0;
+  if (std::ifstream("/sys/fs/cgroup/cpu.max") >> quota >> period && period > 0) cpu["cores_quota"] = quota / period;
   return cpu;
 }
 
-Json report_memory(const MachineFacts& facts) {
-  Json memory = {{"total_bytes", facts.memory_bytes}, {"available_bytes", facts.memory_available_bytes}};
-  if (facts.memory_limit_bytes) memory["limit_bytes"] = *facts.memory_limit_bytes;
+Json report_memory() {
+  const auto room = read_memory_room();
+  Json memory = {{"total_bytes", room.machine_bytes}, {"available_bytes", room.machine_available_bytes}};
+  if (room.limit_bytes) memory["limit_bytes"] = *room.limit_bytes;
   return memory;
 }
 
@@ -82,29 +115,50 @@ Json report_kernels() {
           {"mkl", at::hasMKL()}};
 }
 
-Json report_files(const MachineFacts& facts) {
-  return {{"temp_folder", facts.temp_folder},
-          {"temp_folder_writable", facts.temp_folder_writable},
-          {"temp_free_bytes", facts.temp_free_bytes},
-          {"memfd", facts.memfd},
-          {"open_files_limit", facts.open_files_limit}};
+Json report_files() {
+  Json files = {{"temp_folder", ""},
+                {"temp_folder_writable", false},
+                {"temp_free_bytes", 0},
+                {"memfd", false},
+                {"open_files_limit", 0}};
+  std::error_code error;
+  const auto folder = std::filesystem::temp_directory_path(error);
+  if (!error) {
+    files["temp_folder"] = folder.string();
+    std::string name = (folder / "tessera-doctor-XXXXXX").string();
+    if (const int file = ::mkostemp(name.data(), O_CLOEXEC); file >= 0) {
+      files["temp_folder_writable"] = ::write(file, "x", 1) == 1;
+      ::close(file);
+      ::unlink(name.c_str());
+    }
+    const auto space = std::filesystem::space(folder, error);
+    if (!error) files["temp_free_bytes"] = static_cast<int64_t>(space.available);
+  }
+  if (const int memory = ::memfd_create("tessera-doctor", MFD_CLOEXEC); memory >= 0) {
+    files["memfd"] = ::ftruncate(memory, 4096) == 0;
+    ::close(memory);
+  }
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) files["open_files_limit"] = static_cast<int64_t>(limit.rlim_cur);
+  return files;
 }
 
 // What will hurt a run on this machine, one sentence each.
-Json report_warnings(const MachineFacts& facts) {
+Json report_warnings(const Json& cpu, const Json& files) {
   Json warnings = Json::array();
-  if (!facts.temp_folder_writable) {
-    warnings.push_back(fmt::format("the temporary folder '{}' cannot be written: set TMPDIR", facts.temp_folder));
+  if (!files["temp_folder_writable"].get<bool>()) {
+    warnings.push_back(fmt::format("the temporary folder '{}' cannot be written: set TMPDIR",
+                                   files["temp_folder"].get<std::string>()));
   }
-  if (!facts.memfd) warnings.push_back("memfd_create is refused: local ranks cannot share memory");
+  if (!files["memfd"].get<bool>()) warnings.push_back("memfd_create is refused: local ranks cannot share memory");
   // MKL bounds what libtorch starts, but not what other OpenMP code in the process does.
   const char* asked = std::getenv("OMP_NUM_THREADS");
   const int threads = std::max(at::get_num_threads(), asked ? std::atoi(asked) : 0);
-  if (threads > facts.cores_allowed) {
-    warnings.push_back(fmt::format("{} threads on {} cores: set OMP_NUM_THREADS", threads, facts.cores_allowed));
+  if (const auto cores = cpu["cores_allowed"].get<int64_t>(); threads > cores) {
+    warnings.push_back(fmt::format("{} threads on {} cores: set OMP_NUM_THREADS", threads, cores));
   }
-  if (facts.open_files_limit > 0 && facts.open_files_limit < 1024) {
-    warnings.push_back(fmt::format("only {} open files are allowed: raise 'ulimit -n'", facts.open_files_limit));
+  if (const auto limit = files["open_files_limit"].get<int64_t>(); limit > 0 && limit < 1024) {
+    warnings.push_back(fmt::format("only {} open files are allowed: raise 'ulimit -n'", limit));
   }
   return warnings;
 }
@@ -113,14 +167,9 @@ std::string format_value(const std::string& key, const Json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
   if (value.is_array()) {
-    std::string words;
-    for (const auto& word : value) words += (words.empty() ? "" : " ") + word.get<std::string>();
-    return words.empty() ? "none" : words;
+    return value.empty() ? "none" : fmt::format("{}", fmt::join(value.get<std::vector<std::string>>(), " "));
   }
-  constexpr std::string_view kBytes = "_bytes";
-  if (key.size() > kBytes.size() && key.compare(key.size() - kBytes.size(), kBytes.size(), kBytes) == 0) {
-    return fmt::format("{:.1f} GiB", value.get<double>() / (1 << 30));
-  }
+  if (key.ends_with("_bytes")) return fmt::format("{:.1f} GiB", value.get<double>() / (1 << 30));
   return value.dump();
 }
 
@@ -151,13 +200,17 @@ int run_doctor(VerbArguments args) {
   app->footer("The exit code is 0 also when there are warnings; --json holds them in \"warnings\".");
   if (const auto code = parse_flags(*app, args)) return *code;
 
-  const MachineFacts facts = read_machine_facts();
-  const Json report = {{"versions", report_versions()},  {"cpu", report_cpu(facts)},
-                       {"memory", report_memory(facts)}, {"devices", report_devices()},
-                       {"backends", report_backends()},  {"kernels", report_kernels()},
-                       {"files", report_files(facts)},   {"warnings", report_warnings(facts)}};
+  const Json cpu = report_cpu(), files = report_files();
+  const Json report = {{"versions", report_versions()},
+                       {"cpu", cpu},
+                       {"memory", report_memory()},
+                       {"devices", report_devices()},
+                       {"backends", report_backends()},
+                       {"kernels", report_kernels()},
+                       {"files", files},
+                       {"warnings", report_warnings(cpu, files)}};
   if (json) {
-    fmt::print("{}\n", report.dump(-1, ' ', false, Json::error_handler_t::replace));
+    fmt::print("{}\n", dump_json(report));
   } else {
     print_lines(report);
   }

@@ -94,18 +94,13 @@ std::optional<int> parse_flags(CLI::App& app, VerbArguments args) {
     }
     std::fputs(innermost->help(outer).c_str(), stdout);
     return 0;
-  } catch (const CLI::ExtrasError&) {
-    raise(ErrorKind::kConfig, "[{}] {} See '{} --help'.", app.get_name(),
-          unknown_word_message(app, app.remaining(true)), app.get_name());
   } catch (const CLI::ParseError& error) {
     // A subcommand that is misspelled is one that is missing to CLI11.
     const auto words = app.remaining(/*recurse=*/true);
     const bool lacks_subcommand = app.get_subcommands().empty() && !app.get_subcommands(nullptr).empty();
-    if (lacks_subcommand && !words.empty()) {
-      raise(ErrorKind::kConfig, "[{}] {} See '{} --help'.", app.get_name(), unknown_word_message(app, words),
-            app.get_name());
-    }
-    raise(ErrorKind::kConfig, "[{}] {}. See '{} --help'.", app.get_name(), one_line(error.what()), app.get_name());
+    const bool is_unknown = dynamic_cast<const CLI::ExtrasError*>(&error) || (lacks_subcommand && !words.empty());
+    raise(ErrorKind::kConfig, "[{}] {} See '{} --help'.", app.get_name(),
+          is_unknown ? unknown_word_message(app, words) : one_line(error.what()) + ".", app.get_name());
   }
   return std::nullopt;
 }
@@ -139,6 +134,17 @@ void set_context(int64_t context_tokens, ModelConfig& config, GenerationOptions&
                 context_tokens, config.context_tokens);
   }
   config.context_tokens = options.context_tokens = context_tokens;
+}
+
+std::string read_standard_input(const char* where, size_t most_bytes) {
+  std::string text;
+  char buffer[1 << 16];
+  while (const size_t got = std::fread(buffer, 1, sizeof buffer, stdin)) {
+    text.append(buffer, got);
+    TESSERA_CHECK(text.size() <= most_bytes, ErrorKind::kConfig, "{}: more than {} bytes", where, most_bytes);
+  }
+  TESSERA_CHECK(!std::ferror(stdin), ErrorKind::kIo, "{}: standard input cannot be read", where);
+  return text;
 }
 
 std::optional<c10::ScalarType> parse_dtype_flag(const char* verb, const std::string& name) {

@@ -44,6 +44,9 @@ void add_context_flag(CLI::App& app, int64_t& context_tokens);
 // Makes it the context of both, with a warning where it is longer than the model's own.
 void set_context(int64_t context_tokens, ModelConfig& config, GenerationOptions& options);
 
+// Standard input to its end. Errors begin with `where`: kConfig beyond so many bytes, kIo where it cannot be read.
+std::string read_standard_input(const char* where, size_t most_bytes);
+
 // What --dtype says; empty: nothing. Error kConfig, naming the verb, for no dtype of weights.
 std::optional<c10::ScalarType> parse_dtype_flag(const char* verb, const std::string& name);
 

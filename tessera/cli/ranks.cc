@@ -7,8 +7,6 @@
 #include "tessera/base/log.h"
 #include "tessera/checkpoint/folder.h"
 #include "tessera/comm/launch/launcher.h"
-#include "tessera/comm/rendezvous/rendezvous.h"
-#include "tessera/comm/rendezvous/world.h"
 
 namespace tessera::cli {
 
@@ -96,17 +94,8 @@ std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int
   return comm::launch_local_ranks(arguments, options);
 }
 
-std::shared_ptr<comm::World> connect_world(const WorldSettings& settings) {
-  return comm::World::connect(
-      {.nproc = static_cast<int>(settings.nproc),
-       .backend = settings.backend,
-       .timeout = std::chrono::milliseconds(static_cast<int64_t>(settings.timeout_seconds * 1000)),
-       .check = settings.check,
-       .trace_folder = settings.trace_folder});
-}
-
-std::shared_ptr<comm::World> join_world(const WorldSettings& settings) {
-  return is_rank() ? connect_world(settings) : comm::World::single();
+std::shared_ptr<comm::World> join_world(const comm::RendezvousFlags& flags) {
+  return is_rank() ? comm::World::connect(flags) : comm::World::single();
 }
 
 }  // namespace tessera::cli

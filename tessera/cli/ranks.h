@@ -3,7 +3,7 @@
 //   LaunchFlags flags;
 //   add_launch_flags(*app, flags);                                            // --max-restarts, --log-dir, ...
 //   if (const auto code = launch_ranks("train", args, nproc)) return *code;   // this process was their launcher
-//   const auto world = connect_world({.backend = recipe.comm.backend, .check = recipe.comm.check});
+//   const auto world = join_world({.nproc = nproc});
 //
 // Call from a process with one thread.
 #pragma once
@@ -15,6 +15,7 @@
 #include <string>
 
 #include "tessera/cli/verbs.h"
+#include "tessera/comm/rendezvous/rendezvous.h"
 
 namespace CLI {
 class App;
@@ -22,8 +23,7 @@ class App;
 
 namespace tessera::comm {
 struct LauncherOptions;
-class World;
-}  // namespace tessera::comm
+}
 
 namespace tessera::cli {
 
@@ -45,17 +45,8 @@ std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int
 std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int64_t nproc, const LaunchFlags& flags,
                                 const std::filesystem::path& checkpoints);
 
-struct WorldSettings {
-  std::string backend = "auto";
-  double timeout_seconds = 300;
-  std::string check = "timeout";
-  std::string trace_folder = "";  // of flight records
-  int64_t nproc = 1;              // as given, to be checked against whoever started the ranks
-};
-
-// COLLECTIVE over all ranks.
-std::shared_ptr<comm::World> connect_world(const WorldSettings& settings);
-// The same, and a world of one rank where nobody started this process as one.
-std::shared_ptr<comm::World> join_world(const WorldSettings& settings);
+// comm::World::connect(), or a world of one rank where nobody started this process as a rank. COLLECTIVE over all
+// ranks.
+std::shared_ptr<comm::World> join_world(const comm::RendezvousFlags& flags);
 
 }  // namespace tessera::cli

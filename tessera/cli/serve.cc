@@ -190,7 +190,7 @@ int run_serve(VerbArguments args) {
   served.defaults.stop_tokens = end_tokens(flags.model, served.config, served.tokenizer, served.chat);
   if (const auto code = launch_ranks("serve", args, flags.nproc)) return *code;
   EndSignals signals;
-  const auto world = join_world({.nproc = flags.nproc});
+  const auto world = join_world({.nproc = static_cast<int>(flags.nproc)});
   const bool first = world->rank() == 0, shared = world->size() > 1;
   std::optional<Listening> listening;
   if (first) {

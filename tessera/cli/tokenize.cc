@@ -1,14 +1,14 @@
 // `tessera tokenize`: lines of text to lines of token ids, and back.
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
-#include <charconv>
 #include <cstdio>
 #include <iostream>
 #include <string>
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/base/text/number.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/cli/flags.h"
 #include "tessera/models/files/model_path.h"
@@ -16,13 +16,6 @@
 
 namespace tessera::cli {
 namespace {
-
-// "1 22 333"; the empty line for no ids.
-std::string join(const std::vector<text::TokenId>& ids) {
-  std::string line;
-  for (const auto id : ids) fmt::format_to(std::back_inserter(line), "{}{}", line.empty() ? "" : " ", id);
-  return line;
-}
 
 std::vector<text::TokenId> parse_ids(std::string_view line, int64_t line_number, const text::Tokenizer& tokenizer) {
   std::vector<text::TokenId> ids;
@@ -35,13 +28,11 @@ std::vector<text::TokenId> parse_ids(std::string_view line, int64_t line_number,
     size_t end = at;
     while (end < line.size() && !is_space(line[end])) ++end;
     const std::string_view word = line.substr(at, end - at);
-    text::TokenId id = -1;
-    const auto [stop, error] = std::from_chars(word.data(), word.data() + word.size(), id);
-    const bool whole = error == std::errc() && stop == word.data() + word.size();
-    TESSERA_CHECK(whole && id >= 0 && static_cast<size_t>(id) < tokenizer.vocab_size(), ErrorKind::kFormat,
+    const auto id = parse_number<text::TokenId>(word);
+    TESSERA_CHECK(id && *id >= 0 && static_cast<size_t>(*id) < tokenizer.vocab_size(), ErrorKind::kFormat,
                   "[tokenize.decode] stdin line {}: found {}, wanted token ids from 0 to {}.", line_number,
                   quote(word, 40), tokenizer.vocab_size() - 1);
-    ids.push_back(id);
+    ids.push_back(*id);
     at = end;
   }
   return ids;
@@ -74,7 +65,7 @@ int run_tokenize(VerbArguments args) {
   for (std::string line; std::getline(std::cin, line);) {
     ++line_number;
     print_line(decode ? tokenizer.decode(parse_ids(line, line_number, tokenizer), no_special)
-                      : join(tokenizer.encode(line, options)));
+                      : fmt::format("{}", fmt::join(tokenizer.encode(line, options), " ")));
   }
   return 0;
 }

@@ -60,10 +60,10 @@ int run_train(VerbArguments args) {
   if (const auto code = launch_ranks("train", args, nproc, launch, recipe.checkpoint.dir + "/checkpoints")) {
     return *code;
   }
-  const auto world = connect_world({.backend = recipe.comm.backend,
-                                    .timeout_seconds = static_cast<double>(recipe.comm.timeout_seconds),
-                                    .check = recipe.comm.check,
-                                    .trace_folder = recipe.checkpoint.dir + "/trace"});
+  const auto world = comm::World::connect({.backend = recipe.comm.backend,
+                                           .timeout = std::chrono::seconds(recipe.comm.timeout_seconds),
+                                           .check = recipe.comm.check,
+                                           .trace_folder = recipe.checkpoint.dir + "/trace"});
   // Bound before anything is loaded: a port in use ends all ranks at once.
   std::unique_ptr<report::LivePage> page;
   comm::attempt_together(*world->group(), [&] {

@@ -7,6 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/held_value.h"
 
 namespace tessera::functional {
 
@@ -18,19 +19,9 @@ using torch::autograd::variable_list;
 
 namespace {
 
-struct SavedAlong final : torch::CustomClassHolder {
-  explicit SavedAlong(Along a) : along(std::move(a)) {}
-  Along along;
-};
+void save(AutogradContext* ctx, const Along& along) { ctx->saved_data["along"] = hold_value(along); }
 
-void save(AutogradContext* ctx, const Along& along) {
-  ctx->saved_data["along"] =
-      c10::IValue::make_capsule(c10::intrusive_ptr<torch::CustomClassHolder>(c10::make_intrusive<SavedAlong>(along)));
-}
-
-const Along& along_of(AutogradContext* ctx) {
-  return static_cast<const SavedAlong&>(*ctx->saved_data["along"].toCapsule()).along;
-}
+const Along& along_of(AutogradContext* ctx) { return held_value<Along>(ctx->saved_data["along"]); }
 
 comm::Group& checked_group(const char* verb, const at::Tensor& tensor, const Along& along) {
   TESSERA_CHECK(tensor.defined() && !is_dtensor(tensor), ErrorKind::kShape,

@@ -1,5 +1,7 @@
 #include "tessera/formats/folder_links.h"
 
+#include <algorithm>
+
 namespace tessera {
 namespace {
 
@@ -9,6 +11,17 @@ bool lies_below(const std::filesystem::path& file, const std::filesystem::path& 
 }
 
 }  // namespace
+
+bool is_inner_path(std::string_view path) {
+  if (path.find('\0') != path.npos || path.find('\\') != path.npos) return false;
+  for (size_t at = 0; at <= path.size();) {
+    const size_t slash = std::min(path.find('/', at), path.size());
+    const auto part = path.substr(at, slash - at);
+    if (part.empty() || part == "." || part == "..") return false;
+    at = slash + 1;
+  }
+  return true;
+}
 
 LinkedPlace follow_links(const std::filesystem::path& dir, const std::filesystem::path& name) {
   std::error_code error;

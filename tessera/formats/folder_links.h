@@ -6,8 +6,13 @@
 #pragma once
 
 #include <filesystem>
+#include <string_view>
 
 namespace tessera {
+
+// Whether a path that a file gives stays inside of its folder, before links: parts between single slashes, none of them
+// "." or "..", without a backslash or a NUL.
+bool is_inner_path(std::string_view path);
 
 struct LinkedPlace {
   std::filesystem::path real;  // without any link in it; empty for a link that leads nowhere

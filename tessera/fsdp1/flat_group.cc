@@ -91,7 +91,7 @@ FlatGroup::~FlatGroup() {
     { const comm::Pending given_up = std::move(pending_); }  // waits
     free_whole();
   }
-  for (const auto& [owner, member] : flat_members_) remove_unregistered_member(*owner, member);
+  for (const auto& removed : removed_slots_) remove_unregistered_member(*removed.owner, removed.slot.slot);
   auto& units = flat_units();
   const std::lock_guard lock(units.mutex);
   units.storages.erase(shard_.storage().unsafeGetStorageImpl());
@@ -122,7 +122,6 @@ void FlatGroup::make_pieces(const std::vector<FlatSource>& sources) {
 void FlatGroup::make_flat_parameter(nn::Module& module, const std::vector<FlatSource>& sources) {
   bool decay = false;
   for (const auto& source : sources) decay = decay || source.slots[0].get().decay;
-  note_flat_members(sources);
   remove_slots(sources);
   flat_ = tensor_over(shard_.storage(), 0, shard_.sizes(), layout_.dtype());
   share_version(flat_, shard_);
@@ -135,7 +134,10 @@ void FlatGroup::make_flat_parameter(nn::Module& module, const std::vector<FlatSo
 // Takes slots away from their modules, whose members stay.
 void FlatGroup::remove_slots(const std::vector<FlatSource>& sources) {
   for (size_t i = 0; i < sources.size(); ++i) {
-    for (const auto& slot : sources[i].slots) removed_slots_.push_back({slot.owner, slot.index, slot.get(), i});
+    for (const auto& slot : sources[i].slots) {
+      removed_slots_.push_back({slot.owner, slot.index, slot.get(), i});
+      add_unregistered_member(*slot.owner, slot.get().slot);
+    }
   }
   std::ranges::sort(removed_slots_, [](const RemovedSlot& a, const RemovedSlot& b) {
     return std::pair(a.owner, a.index) < std::pair(b.owner, b.index);
@@ -144,15 +146,6 @@ void FlatGroup::remove_slots(const std::vector<FlatSource>& sources) {
     auto& own = removed->owner->own_parameters();
     own.erase(own.begin() + static_cast<std::ptrdiff_t>(removed->index));
     removed->slot.parameter.reset();
-  }
-}
-
-void FlatGroup::note_flat_members(const std::vector<FlatSource>& sources) {
-  for (const auto& source : sources) {
-    for (const auto& slot : source.slots) {
-      flat_members_.emplace_back(slot.owner, slot.get().slot);
-      add_unregistered_member(*slot.owner, slot.get().slot);
-    }
   }
 }
 

@@ -100,7 +100,7 @@ class FlatGroup : public GatheredGroup {
     at::Tensor piece;                // with use_orig_params: the leaf
     at::Tensor whole;                // of the storage; without sharding undefined
   };
-  // The slot that a flat parameter has taken away.
+  // The slot that a flat parameter has taken away; its member is noted with add_unregistered_member().
   struct RemovedSlot {
     nn::Module* owner;
     size_t index;
@@ -123,7 +123,6 @@ class FlatGroup : public GatheredGroup {
   void make_pieces(const std::vector<FlatSource>& sources);
   void make_flat_parameter(nn::Module& module, const std::vector<FlatSource>& sources);
   void remove_slots(const std::vector<FlatSource>& sources);
-  void note_flat_members(const std::vector<FlatSource>& sources);
   void make_whole_views();
   void check_not_replaced() const;
   at::Tensor to_send(const at::Tensor& gathered);
@@ -142,7 +141,6 @@ class FlatGroup : public GatheredGroup {
   at::Tensor flat_shown_;  // what its slot would have forward read
   SlotRef flat_slot_{};
   std::vector<Member> members_;
-  std::vector<std::pair<const nn::Module*, at::Tensor*>> flat_members_;  // as in add_unregistered_member()
   WholeStorage whole_;
   FlatReducer reducer_;
   uint64_t gathered_version_ = 0;           // of the shard, when it was gathered

@@ -16,6 +16,8 @@
 
 namespace tessera {
 
+struct StateDictSettings;  // fsdp1/state/state_dict_type.h
+
 class Fsdp1State : public GatheredState, public StateDictHandler {
  public:
   // The group is null when nested calls have all parameters.
@@ -42,6 +44,9 @@ class Fsdp1State : public GatheredState, public StateDictHandler {
   ShardingStrategy strategy() const { return strategy_; }
   // By the member that holds it: what mixed precision has cast.
   const std::unordered_map<const at::Tensor*, c10::ScalarType>& buffer_dtypes() const { return buffer_dtypes_; }
+
+  // What set_state_dict_type set for this unit; null: the defaults.
+  std::shared_ptr<const StateDictSettings> state_dict_settings;
 
  private:
   bool begin_root(const std::vector<Named>& states) override;

@@ -2,17 +2,14 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <atomic>
 #include <optional>
-#include <sstream>
 #include <utility>
 
 #include "tessera/base/enum_name.h"
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/base/text/quote.h"
-#include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/collectives/agreement.h"
 #include "tessera/fsdp1/flat_sources.h"
 #include "tessera/fsdp1/fsdp1_state.h"
 #include "tessera/fsdp1/materialise.h"
@@ -27,8 +24,6 @@ std::vector<std::pair<std::string, Fsdp1State*>> fsdp1_states(nn::Module& module
 }
 
 namespace {
-
-constexpr const char* kRefused = "refused";
 
 const char* name_of(ShardingStrategy strategy) {
   return enum_name(strategy, {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"}, "");
@@ -98,66 +93,55 @@ FlatUnit unit_of(nn::Module& module, const Fsdp1Options& options) {
   return unit;
 }
 
-// What all ranks must agree on, a line each.
-std::string describe(const FlatUnit& unit, const Fsdp1Options& options) {
+// What all ranks must agree on.
+comm::Facts facts_of(const FlatUnit& unit, const Fsdp1Options& options) {
   const auto& precision = options.mixed_precision;
   const auto dtype = [](const std::optional<c10::ScalarType>& of) { return of ? c10::toString(*of) : "none"; };
-  std::string out = fmt::format(
-      "{}\nuse_orig_params={}\nparam_dtype={}, reduce_dtype={}, buffer_dtype={}, keep_low_precision_grads={}, "
-      "cast_forward_inputs={}, cast_root_forward_inputs={}\nreplicas: {}",
-      name_of(options.sharding_strategy), options.use_orig_params, dtype(precision.param_dtype),
-      dtype(precision.reduce_dtype), dtype(precision.buffer_dtype), precision.keep_low_precision_grads,
-      precision.cast_forward_inputs, precision.cast_root_forward_inputs,
-      options.replicate_group ? options.replicate_group->size() : 1);
-  if (!unit.layout) return out;
+  comm::Facts facts = {
+      {"sharding_strategy", name_of(options.sharding_strategy)},
+      {"use_orig_params", fmt::format("{}", options.use_orig_params)},
+      {"mixed_precision", fmt::format("param_dtype={}, reduce_dtype={}, buffer_dtype={}, keep_low_precision_grads={}, "
+                                      "cast_forward_inputs={}, cast_root_forward_inputs={}",
+                                      dtype(precision.param_dtype), dtype(precision.reduce_dtype),
+                                      dtype(precision.buffer_dtype), precision.keep_low_precision_grads,
+                                      precision.cast_forward_inputs, precision.cast_root_forward_inputs)},
+      {"replicas", fmt::format("{}", options.replicate_group ? options.replicate_group->size() : 1)}};
+  if (!unit.layout) return facts;
   for (const auto& member : unit.layout->members()) {
-    out += fmt::format("\n{} {} of shape [{}], strides [{}]{}", member.fqn, c10::toString(member.dtype),
-                       fmt::join(member.shape, ","), fmt::join(member.strides, ","),
-                       member.requires_grad ? "" : ", frozen");
+    facts.emplace_back(member.fqn, fmt::format("{} of shape [{}], strides [{}]{}", c10::toString(member.dtype),
+                                               fmt::join(member.shape, ","), fmt::join(member.strides, ","),
+                                               member.requires_grad ? "" : ", frozen"));
   }
-  for (const auto& shared : unit.layout->shared()) out += fmt::format("\n{} is {}", shared.fqn, shared.primary_fqn);
-  return out;
+  for (const auto& shared : unit.layout->shared()) facts.emplace_back(shared.fqn, "is " + shared.primary_fqn);
+  return facts;
 }
 
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) lines.push_back(line);
-  return lines;
-}
-
-// Raises on all ranks what one of them refuses, or the first difference between them. COLLECTIVE.
-void check_ranks_agree(comm::Group& group, const std::string& own) {
-  const auto all = comm::all_gather_bytes(group, own);
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    const auto lines = lines_of(all[rank]);
-    TESSERA_CHECK(lines.empty() || lines[0] != kRefused, ErrorKind::kShape, "{} (on rank {} of the group)",
-                  all[rank].substr(std::string(kRefused).size() + 1), rank);
-  }
-  const auto first = lines_of(all[0]);
-  for (size_t rank = 1; rank < all.size(); ++rank) {
-    const auto lines = lines_of(all[rank]);
-    for (size_t i = 0; i < std::max(first.size(), lines.size()); ++i) {
-      const auto at = [i](const std::vector<std::string>& of) { return i < of.size() ? quote(of[i]) : "nothing more"; };
-      TESSERA_CHECK(at(lines) == at(first), ErrorKind::kShape,
-                    "[fsdp1.wrap] rank {} of the group wraps {} where rank 0 wraps {}. Wrap the same modules with the "
-                    "same options on all ranks.",
-                    rank, at(lines), at(first));
-    }
-  }
-}
-
-// The same over both groups of a hybrid strategy: what one group refuses, the ranks of the others hear from theirs in
-// it. COLLECTIVE.
-void check_all_agree(const Fsdp1Options& options, std::string own) {
-  if (!options.replicate_group) return check_ranks_agree(*options.group, own);
+// What one rank of a group refuses, or has otherwise than another, is an error on all of them; with a hybrid strategy
+// on the ranks of both groups. COLLECTIVE over the groups.
+FlatUnit agreed_unit(nn::Module& module, const Fsdp1Options& options) {
+  constexpr const char* kRemedy = "Call wrap_fsdp1 for the same modules, with the same options, on all ranks.";
+  FlatUnit unit;
+  comm::Facts facts;
+  const auto agree = [&] {
+    comm::attempt_together(*options.group, [&] {
+      check_wrap_options(options);
+      unit = unit_of(module, options);
+      facts = facts_of(unit, options);
+    });
+    comm::check_same(*options.group, facts, kRemedy);
+  };
   try {
-    check_ranks_agree(*options.group, own);
+    if (options.replicate_group) {
+      comm::attempt_together(*options.replicate_group, agree);
+      comm::check_same(*options.replicate_group, facts, kRemedy);
+    } else {
+      agree();
+    }
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kComm) throw;
-    own = fmt::format("{}\n{}", kRefused, error.what());
+    raise(ErrorKind::kShape, "{}", error.what());
   }
-  check_ranks_agree(*options.replicate_group, own);
+  return unit;
 }
 
 class UnitHandle : public FlatParameterHandle {
@@ -189,16 +173,7 @@ class UnitHandle : public FlatParameterHandle {
 void wrap_fsdp1(nn::Module& module, const Fsdp1Options& options) {
   TESSERA_CHECK(options.group != nullptr, ErrorKind::kShape,
                 "[fsdp1.wrap] no group given. Pass the world's, or one of a DeviceMesh.");
-  FlatUnit unit;
-  std::string agreed;
-  try {
-    check_wrap_options(options);
-    unit = unit_of(module, options);
-    agreed = describe(unit, options);
-  } catch (const Error& error) {
-    agreed = fmt::format("{}\n{}", kRefused, error.what());
-  }
-  check_all_agree(options, agreed);
+  auto unit = agreed_unit(module, options);
   const auto strategy = options.group->size() == 1 ? ShardingStrategy::kNoShard : options.sharding_strategy;
   std::shared_ptr<FlatGroup> group;
   if (unit.layout) {

@@ -15,7 +15,7 @@ namespace {
 struct MetaWalk {
   std::vector<std::pair<std::string, nn::Module*>> modules;
   // Slots by the tensor on meta that they showed, which it keeps alive.
-  std::map<c10::TensorImpl*, std::vector<std::pair<std::string, std::pair<nn::Module*, size_t>>>> slots;
+  std::map<c10::TensorImpl*, std::vector<std::pair<std::string, SlotRef>>> slots;
   std::vector<at::Tensor> alive;
   std::unordered_set<nn::Module*> visited;
 
@@ -28,7 +28,7 @@ struct MetaWalk {
       if (!own[i].parameter.is_meta()) continue;
       any = true;
       alive.push_back(own[i].parameter);
-      slots[own[i].parameter.unsafeGetTensorImpl()].push_back({path + own[i].name, {&module, i}});
+      slots[own[i].parameter.unsafeGetTensorImpl()].emplace_back(path + own[i].name, SlotRef{&module, i});
     }
     for (const auto& buffer : module.own_buffers()) any = any || (buffer.slot->defined() && buffer.slot->is_meta());
     if (any) modules.emplace_back(path, &module);
@@ -49,17 +49,15 @@ void materialise(nn::Module& module, const std::function<void(nn::Module&)>& par
     }
   }
   for (const auto& [tensor, slots] : walk.slots) {
-    const auto parameter = [](const auto& slot) {
-      return slot.second.first->own_parameters()[slot.second.second].parameter;
-    };
-    for (const auto& slot : slots) {
-      TESSERA_CHECK(!parameter(slot).is_meta(), ErrorKind::kShape,
+    const auto& [first_name, first] = slots[0];
+    for (const auto& [name, slot] : slots) {
+      TESSERA_CHECK(!slot.get().parameter.is_meta(), ErrorKind::kShape,
                     "[fsdp1.wrap] {}: param_init_fn left it on the meta device. Give it a tensor with "
                     "Module::set_parameter.",
-                    slot.first);
-      TESSERA_CHECK(parameter(slot).is_same(parameter(slots[0])), ErrorKind::kShape,
+                    name);
+      TESSERA_CHECK(slot.get().parameter.is_same(first.get().parameter), ErrorKind::kShape,
                     "[fsdp1.wrap] {} and {}: one tensor before param_init_fn, two after it. Give both the same one.",
-                    slots[0].first, slot.first);
+                    first_name, name);
     }
   }
 }

@@ -46,18 +46,13 @@ int64_t DeviceMesh::dim_of(const std::string& name) const {
 const std::shared_ptr<comm::Group>& DeviceMesh::group(int64_t dim) const {
   TESSERA_CHECK(dim >= 0 && dim < ndim(), ErrorKind::kShape, "[mesh.group] {}: found dim {}, wanted 0..{}.",
                 to_string(), dim, ndim() - 1);
-  TESSERA_CHECK(coordinate_.has_value(), ErrorKind::kShape,
-                "[mesh.group] {}: rank {} is not part of the mesh and has no group on it.", to_string(), rank());
-  return DeviceMeshBuilder::group_of(*this, *slots_[dim]);
+  return DeviceMeshBuilder::group_of(*this, slots_[dim]);
 }
 
 const std::shared_ptr<comm::Group>& DeviceMesh::group(const std::string& name) const {
-  if (!has_dim(name)) {
-    if (const auto slot = DeviceMeshBuilder::flattened_slot(*this, name)) {
-      return DeviceMeshBuilder::group_of(*this, *slot);  // the slot lives as long as the root's table
-    }
-  }
-  return group(dim_of(name));
+  // The slot lives as long as the root's table.
+  return has_dim(name) ? group(dim_of(name))
+                       : DeviceMeshBuilder::group_of(*this, DeviceMeshBuilder::named_dim(*this, name).slot);
 }
 
 std::vector<std::shared_ptr<comm::Group>> DeviceMesh::groups() const {
@@ -72,47 +67,68 @@ const std::shared_ptr<comm::Group>& DeviceMesh::group(const std::vector<int64_t>
       !dims.empty() && std::ranges::is_sorted(dims, std::less_equal<>()) && dims.front() >= 0 && dims.back() < ndim(),
       ErrorKind::kShape, "[mesh.group] {}: found dims [{}], wanted some of 0..{} in ascending order.", to_string(),
       fmt::join(dims, ", "), ndim() - 1);
-  TESSERA_CHECK(coordinate_.has_value(), ErrorKind::kShape,
-                "[mesh.group] {}: rank {} is not part of the mesh and has no group on it.", to_string(), rank());
   std::shared_ptr<GroupSlot> slot;
   {
     std::lock_guard lock(flattened_->mutex);
     slot = flattened_->slot_of(DeviceMeshBuilder::ranks_over(*this, dims),
                                fmt::format("mesh_dims_{}", fmt::join(dims, "_")));
   }
-  return DeviceMeshBuilder::group_of(*this, *slot);  // the slot lives as long as the root's table
+  return DeviceMeshBuilder::group_of(*this, slot);  // the slot lives as long as the root's table
 }
 
 MeshPtr DeviceMesh::slice(const std::vector<std::string>& names) const {
   TESSERA_CHECK(!names.empty(), ErrorKind::kShape, "[mesh.slice] {}: found no dim names, wanted at least one of {}.",
                 to_string(), quoted_names(dim_names_));
-  if (std::ranges::any_of(names, [&](const std::string& name) {
-        return !has_dim(name) && DeviceMeshBuilder::flattened_slot(*this, name) != nullptr;
-      })) {
-    return DeviceMeshBuilder::slice_flattened(*this, names);
+  std::vector<DeviceMeshBuilder::NamedDim> named;
+  for (const auto& name : names) named.push_back(DeviceMeshBuilder::named_dim(*this, name));
+  if (!std::ranges::all_of(names, [&](const std::string& name) { return has_dim(name); })) {
+    return DeviceMeshBuilder::slice_flattened(*this, named);
   }
   std::vector<int64_t> dims;
-  for (const auto& name : names) {
-    dims.push_back(dim_of(name));
-    TESSERA_CHECK(
-        dims.size() < 2 || dims[dims.size() - 2] < dims.back(), ErrorKind::kShape,
-        "[mesh.slice] {}: Invalid mesh_dim_names ({}) specified. Mesh dim indices should be in ascending order.",
-        to_string(), quoted_names(names));
-  }
-  const auto self = shared_from_this();
-  return static_cast<int64_t>(dims.size()) == ndim() ? self : DeviceMeshBuilder::slice(self, dims);
+  for (const auto& name : names) dims.push_back(dim_of(name));
+  TESSERA_CHECK(
+      std::ranges::is_sorted(dims, std::less_equal<>()), ErrorKind::kShape,
+      "[mesh.slice] {}: Invalid mesh_dim_names ({}) specified. Mesh dim indices should be in ascending order.",
+      to_string(), quoted_names(names));
+  return static_cast<int64_t>(dims.size()) == ndim()
+             ? shared_from_this()
+             : DeviceMeshBuilder::submesh(*this, named, DeviceMeshBuilder::ranks_over(*this, dims));
 }
 
 MeshPtr DeviceMesh::flatten(const std::string& name) const {
-  const auto self = shared_from_this();
-  if (ndim() == 1 && (name.empty() || (!dim_names_.empty() && dim_names_[0] == name))) return self;
+  if (ndim() == 1 && (name.empty() || (!dim_names_.empty() && dim_names_[0] == name))) return shared_from_this();
   std::string flat_name = name;
   if (flat_name.empty()) {
     for (int64_t dim = 0; dim < ndim(); ++dim) {
       flat_name += (dim == 0 ? "" : "_") + (dim_names_.empty() ? "dim" + std::to_string(dim) : dim_names_[dim]);
     }
   }
-  return DeviceMeshBuilder::flatten(self, flat_name);
+  auto mesh = DeviceMeshBuilder::make(world_, device_type_, {size()}, {flat_name}, ranks_);
+  DeviceMeshBuilder::add_slots(*mesh);
+  DeviceMeshBuilder::join(*mesh, flattened_);
+  std::lock_guard lock(flattened_->mutex);
+  const auto& taken = flattened_->arrangements.front().names;
+  TESSERA_CHECK(std::ranges::find(taken, flat_name) == taken.end(), ErrorKind::kShape,
+                "[mesh.flatten] '{}' already exists for submesh of the root mesh, whose dims are ({}). Give the "
+                "flattened mesh another name.",
+                flat_name, quoted_names(taken));
+  if (!coordinate_) return mesh;
+  auto& known = flattened_->by_name[flat_name];
+  if (!known.slot) {
+    known.slot = flattened_->slot_of(ranks_, mesh->slots_[0]->name);
+    for (const auto& dim : dim_names_) {
+      const auto flat = flattened_->by_name.find(dim);
+      const bool is_flat = flat != flattened_->by_name.end() && !flat->second.dims.empty();
+      const auto& dims = is_flat ? flat->second.dims : std::vector<std::string>{dim};
+      known.dims.insert(known.dims.end(), dims.begin(), dims.end());
+    }
+  }
+  TESSERA_CHECK(known.slot->ranks == ranks_, ErrorKind::kShape,
+                "[mesh.flatten] '{}': the name already belongs to a flattened mesh of other ranks. "
+                "Give this one another name.",
+                flat_name);
+  mesh->slots_[0] = known.slot;
+  return mesh;
 }
 
 std::string DeviceMesh::to_string() const {
@@ -151,7 +167,24 @@ MeshPtr DeviceMesh::unflatten(int64_t dim, const std::vector<int64_t>& sizes,
                   "[mesh.unflatten] {}: Each mesh_dim_name must be unique. Found '{}' more than once.", to_string(),
                   name);
   }
-  return DeviceMeshBuilder::unflatten(*this, dim, sizes, names);
+  auto shape = shape_;
+  shape.erase(shape.begin() + dim);
+  shape.insert(shape.begin() + dim, sizes.begin(), sizes.end());
+  auto all_names = dim_names_;
+  if (!all_names.empty()) {
+    all_names.erase(all_names.begin() + dim);
+    all_names.insert(all_names.begin() + dim, names.begin(), names.end());
+  }
+  auto mesh = DeviceMeshBuilder::make(world_, device_type_, shape, all_names, ranks_);
+  DeviceMeshBuilder::add_slots(*mesh);
+  DeviceMeshBuilder::join(*mesh, flattened_);
+  for (int64_t i = 0; i < mesh->ndim() && mesh->coordinate_; ++i) {
+    const auto inner = static_cast<int64_t>(sizes.size());
+    if (i < dim || i >= dim + inner) mesh->slots_[i] = slots_[i < dim ? i : i - inner + 1];
+  }
+  std::lock_guard lock(flattened_->mutex);
+  flattened_->arrangements.push_back({mesh->shape_, mesh->dim_names_, mesh->ranks_});
+  return mesh;
 }
 
 }  // namespace tessera

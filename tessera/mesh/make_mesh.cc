@@ -61,11 +61,9 @@ MeshPtr init_device_mesh(const std::shared_ptr<comm::World>& world, const std::s
   return mesh;
 }
 
-namespace {
-
-std::shared_ptr<DeviceMesh> arrange(const std::shared_ptr<comm::World>& world, const std::string& device_type,
-                                    const std::vector<int>& ranks, const std::vector<int64_t>& shape,
-                                    const std::vector<std::string>& dim_names) {
+MeshPtr make_device_mesh(const std::shared_ptr<comm::World>& world, const std::string& device_type,
+                         const std::vector<int>& ranks, const std::vector<int64_t>& shape,
+                         const std::vector<std::string>& dim_names) {
   const auto type = checked_type(device_type);
   const int64_t count = checked_shape(shape, dim_names, world->size());
   TESSERA_CHECK(count == static_cast<int64_t>(ranks.size()), ErrorKind::kShape,
@@ -82,14 +80,6 @@ std::shared_ptr<DeviceMesh> arrange(const std::shared_ptr<comm::World>& world, c
   return DeviceMeshBuilder::root(world, type, shape, dim_names, ranks);
 }
 
-}  // namespace
-
-MeshPtr make_device_mesh(const std::shared_ptr<comm::World>& world, const std::string& device_type,
-                         const std::vector<int>& ranks, const std::vector<int64_t>& shape,
-                         const std::vector<std::string>& dim_names) {
-  return arrange(world, device_type, ranks, shape, dim_names);
-}
-
 MeshPtr mesh_from_groups(const std::shared_ptr<comm::World>& world, const std::string& device_type,
                          const std::vector<std::shared_ptr<comm::Group>>& groups, const std::vector<int>& ranks,
                          const std::vector<int64_t>& shape, const std::vector<std::string>& dim_names) {
@@ -102,8 +92,8 @@ MeshPtr mesh_from_groups(const std::shared_ptr<comm::World>& world, const std::s
       "Give ranks and a shape with one dim for each group.",
       groups.size(), shape.size());
   const bool one = groups.size() == 1 && ranks.empty();
-  const auto mesh = arrange(world, device_type, one ? groups[0]->ranks() : ranks,
-                            one ? std::vector<int64_t>{groups[0]->size()} : shape, dim_names);
+  auto mesh = make_device_mesh(world, device_type, one ? groups[0]->ranks() : ranks,
+                               one ? std::vector<int64_t>{groups[0]->size()} : shape, dim_names);
   TESSERA_CHECK(mesh->coordinate().has_value(), ErrorKind::kShape,
                 "[mesh.from_groups] {}: rank {} is not part of the mesh and can have no group of it.",
                 mesh->to_string(), world->rank());

@@ -1,10 +1,12 @@
 #include "tessera/mesh/mesh_builder.h"
 
+#include <c10/util/hash.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <optional>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/backends/device_backends.h"
@@ -17,8 +19,6 @@ uint64_t next_mesh_id() {
   static std::atomic<uint64_t> counter{0};
   return ++counter;
 }
-
-size_t mix(size_t seed, size_t value) { return seed ^ (value + 0x9e3779b97f4a7c15ULL + (seed << 6) + (seed >> 2)); }
 
 }  // namespace
 
@@ -42,11 +42,7 @@ std::shared_ptr<DeviceMesh> DeviceMeshBuilder::make(const std::shared_ptr<comm::
     }
     mesh->coordinate_ = std::move(coordinate);
   }
-  size_t hash = mix(std::hash<int>{}(static_cast<int>(device_type)), std::hash<const void*>{}(world.get()));
-  for (const int64_t extent : mesh->shape_) hash = mix(hash, static_cast<size_t>(extent));
-  for (const int rank : mesh->ranks_) hash = mix(hash, static_cast<size_t>(rank));
-  for (const auto& name : mesh->dim_names_) hash = mix(hash, std::hash<std::string>{}(name));
-  mesh->hash_ = hash;
+  mesh->hash_ = c10::get_hash(device_type, world.get(), mesh->shape_, mesh->ranks_, mesh->dim_names_);
   return mesh;
 }
 
@@ -79,7 +75,7 @@ void DeviceMeshBuilder::add_slots(DeviceMesh& mesh) {
   }
 }
 
-void DeviceMeshBuilder::split_groups(DeviceMesh& mesh) {
+void DeviceMeshBuilder::split_groups(const DeviceMesh& mesh) {
   if (mesh.device_type_ == c10::DeviceType::CPU || mesh.size() != mesh.world_->size()) return;
   if (!comm::device_backend_settings().split_groups) return;
   for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
@@ -99,110 +95,9 @@ void DeviceMeshBuilder::join(DeviceMesh& mesh, const std::shared_ptr<DeviceMesh:
   mesh.id_ = root->ids.try_emplace({mesh.shape_, mesh.ranks_}, mesh.id_).first->second;
 }
 
-MeshPtr DeviceMeshBuilder::flatten(const MeshPtr& from, const std::string& name) {
-  const auto& root = from->flattened_;
-  auto mesh = make(from->world_, from->device_type_, {from->size()}, {name}, from->ranks_);
-  add_slots(*mesh);
-  join(*mesh, root);
-  std::lock_guard lock(root->mutex);
-  const auto& taken = root->arrangements.front().names;
-  TESSERA_CHECK(std::ranges::find(taken, name) == taken.end(), ErrorKind::kShape,
-                "[mesh.flatten] '{}' already exists for submesh of the root mesh, whose dims are ({}). Give the "
-                "flattened mesh another name.",
-                name, quoted_names(taken));
-  if (!mesh->coordinate_) return mesh;
-  auto& known = root->by_name[name];
-  if (!known.slot) {
-    known.slot = root->slot_of(mesh->ranks_, mesh->slots_[0]->name);
-    for (const auto& dim : from->dim_names_) {
-      const auto flat = root->by_name.find(dim);
-      const bool is_flat = flat != root->by_name.end() && !flat->second.dims.empty();
-      const auto& dims = is_flat ? flat->second.dims : std::vector<std::string>{dim};
-      known.dims.insert(known.dims.end(), dims.begin(), dims.end());
-    }
-  }
-  TESSERA_CHECK(known.slot->ranks == from->ranks_, ErrorKind::kShape,
-                "[mesh.flatten] '{}': the name already belongs to a flattened mesh of other ranks. "
-                "Give this one another name.",
-                name);
-  mesh->slots_[0] = known.slot;
-  return mesh;
-}
-
-std::shared_ptr<DeviceMesh::GroupSlot> DeviceMeshBuilder::flattened_slot(const DeviceMesh& mesh,
-                                                                         const std::string& name) {
-  std::lock_guard lock(mesh.flattened_->mutex);
-  const auto known = mesh.flattened_->by_name.find(name);
-  return known == mesh.flattened_->by_name.end() ? nullptr : known->second.slot;
-}
-
-MeshPtr DeviceMeshBuilder::slice_flattened(const DeviceMesh& from, const std::vector<std::string>& names) {
-  std::vector<std::shared_ptr<DeviceMesh::GroupSlot>> slots;
-  std::vector<std::vector<std::string>> dims_of_names;
-  std::vector<DeviceMesh::FlattenedMeshes::Arrangement> arrangements;
-  for (const auto& name : names) {
-    if (auto slot = from.has_dim(name) ? nullptr : flattened_slot(from, name)) {
-      std::lock_guard lock(from.flattened_->mutex);
-      dims_of_names.push_back(from.flattened_->by_name.at(name).dims);
-      slots.push_back(std::move(slot));
-    } else {
-      slots.push_back(from.slots_.at(from.dim_of(name)));
-      dims_of_names.push_back({name});
-    }
-  }
-  std::vector<int64_t> shape;
-  for (const auto& slot : slots) shape.push_back(static_cast<int64_t>(slot->ranks.size()));
-  const auto finish = [&](std::vector<int> ranks) {
-    auto mesh = make(from.world_, from.device_type_, shape, names, std::move(ranks));
-    mesh->slots_ = slots;
-    join(*mesh, from.flattened_);
-    return mesh;
-  };
-  if (names.size() == 1) return finish(slots[0]->ranks);
-  {
-    std::lock_guard lock(from.flattened_->mutex);
-    arrangements = from.flattened_->arrangements;
-  }
-  for (const auto& whole : arrangements) {
-    const auto all = make(from.world_, from.device_type_, whole.shape, whole.names, whole.ranks);
-    std::vector<int64_t> dims;
-    bool fits = true;
-    for (size_t i = 0; i < names.size() && fits; ++i) {
-      std::vector<int64_t> own;
-      for (const auto& dim : dims_of_names[i]) {
-        fits = fits && all->has_dim(dim);
-        own.push_back(fits ? all->dim_of(dim) : 0);
-      }
-      fits = fits && ranks_over(*all, own) == slots[i]->ranks;
-      dims.insert(dims.end(), own.begin(), own.end());
-    }
-    if (!fits) continue;
-    TESSERA_CHECK(std::ranges::is_sorted(dims, std::less_equal<>()), ErrorKind::kShape,
-                  "[mesh.slice] {}: Invalid mesh_dim_names ({}) specified. Mesh dim indices should be in ascending "
-                  "order, and no dim in two of them; found dims [{}] of the root.",
-                  from.to_string(), quoted_names(names), fmt::join(dims, ", "));
-    return finish(ranks_over(*all, dims));
-  }
-  raise(ErrorKind::kShape, "[mesh.slice] {}: ({}) are no dims of one mesh, flattened or not.", from.to_string(),
-        quoted_names(names));
-}
-
-MeshPtr DeviceMeshBuilder::slice(const MeshPtr& from, const std::vector<int64_t>& dims) {
-  std::vector<int64_t> shape;
-  std::vector<std::string> names;
-  for (const int64_t dim : dims) {
-    shape.push_back(from->shape_[dim]);
-    names.push_back(from->dim_names_[dim]);
-  }
-  auto mesh = make(from->world_, from->device_type_, std::move(shape), std::move(names), ranks_over(*from, dims));
-  for (const int64_t dim : dims) mesh->slots_.push_back(from->slots_[dim]);
-  join(*mesh, from->flattened_);
-  return mesh;
-}
-
-std::shared_ptr<DeviceMesh> DeviceMeshBuilder::root(const std::shared_ptr<comm::World>& world, c10::DeviceType type,
-                                                    const std::vector<int64_t>& shape,
-                                                    const std::vector<std::string>& names, std::vector<int> ranks) {
+MeshPtr DeviceMeshBuilder::root(const std::shared_ptr<comm::World>& world, c10::DeviceType type,
+                                const std::vector<int64_t>& shape, const std::vector<std::string>& names,
+                                std::vector<int> ranks) {
   auto mesh = make(world, type, shape, names, std::move(ranks));
   add_slots(*mesh);
   mesh->flattened_ = std::make_shared<DeviceMesh::FlattenedMeshes>();
@@ -210,63 +105,96 @@ std::shared_ptr<DeviceMesh> DeviceMeshBuilder::root(const std::shared_ptr<comm::
   return mesh;
 }
 
-MeshPtr DeviceMeshBuilder::unflatten(const DeviceMesh& from, int64_t dim, const std::vector<int64_t>& sizes,
-                                     const std::vector<std::string>& names) {
-  auto shape = from.shape_;
-  shape.erase(shape.begin() + dim);
-  shape.insert(shape.begin() + dim, sizes.begin(), sizes.end());
-  auto all_names = from.dim_names_;
-  if (!all_names.empty()) {
-    all_names.erase(all_names.begin() + dim);
-    all_names.insert(all_names.begin() + dim, names.begin(), names.end());
+DeviceMeshBuilder::NamedDim DeviceMeshBuilder::named_dim(const DeviceMesh& mesh, const std::string& name) {
+  if (!mesh.has_dim(name)) {
+    std::lock_guard lock(mesh.flattened_->mutex);
+    const auto known = mesh.flattened_->by_name.find(name);
+    if (known != mesh.flattened_->by_name.end()) {
+      const auto& [slot, dims] = known->second;
+      return {.name = name, .size = static_cast<int64_t>(slot->ranks.size()), .slot = slot, .dims = dims};
+    }
   }
-  auto mesh = make(from.world_, from.device_type_, shape, all_names, from.ranks_);
-  add_slots(*mesh);
+  const int64_t dim = mesh.dim_of(name);
+  return {.name = name, .size = mesh.shape_[dim], .slot = mesh.slots_.at(dim), .dims = {name}};
+}
+
+MeshPtr DeviceMeshBuilder::submesh(const DeviceMesh& from, const std::vector<NamedDim>& dims, std::vector<int> ranks) {
+  std::vector<int64_t> shape;
+  std::vector<std::string> names;
+  for (const auto& dim : dims) {
+    shape.push_back(dim.size);
+    names.push_back(dim.name);
+  }
+  auto mesh = make(from.world_, from.device_type_, std::move(shape), std::move(names), std::move(ranks));
+  for (const auto& dim : dims) mesh->slots_.push_back(dim.slot);
   join(*mesh, from.flattened_);
-  for (int64_t i = 0; i < mesh->ndim() && mesh->coordinate_; ++i) {
-    const auto inner = static_cast<int64_t>(sizes.size());
-    if (i < dim || i >= dim + inner) mesh->slots_[i] = from.slots_[i < dim ? i : i - inner + 1];
-  }
-  std::lock_guard lock(from.flattened_->mutex);
-  from.flattened_->arrangements.push_back({mesh->shape_, mesh->dim_names_, mesh->ranks_});
   return mesh;
 }
 
-MeshPtr DeviceMeshBuilder::concatenate(const DeviceMesh& first, const DeviceMesh& second) {
-  using Arrangement = DeviceMesh::FlattenedMeshes::Arrangement;
-  if (first.flattened_ != second.flattened_ || first.dim_names_.empty() || second.dim_names_.empty()) return nullptr;
-  std::vector<Arrangement> arrangements;
-  {
-    std::lock_guard lock(first.flattened_->mutex);
-    arrangements = first.flattened_->arrangements;
-  }
-  for (const auto& whole : arrangements) {
-    std::vector<int64_t> dims;
-    std::vector<std::shared_ptr<DeviceMesh::GroupSlot>> slots;
-    std::vector<int64_t> shape;
-    std::vector<std::string> names;
-    for (size_t dim = 0; dim < whole.names.size(); ++dim) {
-      const auto& name = whole.names[dim];
-      if (!first.has_dim(name) && !second.has_dim(name)) continue;
-      const DeviceMesh& owner = first.has_dim(name) ? first : second;
-      const int64_t own = owner.dim_of(name);
-      if (owner.shape_[own] != whole.shape[dim]) continue;
-      dims.push_back(static_cast<int64_t>(dim));
-      shape.push_back(whole.shape[dim]);
-      names.push_back(name);
-      slots.push_back(owner.slots_.at(own));
+namespace {
+
+// Which dims of `all` these are made of, one after the other; nothing where not all of them lie in it.
+std::optional<std::vector<int64_t>> dims_within(const DeviceMesh& all,
+                                                const std::vector<DeviceMeshBuilder::NamedDim>& dims) {
+  std::vector<int64_t> within;
+  for (const auto& dim : dims) {
+    std::vector<int64_t> own;
+    for (const auto& name : dim.dims) {
+      if (!all.has_dim(name)) return std::nullopt;
+      own.push_back(all.dim_of(name));
     }
-    if (static_cast<int64_t>(dims.size()) != first.ndim() + second.ndim()) continue;
-    const auto all = make(first.world_, first.device_type_, whole.shape, whole.names, whole.ranks);
-    auto mesh = make(first.world_, first.device_type_, shape, names, ranks_over(*all, dims));
-    mesh->slots_ = std::move(slots);
-    join(*mesh, first.flattened_);
-    return mesh;
+    const auto ranks = DeviceMeshBuilder::ranks_over(all, own);
+    if (dim.slot ? ranks != dim.slot->ranks : static_cast<int64_t>(ranks.size()) != dim.size) return std::nullopt;
+    within.insert(within.end(), own.begin(), own.end());
+  }
+  return within;
+}
+
+}  // namespace
+
+std::vector<MeshPtr> DeviceMeshBuilder::arrangements_of(const DeviceMesh& mesh) {
+  std::lock_guard lock(mesh.flattened_->mutex);
+  std::vector<MeshPtr> all;
+  for (const auto& whole : mesh.flattened_->arrangements) {
+    all.push_back(make(mesh.world_, mesh.device_type_, whole.shape, whole.names, whole.ranks));
+  }
+  return all;
+}
+
+MeshPtr DeviceMeshBuilder::slice_flattened(const DeviceMesh& from, const std::vector<NamedDim>& dims) {
+  if (dims.size() == 1) return submesh(from, dims, dims[0].slot->ranks);
+  std::vector<std::string> names;
+  for (const auto& dim : dims) names.push_back(dim.name);
+  for (const auto& all : arrangements_of(from)) {
+    const auto within = dims_within(*all, dims);
+    if (!within) continue;
+    TESSERA_CHECK(std::ranges::is_sorted(*within, std::less_equal<>()), ErrorKind::kShape,
+                  "[mesh.slice] {}: Invalid mesh_dim_names ({}) specified. Mesh dim indices should be in ascending "
+                  "order, and no dim in two of them; found dims [{}] of the root.",
+                  from.to_string(), quoted_names(names), fmt::join(*within, ", "));
+    return submesh(from, dims, ranks_over(*all, *within));
+  }
+  raise(ErrorKind::kShape, "[mesh.slice] {}: ({}) are no dims of one mesh, flattened or not.", from.to_string(),
+        quoted_names(names));
+}
+
+MeshPtr DeviceMeshBuilder::concatenate(const DeviceMesh& first, const DeviceMesh& second) {
+  if (first.flattened_ != second.flattened_ || first.dim_names_.empty() || second.dim_names_.empty()) return nullptr;
+  std::vector<NamedDim> dims;
+  for (const DeviceMesh* mesh : {&first, &second}) {
+    for (const auto& name : mesh->dim_names_) dims.push_back(named_dim(*mesh, name));
+  }
+  for (const auto& all : arrangements_of(first)) {
+    auto within = dims_within(*all, dims);
+    if (!within) continue;
+    std::ranges::sort(dims, {}, [&](const NamedDim& dim) { return all->dim_of(dim.name); });
+    std::ranges::sort(*within);
+    return submesh(first, dims, ranks_over(*all, *within));
   }
   return nullptr;
 }
 
-void DeviceMeshBuilder::use_group(DeviceMesh& mesh, int64_t dim, const std::shared_ptr<comm::Group>& group) {
+void DeviceMeshBuilder::use_group(const DeviceMesh& mesh, int64_t dim, const std::shared_ptr<comm::Group>& group) {
   TESSERA_CHECK(group->ranks() == mesh.slots_[dim]->ranks, ErrorKind::kShape,
                 "[mesh.from_groups] group '{}' for dim {}: found ranks [{}], wanted this rank's row [{}] of {}.",
                 group->name(), dim, fmt::join(group->ranks(), ", "), fmt::join(mesh.slots_[dim]->ranks, ", "),
@@ -274,21 +202,23 @@ void DeviceMeshBuilder::use_group(DeviceMesh& mesh, int64_t dim, const std::shar
   mesh.slots_[dim]->group = group;
 }
 
-const std::shared_ptr<comm::Group>& DeviceMeshBuilder::group_of(const DeviceMesh& mesh, DeviceMesh::GroupSlot& slot) {
-  std::lock_guard lock(slot.mutex);
-  if (!slot.group) {
-    bool whole_world = static_cast<int>(slot.ranks.size()) == mesh.world_->size();
-    for (size_t i = 0; whole_world && i < slot.ranks.size(); ++i) whole_world = slot.ranks[i] == static_cast<int>(i);
-    slot.group = whole_world ? mesh.world_->group(mesh.device_type_)
-                             : mesh.world_->new_group(slot.ranks, slot.name, mesh.device_type_);
+const std::shared_ptr<comm::Group>& DeviceMeshBuilder::group_of(const DeviceMesh& mesh,
+                                                                const std::shared_ptr<DeviceMesh::GroupSlot>& slot) {
+  TESSERA_CHECK(mesh.coordinate_.has_value(), ErrorKind::kShape,
+                "[mesh.group] {}: rank {} is not part of the mesh and has no group on it.", mesh.to_string(),
+                mesh.rank());
+  std::lock_guard lock(slot->mutex);
+  if (!slot->group) {
+    bool whole_world = static_cast<int>(slot->ranks.size()) == mesh.world_->size();
+    for (size_t i = 0; whole_world && i < slot->ranks.size(); ++i) whole_world = slot->ranks[i] == static_cast<int>(i);
+    slot->group = whole_world ? mesh.world_->group(mesh.device_type_)
+                              : mesh.world_->new_group(slot->ranks, slot->name, mesh.device_type_);
   }
-  return slot.group;
+  return slot->group;
 }
 
 std::string quoted_names(const std::vector<std::string>& names) {
-  std::string text;
-  for (const auto& name : names) text += text.empty() ? "'" + name + "'" : ", '" + name + "'";
-  return text;
+  return names.empty() ? "" : fmt::format("'{}'", fmt::join(names, "', '"));
 }
 
 }  // namespace tessera

@@ -51,6 +51,14 @@ struct DeviceMesh::FlattenedMeshes {
 };
 
 struct DeviceMeshBuilder {
+  // A dim that a submesh is made of: one of the mesh that is sliced, or one that flatten() gave a name.
+  struct NamedDim {
+    std::string name;
+    int64_t size = 0;
+    std::shared_ptr<DeviceMesh::GroupSlot> slot;  // null on a rank that is not part of the mesh
+    std::vector<std::string> dims;                // that it was made of; its own name where it is no flattened one
+  };
+
   static std::shared_ptr<DeviceMesh> make(const std::shared_ptr<comm::World>& world, c10::DeviceType device_type,
                                           std::vector<int64_t> shape, std::vector<std::string> names,
                                           std::vector<int> ranks);
@@ -60,24 +68,25 @@ struct DeviceMeshBuilder {
   // Slots along each dim for the row that holds this rank.
   static void add_slots(DeviceMesh& mesh);
   // Where the mesh is of accelerators and of all ranks, which are here, its groups are split from the world's.
-  static void split_groups(DeviceMesh& mesh);
+  static void split_groups(const DeviceMesh& mesh);
   // Makes `mesh` a submesh. One made again has the id of the first.
   static void join(DeviceMesh& mesh, const std::shared_ptr<DeviceMesh::FlattenedMeshes>& root);
-  static MeshPtr flatten(const MeshPtr& from, const std::string& name);
-  // Of the mesh that flatten(name) once made; null when there is none.
-  static std::shared_ptr<DeviceMesh::GroupSlot> flattened_slot(const DeviceMesh& mesh, const std::string& name);
+  static MeshPtr root(const std::shared_ptr<comm::World>& world, c10::DeviceType type,
+                      const std::vector<int64_t>& shape, const std::vector<std::string>& names, std::vector<int> ranks);
+  // Error kShape for a name that neither the mesh nor flatten() knows.
+  static NamedDim named_dim(const DeviceMesh& mesh, const std::string& name);
+  // The submesh of these ranks over these dims.
+  static MeshPtr submesh(const DeviceMesh& from, const std::vector<NamedDim>& dims, std::vector<int> ranks);
+  // The arrangements of the root's ranks, without groups.
+  static std::vector<MeshPtr> arrangements_of(const DeviceMesh& mesh);
   // A slice some of whose dims are flattened ones.
-  static MeshPtr slice_flattened(const DeviceMesh& from, const std::vector<std::string>& names);
-  static MeshPtr slice(const MeshPtr& from, const std::vector<int64_t>& dims);
-  static std::shared_ptr<DeviceMesh> root(const std::shared_ptr<comm::World>& world, c10::DeviceType type,
-                                          const std::vector<int64_t>& shape, const std::vector<std::string>& names,
-                                          std::vector<int> ranks);
-  static MeshPtr unflatten(const DeviceMesh& from, int64_t dim, const std::vector<int64_t>& sizes,
-                           const std::vector<std::string>& names);
+  static MeshPtr slice_flattened(const DeviceMesh& from, const std::vector<NamedDim>& dims);
   // The slice of an arrangement of the same ranks that has the dims of both; null when there is none.
   static MeshPtr concatenate(const DeviceMesh& first, const DeviceMesh& second);
-  static void use_group(DeviceMesh& mesh, int64_t dim, const std::shared_ptr<comm::Group>& group);
-  static const std::shared_ptr<comm::Group>& group_of(const DeviceMesh& mesh, DeviceMesh::GroupSlot& slot);
+  static void use_group(const DeviceMesh& mesh, int64_t dim, const std::shared_ptr<comm::Group>& group);
+  // Error kShape on a rank that is not part of the mesh.
+  static const std::shared_ptr<comm::Group>& group_of(const DeviceMesh& mesh,
+                                                      const std::shared_ptr<DeviceMesh::GroupSlot>& slot);
 };
 
 // "'a', 'b'"

@@ -1,5 +1,7 @@
 #include "tessera/nn/layers.h"
 
+#include <typeinfo>
+
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/kernels/logprobs/linear_logprobs.h"
@@ -14,7 +16,30 @@ Linear::Linear(int64_t in, int64_t out, bool with_bias, const ParameterOptions& 
   if (with_bias) register_parameter("bias", bias, at::empty({out}, options.tensor_options()), /*decay=*/false);
 }
 
+Linear::Linear(Linear& former, bool with_weight) {
+  for (ParameterSlot slot : former.own_parameters()) {
+    const bool is_weight = slot.slot == &former.weight;
+    if (is_weight && !with_weight) continue;
+    slot.slot = is_weight ? &weight : &bias;
+    *slot.slot = slot.parameter;
+    own_parameters().push_back(std::move(slot));
+  }
+  train(former.training());
+}
+
 at::Tensor Linear::forward(const at::Tensor& x) { return linear(x, weight, bias); }
+
+void replace_linears(Module& root, const std::function<std::shared_ptr<Linear>(Linear& former)>& make) {
+  const auto children = root.named_children();
+  for (const auto& [name, child] : children) {
+    auto* const linear = dynamic_cast<Linear*>(child.get());
+    if (linear == nullptr) {
+      replace_linears(*child, make);
+    } else if (typeid(*linear) == typeid(Linear)) {
+      root.replace_child(name, make(*linear));
+    }
+  }
+}
 
 Head::Head(int64_t width, int64_t classes, const ParameterOptions& options, double softcap) : softcap_(softcap) {
   register_parameter("weight", weight, at::empty({classes, width}, options.tensor_options()));

@@ -7,6 +7,9 @@
 // uninitialised (see options.h). Layers have the ownership and thread rules of nn::Module.
 #pragma once
 
+#include <functional>
+#include <memory>
+
 #include "tessera/nn/activation.h"
 #include "tessera/nn/module.h"
 #include "tessera/nn/options.h"
@@ -18,7 +21,14 @@ struct Linear : Callable<Linear> {
   at::Tensor weight, bias;
   Linear(int64_t in, int64_t out, bool with_bias, const ParameterOptions& options);
   virtual at::Tensor forward(const at::Tensor& x);
+
+ protected:
+  // In the place of `former`, whose parameters it shows; without its weight where that is kept in another form.
+  Linear(Linear& former, bool with_weight);
 };
+
+// Puts what `make` gives in the place of each Linear below `root` that is one exactly; derived ones are left alone.
+void replace_linears(Module& root, const std::function<std::shared_ptr<Linear>(Linear& former)>& make);
 
 // The tokens whose log-probs are asked for: int64, one each of the positions, or kIgnoredLabel.
 struct TokenTargets {

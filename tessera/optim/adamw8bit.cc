@@ -1,7 +1,4 @@
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/pow.h>
-#include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ATen.h>
 
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
@@ -18,11 +15,6 @@ using detail::number_of;
 
 constexpr const char* kBits = "optim_bits";  // as bitsandbytes calls it
 constexpr int64_t kChunkElements = int64_t{1} << 22;
-
-std::vector<std::string> adamw8bit_states(const Hyperparameters& settings) {
-  if (number_of(settings, kBits) != 8) return detail::adamw_states();
-  return {"exp_avg_codes", "exp_avg_scale", "exp_avg_sq_codes", "exp_avg_sq_scale"};
-}
 
 Hyperparameters with_bits(Hyperparameters settings, int64_t bits) {
   detail::set_hyperparameter(settings, kBits, bits);
@@ -155,7 +147,8 @@ class AdamW8bit : public Optimizer {
   bool communicates() const override { return true; }
 
   std::vector<std::string> state_names(const Hyperparameters& settings) const override {
-    return adamw8bit_states(settings);
+    if (number_of(settings, kBits) != 8) return detail::adamw_states();
+    return {"exp_avg_codes", "exp_avg_scale", "exp_avg_sq_codes", "exp_avg_sq_scale"};
   }
 
   at::Tensor signed_map_, unsigned_map_;

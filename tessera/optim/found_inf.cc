@@ -1,7 +1,6 @@
 #include "tessera/optim/found_inf.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ATen.h>
 
 #include "tessera/comm/collectives/collectives.h"
 

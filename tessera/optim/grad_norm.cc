@@ -1,13 +1,6 @@
 #include "tessera/optim/grad_norm.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/_foreach_mul.h>
-#include <ATen/ops/_foreach_norm.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/reciprocal.h>
-#include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -21,6 +14,7 @@
 #include "tessera/dtensor/redistribute/autograd.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/nn/module.h"
+#include "tessera/optim/detail/mesh_dims.h"
 #include "tessera/optim/detail/model_parameters.h"
 #include "tessera/optim/power_sum.h"
 
@@ -68,17 +62,29 @@ void sum_over_group(comm::Group& group, const SquaresOnDevice& squares, at::Tens
   value = all.sum();
 }
 
-// The gradients of some parameters, by where they lie.
-struct Gradients {
+// What this rank counts of some gradients, by where they lie: the gradients themselves, or numbers made of them.
+template <class Counted>
+struct ByPlace {
   struct OnMesh {
     MeshPtr mesh;
     bool local_experts;
-    std::vector<at::Tensor> parts;  // what this rank counts
+    Counted counted{};
   };
-  std::vector<at::Tensor> plain;
-  std::vector<at::Tensor> plain_experts;  // those of this rank only
-  std::vector<OnMesh> placed;             // each mesh once, or twice with experts, in the order of the parameters
+  Counted plain{};
+  Counted plain_experts{};       // those of this rank only
+  std::vector<OnMesh> placed{};  // each mesh once, or twice with experts, in the order of the parameters
+
+  Counted& on(const MeshPtr& mesh, bool local_experts) {
+    const auto is_its = [&](const OnMesh& other) {
+      return other.local_experts == local_experts && *other.mesh == *mesh;
+    };
+    auto at = std::ranges::find_if(placed, is_its);
+    if (at == placed.end()) at = placed.insert(at, {mesh, local_experts});
+    return at->counted;
+  }
 };
+
+using Gradients = ByPlace<std::vector<at::Tensor>>;
 
 // One rank speaks for replicas.
 bool counts_here(const DeviceMesh& mesh, const Placements& placements) {
@@ -102,13 +108,11 @@ Gradients sort_gradients(const std::vector<at::Tensor>& parameters, const std::v
       continue;
     }
     const MeshPtr mesh = device_mesh(shown);
-    auto at = std::ranges::find_if(
-        found.placed, [&](const auto& other) { return other.local_experts == expert && *other.mesh == *mesh; });
-    if (at == found.placed.end()) at = found.placed.insert(at, {mesh, expert, {}});
+    auto& parts = found.on(mesh, expert);
     if (!gradient.defined()) continue;
     const Placements wanted = tessera::partial_to_replicated(placements(gradient));
     gradient = redistribute(gradient, wanted);
-    if (mesh->coordinate() && counts_here(*mesh, wanted)) at->parts.push_back(to_local(gradient));
+    if (mesh->coordinate() && counts_here(*mesh, wanted)) parts.push_back(to_local(gradient));
   }
   return found;
 }
@@ -120,22 +124,10 @@ struct ShardGroups {
   const DeviceMesh* ep = nullptr;
 };
 
-// What this rank counts of some gradients, by where they lie. Number: of the host by a PowerSum, of the device by
-// SquaresOnDevice.
-template <class Number>
-struct LocalSums {
-  struct OnMesh {
-    MeshPtr mesh;
-    bool local_experts;
-    Number sum{};
-  };
-  Number plain{}, plain_experts{};
-  std::vector<OnMesh> placed{};
-};
-
+// The sums of some gradients on this rank: numbers of the host by a PowerSum, of the device by SquaresOnDevice.
 template <class Power>
 auto local_sums(const Gradients& gradients, const Power& power) {
-  LocalSums<decltype(power.of(gradients.plain))> sums{power.of(gradients.plain), power.of(gradients.plain_experts)};
+  ByPlace<decltype(power.of(gradients.plain))> sums{power.of(gradients.plain), power.of(gradients.plain_experts)};
   for (const auto& [mesh, local_experts, parts] : gradients.placed) {
     sums.placed.push_back({mesh, local_experts, power.of(parts)});
   }
@@ -144,7 +136,7 @@ auto local_sums(const Gradients& gradients, const Power& power) {
 
 // Sum of |x|^p, or the largest |x|, over all ranks.
 template <class Number, class Power>
-Number sum_over_ranks(LocalSums<Number> sums, const ShardGroups& groups, const Power& power) {
+Number sum_over_ranks(ByPlace<Number> sums, const ShardGroups& groups, const Power& power) {
   Number total = std::move(sums.plain), experts = std::move(sums.plain_experts);
   for (auto* group : {groups.dp_cp, groups.tp}) {
     if (group != nullptr) sum_over_group(*group, power, total);
@@ -195,29 +187,15 @@ double norm_of(const std::vector<at::Tensor>& parameters, const ShardGroups& gro
   return norm_of_sums(norm_type, [&](const PowerSum& power) { return sum_of_all(gradients, groups, power); });
 }
 
-// The ranks of `group` among those of the mesh are those along some of its dims.
+// Whether the ranks of `group` that are in the mesh are those along some of its dims. whole: all of them are in the
+// mesh.
 bool lies_along_dims(const comm::Group& group, const DeviceMesh& mesh, bool& whole) {
-  std::vector<int> shared;
-  for (const int rank : group.ranks()) {
-    if (std::find(mesh.ranks().begin(), mesh.ranks().end(), rank) != mesh.ranks().end()) shared.push_back(rank);
-  }
-  whole = shared.size() == group.ranks().size();
-  const auto& own = *mesh.coordinate();
-  std::vector<bool> varies(own.size(), false);
-  std::vector<int64_t> coordinate(own.size());
-  for (const int rank : shared) {
-    auto index = std::find(mesh.ranks().begin(), mesh.ranks().end(), rank) - mesh.ranks().begin();
-    for (size_t dim = own.size(); dim-- > 0;) {
-      const int64_t size = mesh.size(static_cast<int64_t>(dim));
-      varies[dim] = varies[dim] || index % size != own[dim];
-      index /= size;
-    }
-  }
-  size_t along = 1;
-  for (size_t dim = 0; dim < own.size(); ++dim) {
-    if (varies[dim]) along *= static_cast<size_t>(mesh.size(static_cast<int64_t>(dim)));
-  }
-  return shared.empty() || along == shared.size();
+  const auto shared = std::ranges::count_if(
+      group.ranks(), [&](int rank) { return std::ranges::find(mesh.ranks(), rank) != mesh.ranks().end(); });
+  whole = shared == group.size();
+  int64_t along = 1;
+  for (const int64_t dim : detail::dims_along(mesh, group)) along *= mesh.size(dim);
+  return shared == 0 || along == shared;
 }
 
 // Every group is made of dims of some mesh, and cuts none across.
@@ -276,26 +254,22 @@ double get_grad_norm(const std::vector<at::Tensor>& parameters, comm::Group& dp_
 
 at::Tensor grad_norm_tensor(const std::vector<at::Tensor>& parameters) {
   c10::NoGradGuard no_grad;
-  const Gradients gradients = sort_gradients(parameters);
   if (const auto device = accelerator_of(parameters)) {
     const SquaresOnDevice squares{*device};
-    return squares.number(sum_of_all(gradients, {}, squares)).sqrt();
+    return squares.number(sum_of_all(sort_gradients(parameters), {}, squares)).sqrt();
   }
-  const double norm = norm_of_sums(2, [&](const PowerSum& power) { return sum_of_all(gradients, {}, power); });
-  return at::scalar_tensor(norm, at::kDouble);
+  return at::scalar_tensor(norm_of(parameters, {}, 2), at::kDouble);
 }
 
 namespace {
 
 // Sums of one kind of number. Those of `more` are on meshes of `sums`.
 template <class Number, class Power>
-void add_sums(LocalSums<Number>& sums, const LocalSums<Number>& more, const Power& power) {
+void add_sums(ByPlace<Number>& sums, const ByPlace<Number>& more, const Power& power) {
   sums.plain = power.add(sums.plain, more.plain);
-  for (const auto& [mesh, local_experts, sum] : more.placed) {
-    const auto is_its = [&, mesh = mesh](const auto& other) { return *other.mesh == *mesh; };
-    auto at = std::ranges::find_if(sums.placed, is_its);
-    if (at == sums.placed.end()) at = sums.placed.insert(at, {mesh, local_experts, Number{}});
-    at->sum = power.add(at->sum, sum);
+  for (const auto& [mesh, local_experts, more_sum] : more.placed) {
+    Number& sum = sums.on(mesh, local_experts);
+    sum = power.add(sum, more_sum);
   }
 }
 
@@ -304,8 +278,8 @@ void add_sums(LocalSums<Number>& sums, const LocalSums<Number>& more, const Powe
 struct GradNormInParts::Impl {
   std::vector<at::Tensor> parameters;
   std::optional<c10::Device> device;
-  LocalSums<double> on_host{};
-  LocalSums<at::Tensor> on_device{};
+  ByPlace<double> on_host{};
+  ByPlace<at::Tensor> on_device{};
 };
 
 GradNormInParts::GradNormInParts(std::vector<at::Tensor> parameters) : impl_(std::make_unique<Impl>()) {

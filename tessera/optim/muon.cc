@@ -1,7 +1,4 @@
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/_foreach_copy.h>
-#include <ATen/ops/_foreach_lerp.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ATen.h>
 
 #include <algorithm>
 #include <cmath>

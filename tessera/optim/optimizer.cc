@@ -1,12 +1,6 @@
 #include "tessera/optim/optimizer.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/_foreach_add.h>
-#include <ATen/ops/_foreach_copy.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/ScopeExit.h>
 

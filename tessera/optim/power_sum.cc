@@ -1,10 +1,8 @@
 #include "tessera/optim/power_sum.h"
 
+#include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/_foreach_norm.h>
-#include <ATen/ops/stack.h>
 
 #include <algorithm>
 #include <map>

@@ -1,6 +1,4 @@
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/_foreach_add.h>
-#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ATen.h>
 
 #include "tessera/base/error.h"
 #include "tessera/optim/detail/chunks.h"

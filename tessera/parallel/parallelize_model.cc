@@ -40,20 +40,12 @@ MeshPtr sharded_over_context(const MeshPtr& given, const std::string& shard) {
   std::vector<int64_t> shape, joined;
   for (const auto& name : names) {
     const int64_t dim = stage->dim_of(name);
-    if (name == shard) {
-      joined.push_back(dim);
-      continue;
-    }
-    if (name == "cp") {
-      joined.push_back(dim);
-      kept.emplace_back("dp_shard_cp");
-      groups.push_back(stage->group(joined));
-      shape.push_back(groups.back()->size());
-      continue;
-    }
-    kept.push_back(name);
-    groups.push_back(stage->group(dim));
-    shape.push_back(stage->size(dim));
+    const bool is_last_joined = name == "cp";
+    if (name == shard || is_last_joined) joined.push_back(dim);
+    if (name == shard) continue;
+    kept.push_back(is_last_joined ? "dp_shard_cp" : name);
+    groups.push_back(is_last_joined ? stage->group(joined) : stage->group(dim));
+    shape.push_back(groups.back()->size());
   }
   return mesh_from_groups(given->world(), c10::DeviceTypeName(given->device_type(), /*lower_case=*/true), groups,
                           stage->ranks(), shape, kept);

@@ -1,10 +1,7 @@
 #include "tessera/report/live_page.h"
 
-#include <arpa/inet.h>
 #include <microhttpd.h>
-#include <netinet/in.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -17,7 +14,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/base/files/unique_fd.h"
+#include "tessera/base/machine/listen.h"
 #include "tessera/report/page.h"
 #include "tessera/report/run_follower.h"
 
@@ -31,20 +28,13 @@ constexpr size_t kMostRows = 16'384, kMostEvents = 200;
 constexpr unsigned kMostConnections = 32, kIdleSeconds = 15;
 constexpr int kShareOfCore = 50;
 
-int listen_on_loopback(uint16_t port) {
-  UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const int on = 1;
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(port);
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  const bool good = socket.open() && ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
-                    ::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 &&
-                    ::listen(socket.get(), 16) == 0;
-  TESSERA_CHECK(good, ErrorKind::kConfig,
-                "[report.live] port {} of 127.0.0.1: {}. Give another with train.page, or 0 for no page.", port,
-                errno == EADDRINUSE ? "found it in use" : std::strerror(errno));
-  return socket.release();
+UniqueFd listen_on_loopback(uint16_t port) {
+  try {
+    return listen_at("127.0.0.1", port, Reach::kThisHost).socket;
+  } catch (const Error& error) {
+    raise(ErrorKind::kConfig, "[report.live] port {} of 127.0.0.1: {} Give another with train.page, or 0 for no page.",
+          port, error.kind() == ErrorKind::kComm ? "found it in use." : error.what());
+  }
 }
 
 // A page of another name that leads here (DNS rebinding) gets nothing.
@@ -171,7 +161,7 @@ struct LivePage::Server {
 
 LivePage::LivePage(uint16_t port, fs::path run_folder) : server_(std::make_unique<Server>(std::move(run_folder))) {
   static_cast<void>(page_around("{}"));  // an error without the charts
-  UniqueFd socket(listen_on_loopback(port));
+  UniqueFd socket = listen_on_loopback(port);
   server_->daemon =
       MHD_start_daemon(MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL, port, nullptr, nullptr, &Server::handle,
                        server_.get(), MHD_OPTION_LISTEN_SOCKET, socket.get(), MHD_OPTION_CONNECTION_LIMIT,

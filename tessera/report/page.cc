@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/base/text/json_numbers.h"
 #include "tessera/base/version.h"
 #include "tessera/report/page_parts.h"
 #include "tessera/train/output/outliers.h"
@@ -14,14 +15,13 @@ namespace {
 
 using nlohmann::ordered_json;
 
+// Values that are not finite become null in the text of the page.
 ordered_json series(const Series& all, const std::vector<size_t>& rows) {
   ordered_json out = {{"step", ordered_json::array()}};
   for (const size_t row : rows) out["step"].push_back(all.step[row]);
   for (const auto& [name, values] : all.columns) {
     auto& column = out[name] = ordered_json::array();
-    for (const size_t row : rows) {
-      std::isfinite(values[row]) ? column.push_back(values[row]) : column.push_back(nullptr);
-    }
+    for (const size_t row : rows) column.push_back(values[row]);
   }
   return out;
 }
@@ -31,33 +31,8 @@ ordered_json outliers(const std::vector<int64_t>& steps, const std::vector<doubl
   ordered_json out = ordered_json::array();
   for (size_t row = 0; row < scores.size(); ++row) {
     if (!(std::abs(scores[row]) >= train::kOutlierZ)) continue;
-    const ordered_json score = std::isfinite(scores[row]) ? ordered_json(scores[row]) : ordered_json(nullptr);
-    out.push_back({{"step", steps[row]}, {"z", score}});
+    out.push_back({{"step", steps[row]}, {"z", scores[row]}});
   }
-  return out;
-}
-
-ordered_json pairs(const std::vector<std::pair<std::string, std::string>>& all) {
-  ordered_json out = ordered_json::array();
-  for (const auto& [key, value] : all) out.push_back({key, value});
-  return out;
-}
-
-ordered_json as_json(const Profile& profile) {
-  ordered_json out = {{"first_step", profile.first_step}, {"last_step", profile.last_step}, {"ranks", profile.ranks}};
-  const auto put_rows = [&](const char* table, const std::vector<ProfileRow>& rows) {
-    out[table] = ordered_json::array();
-    for (const auto& row : rows) {
-      out[table].push_back({{"name", row.name},
-                            {"group", row.group},
-                            {"calls", row.calls},
-                            {"seconds", row.seconds},
-                            {"bytes", row.bytes}});
-    }
-  };
-  put_rows("operations", profile.operations);
-  put_rows("modules", profile.modules);
-  put_rows("collectives", profile.collectives);
   return out;
 }
 
@@ -67,7 +42,7 @@ ordered_json as_json(const RunHistory& run, const std::string& name, size_t most
   ordered_json out = {{"name", name},
                       {"folder", run.folder.string()},
                       {"state", run.state},
-                      {"recipe", pairs(run.recipe)},
+                      {"recipe", run.recipe},
                       {"rows", std::max(run.steps.step.size(), run.steps_told)},
                       {"steps", series(run.steps, thinned(run.steps, most_points))},
                       {"validation", series(run.validation, thinned(run.validation, most_points))},
@@ -77,13 +52,13 @@ ordered_json as_json(const RunHistory& run, const std::string& name, size_t most
                       {"warnings", ordered_json::array()},
                       {"sessions", ordered_json::array()},
                       {"notes", run.notes}};
-  if (run.profile) out["profile"] = as_json(*run.profile);
+  if (!run.profile.is_null()) out["profile"] = run.profile;
   for (const auto& sample : run.samples) {
     out["samples"].push_back({{"step", sample.step}, {"prompt", sample.prompt}, {"text", sample.text}});
   }
   for (const auto& note : run.warnings) out["warnings"].push_back({{"step", note.step}, {"text", note.text}});
   for (const auto& session : run.sessions) {
-    out["sessions"].push_back({{"first_step", session.first_step}, {"facts", pairs(session.facts)}});
+    out["sessions"].push_back({{"first_step", session.first_step}, {"facts", session.facts}});
   }
   return out;
 }
@@ -117,7 +92,7 @@ std::string page_data(const std::vector<RunHistory>& runs, size_t most_points) {
   ordered_json out = {{"version", version()}, {"differing", differing_settings(runs)}, {"runs", ordered_json::array()}};
   const auto names = names_of(runs);
   for (size_t i = 0; i < runs.size(); ++i) out["runs"].push_back(as_json(runs[i], names[i], most_points));
-  return out.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  return dump_json(out);
 }
 
 std::string page_around(std::string_view data) {

@@ -85,16 +85,17 @@ RunHistory RunFollower::history() {
     }
     told_ = RunLines(limits_);
   }
-  RunHistory run;
-  run.folder = folder_;
-  run.name = fs::weakly_canonical(folder_).filename().string();
+  std::vector<std::string> notes;
   for (Source* source : {&metrics_, &events_}) {
     source->lines.read([&](std::string_view line) { source->skipped += told_.take(line) ? 0 : 1; });
     if (source->skipped == 0) continue;
-    run.notes.push_back(
+    notes.push_back(
         fmt::format("{} lines of {} tell nothing", source->skipped, source->lines.path().filename().string()));
   }
-  told_.put_into(run);
+  RunHistory run = told_.history();
+  run.folder = folder_;
+  run.name = fs::weakly_canonical(folder_).filename().string();
+  run.notes = std::move(notes);
   run.recipe = read_recipe(folder_);
   if (run.state.empty()) {  // it has not said how it ended
     run.state = holder_is_alive(folder_) ? "running" : "not running: it was killed, or is at work on another host";

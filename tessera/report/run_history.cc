@@ -15,16 +15,6 @@ constexpr uintmax_t kMostBytes = uintmax_t{1} << 30;
 
 }  // namespace
 
-void Series::add(int64_t at, const std::map<std::string, double>& values) {
-  for (const auto& [name, value] : values) {
-    auto& column = columns[name];
-    column.resize(step.size(), kNothing);
-    column.push_back(value);
-  }
-  step.push_back(at);
-  for (auto& [name, column] : columns) column.resize(step.size(), kNothing);
-}
-
 RunHistory read_run(const fs::path& folder) {
   for (const char* name : {"metrics.jsonl", "events.jsonl"}) {
     std::error_code missing;

@@ -11,8 +11,7 @@
 #include <filesystem>
 #include <limits>
 #include <map>
-#include <nlohmann/json_fwd.hpp>
-#include <optional>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,8 +24,6 @@ inline constexpr double kNothing = std::numeric_limits<double>::quiet_NaN();
 struct Series {
   std::vector<int64_t> step;
   std::map<std::string, std::vector<double>> columns;  // "loss", "grad_norm", ...: each as long as `step`
-
-  void add(int64_t at, const std::map<std::string, double>& values);
 };
 
 struct Sample {
@@ -45,18 +42,6 @@ struct Session {
   std::vector<std::pair<std::string, std::string>> facts;  // "version", "host", "ranks", ... as events.jsonl has them
 };
 
-// Where the time of a few steps went (train.profile), as the run told in events.jsonl.
-struct ProfileRow {
-  std::string name, group;  // the group of a collective
-  int64_t calls = 0;
-  double seconds = 0, bytes = 0;
-};
-struct Profile {
-  int64_t first_step = 0, last_step = 0;
-  std::vector<std::map<std::string, double>> ranks;          // seconds by part, "hidden": share of collectives, "rank"
-  std::vector<ProfileRow> operations, modules, collectives;  // rank 0's, the longest first
-};
-
 struct RunHistory {
   std::filesystem::path folder;
   std::string name;                                         // of the folder
@@ -70,7 +55,11 @@ struct RunHistory {
   std::vector<Sample> samples;
   std::vector<Note> warnings;
   std::vector<Session> sessions;
-  std::optional<Profile> profile;  // the last one
+  // Where the time of a few steps went (train.profile), the last one that events.jsonl has; null: none. An object:
+  // "first_step", "last_step"; "ranks": of each rank "rank", seconds by part and "hidden", a share of collectives;
+  // "operations", "modules" and "collectives" of rank 0, the longest first: "name", "group", "calls", "seconds",
+  // "bytes".
+  nlohmann::ordered_json profile;
   std::string state;               // "running", "ended", "stopped early: ...", "not running"
   std::vector<std::string> notes;  // what could not be read: "3 lines of metrics.jsonl tell nothing"
 };

@@ -14,36 +14,33 @@ using namespace std::string_literals;
 
 std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
 
-Profile profile_of(const Json& json) {
+// RunHistory::profile, whatever else the line holds.
+Json profile_of(const Json& json) {
   constexpr size_t kMostRows = 64;
   const auto number = [](const Json& value) { return value.is_number() ? value.get<double>() : 0; };
-  Profile out{.first_step = json.at("first_step").get<int64_t>(),
-              .last_step = json.at("last_step").get<int64_t>(),
-              .ranks = {},
-              .operations = {},
-              .modules = {},
-              .collectives = {}};
+  Json out = {{"first_step", json.at("first_step").get<int64_t>()},
+              {"last_step", json.at("last_step").get<int64_t>()},
+              {"ranks", Json::array()}};
   for (const auto& rank : json.at("ranks")) {
-    if (out.ranks.size() == kMostRows) break;
-    auto& row = out.ranks.emplace_back();
+    if (out["ranks"].size() == kMostRows) break;
+    Json row = Json::object();
     for (const char* name : {"rank", "compute", "communication", "wait", "data", "checkpoint", "hidden"}) {
       row[name] = number(rank.at(name));
     }
+    out["ranks"].push_back(std::move(row));
   }
-  const auto rows = [&](const char* table, std::vector<ProfileRow>& into) {
-    if (!json.contains(table)) return;
+  for (const char* table : {"operations", "modules", "collectives"}) {
+    auto& rows = out[table] = Json::array();
+    if (!json.contains(table)) continue;
     for (const auto& row : json.at(table)) {
-      if (into.size() == kMostRows) break;
-      into.push_back({.name = text_of(row.at("name")),
-                      .group = row.contains("group") ? text_of(row.at("group")) : "",
-                      .calls = row.at("calls").get<int64_t>(),
-                      .seconds = number(row.at("seconds")),
-                      .bytes = row.contains("bytes") ? number(row.at("bytes")) : 0});
+      if (rows.size() == kMostRows) break;
+      rows.push_back({{"name", text_of(row.at("name"))},
+                      {"group", row.contains("group") ? text_of(row.at("group")) : ""},
+                      {"calls", row.at("calls").get<int64_t>()},
+                      {"seconds", number(row.at("seconds"))},
+                      {"bytes", row.contains("bytes") ? number(row.at("bytes")) : 0}});
     }
-  };
-  rows("operations", out.operations);
-  rows("modules", out.modules);
-  rows("collectives", out.collectives);
+  }
   return out;
 }
 
@@ -117,22 +114,19 @@ bool RunLines::take(std::string_view line) {
   return true;
 }
 
-void RunLines::put_into(RunHistory& run) const {
+RunHistory RunLines::history() const {
+  RunHistory run = told_;
   run.steps = steps_.series();
   run.steps_told = steps_.told();
   run.validation = validation_.series();
   run.loss_z = steps_.loss_scores();
   run.grad_norm_z = steps_.grad_norm_scores();
-  run.samples = told_.samples;
-  run.warnings = told_.warnings;
-  run.sessions = told_.sessions;
-  run.profile = told_.profile;
-  run.state = told_.state;
   // A run that has gone on since is not over.
   const auto& steps = run.steps.step;
   if (early_stop_ && (steps.empty() || early_stop_->step >= steps.back())) {
     run.state = "ended early: " + early_stop_->text;
   }
+  return run;
 }
 
 }  // namespace tessera::report

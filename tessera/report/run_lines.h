@@ -2,7 +2,7 @@
 //
 //   RunLines lines({.rows = 16384, .events = 200});
 //   if (!lines.take(R"({"step":1,"loss":4.5})")) ++skipped;
-//   lines.put_into(run);
+//   RunHistory run = lines.history();
 //
 // Not thread-safe.
 #pragma once
@@ -31,7 +31,7 @@ class RunLines {
   bool take(std::string_view line);
   // Everything but the names, the recipe and what could not be read. `state` is "" unless the run has said how it
   // ended.
-  void put_into(RunHistory& run) const;
+  RunHistory history() const;
 
  private:
   HistoryLimits limits_;

@@ -31,7 +31,7 @@ std::string limited_address(const sockaddr* address) {
   return ::inet_ntop(AF_INET6, &v6, text, sizeof text);
 }
 
-Connections::Connections(const ConnectionLimits& limits) : limits_(limits), thread_([this] { watch(); }) {}
+Connections::Connections(const Limits& limits) : limits_(limits), thread_([this] { watch(); }) {}
 
 Connections::~Connections() {
   {
@@ -77,8 +77,8 @@ bool Connections::shut_silent(const std::string* address) {
 
 bool Connections::admit(const std::string& address) {
   const std::lock_guard lock(mutex_);
-  if (!address.empty() && count_open(&address) >= limits_.of_address && !shut_silent(&address)) return false;
-  if (count_open(nullptr) >= limits_.open) shut_silent(nullptr);
+  if (!address.empty() && count_open(&address) >= limits_.address_connections && !shut_silent(&address)) return false;
+  if (count_open(nullptr) >= limits_.connections) shut_silent(nullptr);
   return true;
 }
 
@@ -95,11 +95,6 @@ void Connections::enter(const void* key, Stage stage) {
   found->second.since = Clock::now();
 }
 
-void Connections::receiving(const void* key) { enter(key, Stage::kBody); }
-void Connections::replying(const void* key) { enter(key, Stage::kReply); }
-void Connections::answering(const void* key) { enter(key, Stage::kAnswer); }
-void Connections::waiting(const void* key) { enter(key, Stage::kIdle); }
-
 void Connections::closed(const void* key) {
   const std::lock_guard lock(mutex_);
   open_.erase(key);
@@ -114,7 +109,7 @@ int64_t Connections::being_answered() const {
 
 std::chrono::duration<double> Connections::time_for(Stage stage) const {
   const double seconds = stage == Stage::kHeader   ? limits_.header_seconds
-                         : stage == Stage::kAnswer ? limits_.answer_seconds
+                         : stage == Stage::kAnswer ? limits_.request_seconds + limits_.read_seconds
                                                    : limits_.read_seconds;
   return std::chrono::duration<double>(seconds);
 }

@@ -1,10 +1,12 @@
 // Open connections: those that are silent for too long are shut, and silent ones make room for new ones.
 //
-//   Connections connections({.open = 256, .of_address = 192, .header_seconds = 5, ...});
+//   Connections connections({.connections = 256, .address_connections = 192, .header_seconds = 5, ...});
 //   if (!connections.admit(address)) refuse();                 // before a connection is accepted
 //   connections.opened(key, socket, address);
-//   connections.receiving(key);                                // its header is here
-//   connections.answering(key); connections.waiting(key); connections.closed(key);
+//   connections.enter(key, Connections::Stage::kBody);         // its header is here
+//   connections.enter(key, Connections::Stage::kAnswer);
+//   connections.enter(key, Connections::Stage::kIdle);
+//   connections.closed(key);
 //
 // Every connection may be shut to make room but one for which the model works. Thread-safe; a thread of its own looks
 // for late connections once in half a second.
@@ -19,19 +21,20 @@
 #include <string>
 #include <thread>
 
-namespace tessera::serve {
+#include "tessera/serve/limits.h"
 
-struct ConnectionLimits {
-  int64_t open = 256;           // at most, as long as silent ones are among them
-  int64_t of_address = 192;     // at most, of one address
-  double header_seconds = 5;    // for the first header to arrive
-  double read_seconds = 30;     // for a body to arrive, a reply to be read, and between two requests
-  double answer_seconds = 630;  // for an answer to be made and read
-};
+namespace tessera::serve {
 
 class Connections {
  public:
-  explicit Connections(const ConnectionLimits& limits);
+  enum class Stage {
+    kHeader,  // since it was opened
+    kBody,    // the header of a request is here
+    kReply,   // a reply that needs no model, as of a refused request, is on the way
+    kAnswer,  // a whole request of a client that may ask the model is here
+    kIdle,    // it waits for the next request
+  };
+  explicit Connections(const Limits& limits);
   ~Connections();
   Connections(const Connections&) = delete;
   Connections& operator=(const Connections&) = delete;
@@ -40,16 +43,12 @@ class Connections {
   // address has no limit of its own.
   bool admit(const std::string& address);
   void opened(const void* key, int socket, const std::string& address);
-  void receiving(const void* key);  // the header of a request is here
-  void replying(const void* key);   // a reply that needs no model, as of a refused request, is on the way
-  void answering(const void* key);  // a whole request of a client that may ask the model is here
-  void waiting(const void* key);    // for the next request
+  void enter(const void* key, Stage stage);
   void closed(const void* key);
   int64_t being_answered() const;  // replies too
 
  private:
   using Clock = std::chrono::steady_clock;
-  enum class Stage { kHeader, kBody, kReply, kAnswer, kIdle };
   struct Connection {
     int socket = -1;
     std::string address{};
@@ -57,13 +56,12 @@ class Connections {
     Clock::time_point since{};  // of the stage
     bool is_shut = false;       // and not closed yet
   };
-  void enter(const void* key, Stage stage);
   int64_t count_open(const std::string* address) const;
   bool shut_silent(const std::string* address);
   std::chrono::duration<double> time_for(Stage stage) const;
   void watch();
 
-  const ConnectionLimits limits_;
+  const Limits limits_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::map<const void*, Connection> open_;

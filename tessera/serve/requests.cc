@@ -23,30 +23,6 @@ namespace {
 constexpr const char* kWhere = "request";
 constexpr double kMost = 1e30;
 
-// Labels of a request, which have no effect on its answer.
-const std::set<std::string>& idle_keys() {
-  static const std::set<std::string> keys = {"user", "metadata", "service_tier", "safety_identifier",
-                                             "prompt_cache_key"};
-  return keys;
-}
-
-// Keys of which one value, OpenAI's default, has no effect on an answer; others are errors.
-const std::vector<std::pair<const char*, Json>>& neutral_keys() {
-  static const std::vector<std::pair<const char*, Json>> keys = {{"best_of", 1},
-                                                                 {"echo", false},
-                                                                 {"suffix", ""},
-                                                                 {"store", false},
-                                                                 {"verbosity", "medium"},
-                                                                 {"functions", nullptr},
-                                                                 {"function_call", nullptr},
-                                                                 {"audio", nullptr},
-                                                                 {"prediction", nullptr},
-                                                                 {"reasoning_effort", nullptr},
-                                                                 {"web_search_options", nullptr},
-                                                                 {"modalities", Json::array({"text"})}};
-  return keys;
-}
-
 [[noreturn]] void refuse(const std::string& key, const std::string& message) { throw ApiError(400, message, "", key); }
 
 void check_keys(const JsonReader& top, Endpoint endpoint) {
@@ -71,18 +47,33 @@ void check_keys(const JsonReader& top, Endpoint endpoint) {
   static const std::set<std::string> chat = {"messages",    "max_completion_tokens", "top_logprobs",        "tools",
                                              "tool_choice", "parallel_tool_calls",   "chat_template_kwargs"};
   static const std::set<std::string> text = {"prompt", "echo"};
+  // Labels of a request, which have no effect on its answer.
+  static const std::set<std::string> idle = {"user", "metadata", "service_tier", "safety_identifier",
+                                             "prompt_cache_key"};
+  // Keys of which one value, OpenAI's default, has no effect on an answer; others are errors.
+  static const std::map<std::string, Json> neutral = {{"best_of", 1},
+                                                      {"echo", false},
+                                                      {"suffix", ""},
+                                                      {"store", false},
+                                                      {"verbosity", "medium"},
+                                                      {"functions", nullptr},
+                                                      {"function_call", nullptr},
+                                                      {"audio", nullptr},
+                                                      {"prediction", nullptr},
+                                                      {"reasoning_effort", nullptr},
+                                                      {"web_search_options", nullptr},
+                                                      {"modalities", Json::array({"text"})}};
   for (const auto& [key, value] : top.members()) {
     if (value.is_null()) continue;  // absent
-    if (both.contains(key) || idle_keys().contains(key)) continue;
+    if (both.contains(key) || idle.contains(key)) continue;
     if ((endpoint == Endpoint::kChat ? chat : text).contains(key)) continue;
-    const auto neutral = std::find_if(neutral_keys().begin(), neutral_keys().end(),
-                                      [&, name = key](const auto& entry) { return name == entry.first; });
-    if (neutral == neutral_keys().end()) {
+    const auto accepted = neutral.find(key);
+    if (accepted == neutral.end()) {
       refuse(escape(key), fmt::format("Unrecognized request argument: {}", quote(key)));
     }
-    if (value.value() == neutral->second) continue;
+    if (value.value() == accepted->second) continue;
     refuse(key, fmt::format("{} is not supported: found {}, wanted {} or nothing", key, describe(value.value()),
-                            neutral->second.dump()));
+                            accepted->second.dump()));
   }
 }
 

@@ -14,6 +14,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/text/json_numbers.h"
 #include "tessera/serve/api_error.h"
 #include "tessera/serve/client_watch.h"
 #include "tessera/serve/connections.h"
@@ -27,7 +28,6 @@ using std::chrono::steady_clock;
 using Deadline = steady_clock::time_point;
 constexpr std::chrono::milliseconds kLook{200};  // between looks at whether the client is still there
 constexpr size_t kSmallBody = 64 << 10;          // bytes that are read at the priority of the model's threads
-constexpr const char* kTooLong = "The request took longer than this server allows.";
 
 // Takes as long for a wrong token as for the right one.
 bool same_secret(std::string_view given, std::string_view secret) {
@@ -65,10 +65,8 @@ std::string address_of(MHD_Connection* connection) {
   return limited_address(info != nullptr ? info->client_addr : nullptr);
 }
 
-std::string dumped(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
-
 MHD_Result send_json(MHD_Connection* connection, int status, const Json& json) {
-  auto text = dumped(json) + "\n";
+  auto text = dump_json(json) + "\n";
   auto* response = MHD_create_response_from_buffer(text.size(), text.data(), MHD_RESPMEM_MUST_COPY);
   MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, "application/json");
   if (status == 401) MHD_add_response_header(response, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
@@ -85,42 +83,50 @@ struct Incoming {
   bool refused = false;                // answered already
 };
 
-// An answer while it is streamed as server-sent events.
-struct Stream {
-  ClientWatch client;
+// An answer on its way from the engine into a response.
+struct Reply {
   std::shared_ptr<Answer> answer;
   Response response;
-  bool with_usage;
   Deadline deadline;
   bool is_cut_off = false;  // at the deadline
-  std::string held{};       // events that are not sent yet
-  bool done = false;
 
-  void event(const Json& json) { held += "data: " + dumped(json) + "\n\n"; }
-  void fail(int status, const std::string& message) {
-    event(ApiError(status, message).body());
-    done = true;
-  }
-  // Waits for a piece; false when the client has gone.
-  bool wait() {
+  // Waits a while for a piece and counts it in; `chunk` is what the piece brings to a stream. False where none came.
+  // ApiError ends the answer.
+  bool take_piece(std::optional<Json>& chunk) {
     const auto piece = answer->next(kLook);
     if (!is_cut_off && !(piece && piece->finish) && steady_clock::now() > deadline) {
       is_cut_off = answer->cut_off();
-      if (!is_cut_off) {
-        fail(504, kTooLong);
-        return true;
-      }
+      if (!is_cut_off) throw ApiError(504, "The request took longer than this server allows.");
     }
-    if (!piece) return !client.is_gone([&] { held += ": \n\n"; });  // a comment of the stream
-    if (piece->finish == Finish::kError) {
-      fail(500, piece->error);
-      return true;
-    }
-    if (const auto chunk = response.add(*piece)) event(*chunk);
+    if (!piece) return false;
+    if (piece->finish == Finish::kError) throw ApiError(500, piece->error);
+    chunk = response.add(*piece);
     if (response.is_finished(piece->choice)) answer->stop(piece->choice);
-    if (!response.done()) return true;
-    if (with_usage) event(response.usage_chunk());
-    held += "data: [DONE]\n\n";
+    return true;
+  }
+};
+
+// A reply while it is streamed as server-sent events.
+struct Stream {
+  ClientWatch client;
+  Reply reply;
+  bool with_usage;
+  std::string held{};  // events that are not sent yet
+  bool done = false;
+
+  void event(const Json& json) { held += "data: " + dump_json(json) + "\n\n"; }
+  // Waits for a piece; false when the client has gone.
+  bool wait() {
+    try {
+      std::optional<Json> chunk;
+      if (!reply.take_piece(chunk)) return !client.is_gone([&] { held += ": \n\n"; });  // a comment of the stream
+      if (chunk) event(*chunk);
+      if (!reply.response.done()) return true;
+      if (with_usage) event(reply.response.usage_chunk());
+      held += "data: [DONE]\n\n";
+    } catch (const ApiError& error) {
+      event(error.body());
+    }
     done = true;
     return true;
   }
@@ -140,12 +146,14 @@ ssize_t read_stream(void* closure, uint64_t, char* buffer, size_t most) {
 
 void free_stream(void* closure) {
   const std::unique_ptr<Stream> stream(static_cast<Stream*>(closure));
-  stream->answer->cancel();
+  stream->reply.answer->cancel();
 }
 
 }  // namespace
 
 struct Server::State {
+  using Stage = Connections::Stage;
+
   const Served& served;
   Scheduler& scheduler;
   ServerOptions options;
@@ -156,26 +164,16 @@ struct Server::State {
   const int64_t created = std::time(nullptr);
 
   State(const Served& of, Scheduler& by, ServerOptions with)
-      : served(of),
-        scheduler(by),
-        options(std::move(with)),
-        connections({.open = of.limits.connections,
-                     .of_address = of.limits.address_connections,
-                     .header_seconds = of.limits.header_seconds,
-                     .read_seconds = of.limits.read_seconds,
-                     .answer_seconds = of.limits.request_seconds + of.limits.read_seconds}) {}
+      : served(of), scheduler(by), options(std::move(with)), connections(of.limits) {}
 
   // Status and body of what may not come in. Before the body is read.
   void check_entry(MHD_Connection* connection, std::string_view path, std::string_view method) const;
   Json models(std::string_view path) const;
   MHD_Result get(MHD_Connection* connection, std::string_view path);
   MHD_Result complete(MHD_Connection* connection, Endpoint endpoint, const Incoming& incoming);
-  MHD_Result stream(MHD_Connection* connection, Endpoint endpoint, const CompletionRequest& request,
-                    std::shared_ptr<Answer> answer, Deadline deadline);
+  MHD_Result stream(MHD_Connection* connection, Reply reply, bool with_usage);
   MHD_Result handle(MHD_Connection* connection, const char* path, const char* method, const char* version,
                     const char* data, size_t* size, void** closure);
-  MHD_Result handle_whole(MHD_Connection* connection, std::string_view path, std::string_view method,
-                          const Incoming& incoming);
 
   static MHD_Result on_request(void* self, MHD_Connection* connection, const char* path, const char* method,
                                const char* version, const char* data, size_t* size, void** closure) {
@@ -187,7 +185,7 @@ struct Server::State {
   static void on_completed(void* self, MHD_Connection* connection, void** closure, MHD_RequestTerminationCode) {
     delete static_cast<Incoming*>(*closure);
     *closure = nullptr;
-    static_cast<State*>(self)->connections.waiting(connection);
+    static_cast<State*>(self)->connections.enter(connection, Stage::kIdle);
   }
   static void on_connection(void* self, MHD_Connection* connection, void**, MHD_ConnectionNotificationCode code) {
     auto& connections = static_cast<State*>(self)->connections;
@@ -257,15 +255,10 @@ MHD_Result Server::State::get(MHD_Connection* connection, std::string_view path)
                     {"completion_tokens", counts.new_tokens}});
 }
 
-MHD_Result Server::State::stream(MHD_Connection* connection, Endpoint endpoint, const CompletionRequest& request,
-                                 std::shared_ptr<Answer> answer, Deadline deadline) {
-  const auto id = fmt::format("{}-{}", endpoint == Endpoint::kChat ? "chatcmpl" : "cmpl", next_id++);
-  auto* stream = new Stream{.client = ClientWatch(socket_of(connection)),
-                            .answer = std::move(answer),
-                            .response = Response(endpoint, id, served, request),
-                            .with_usage = request.stream_usage,
-                            .deadline = deadline};
-  for (const auto& first : stream->response.first()) stream->event(first);
+MHD_Result Server::State::stream(MHD_Connection* connection, Reply reply, bool with_usage) {
+  auto* stream =
+      new Stream{.client = ClientWatch(socket_of(connection)), .reply = std::move(reply), .with_usage = with_usage};
+  for (const auto& first : stream->reply.response.first()) stream->event(first);
   constexpr size_t kBlock = 4096;
   auto* response = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, kBlock, read_stream, stream, free_stream);
   MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, "text/event-stream; charset=utf-8");
@@ -280,10 +273,11 @@ MHD_Result Server::State::complete(MHD_Connection* connection, Endpoint endpoint
                                                   std::chrono::duration<double>(served.limits.request_seconds));
   if (draining) throw ApiError(503, "The server is ending.", "overloaded");
   const auto request = read_request(incoming.body, endpoint, served);
-  const auto answer = scheduler.submit(request, served.tokenizer);
-  if (request.stream) return stream(connection, endpoint, request, answer, deadline);
   const auto id = fmt::format("{}-{}", endpoint == Endpoint::kChat ? "chatcmpl" : "cmpl", next_id++);
-  Response response(endpoint, id, served, request);
+  Reply reply{.answer = scheduler.submit(request, served.tokenizer),
+              .response = Response(endpoint, id, served, request),
+              .deadline = deadline};
+  if (request.stream) return stream(connection, std::move(reply), request.stream_usage);
   const int socket = socket_of(connection);
   ClientWatch client(socket);
   const auto probe = [&] {
@@ -291,39 +285,18 @@ MHD_Result Server::State::complete(MHD_Connection* connection, Endpoint endpoint
     if (incoming.takes_interim_answers) ::send(socket, kContinue.data(), kContinue.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   };
   auto looked = steady_clock::now();
-  bool is_cut_off = false;
-  while (true) {
-    const auto piece = answer->next(kLook);
-    if (!is_cut_off && !(piece && piece->finish) && steady_clock::now() > deadline) {
-      is_cut_off = answer->cut_off();
-      if (!is_cut_off) throw ApiError(504, kTooLong);
-    }
+  while (!reply.response.done()) {
+    std::optional<Json> chunk;
+    reply.take_piece(chunk);
     if (const auto now = steady_clock::now(); now - looked >= kLook) {  // tokens may come without a pause
       looked = now;
       if (client.is_gone(probe)) {
-        answer->cancel();
+        reply.answer->cancel();
         return MHD_NO;
       }
     }
-    if (!piece) continue;
-    if (piece->finish == Finish::kError) throw ApiError(500, piece->error);
-    response.add(*piece);
-    if (response.is_finished(piece->choice)) answer->stop(piece->choice);
-    if (response.done()) return send_json(connection, 200, response.whole());
   }
-}
-
-MHD_Result Server::State::handle_whole(MHD_Connection* connection, std::string_view path, std::string_view method,
-                                       const Incoming& incoming) {
-  try {
-    if (method != "POST") return get(connection, path);
-    return complete(connection, path == "/v1/completions" ? Endpoint::kText : Endpoint::kChat, incoming);
-  } catch (const ApiError& error) {
-    return send_json(connection, error.status(), error.body());
-  } catch (const std::exception& error) {
-    log_error("[serve] {}", error.what());
-    return send_json(connection, 500, ApiError(500, as_error(error).what()).body());
-  }
+  return send_json(connection, 200, reply.response.whole());
 }
 
 MHD_Result Server::State::handle(MHD_Connection* connection, const char* path, const char* method, const char* version,
@@ -335,10 +308,10 @@ MHD_Result Server::State::handle(MHD_Connection* connection, const char* path, c
       check_entry(connection, path, method);
     } catch (const ApiError& error) {
       incoming->refused = true;
-      connections.replying(connection);
+      connections.enter(connection, Stage::kReply);
       return send_json(connection, error.status(), error.body());
     }
-    connections.receiving(connection);
+    connections.enter(connection, Stage::kBody);
     return MHD_YES;
   }
   if (*size > 0) {
@@ -353,12 +326,18 @@ MHD_Result Server::State::handle(MHD_Connection* connection, const char* path, c
     return MHD_YES;
   }
   if (incoming->refused) return MHD_YES;
-  if (std::string_view(method) == "POST") {
-    connections.answering(connection);
-  } else {
-    connections.replying(connection);
+  const bool completes = std::string_view(method) == "POST";
+  connections.enter(connection, completes ? Stage::kAnswer : Stage::kReply);
+  try {
+    if (!completes) return get(connection, path);
+    const bool is_text = std::string_view(path) == "/v1/completions";
+    return complete(connection, is_text ? Endpoint::kText : Endpoint::kChat, *incoming);
+  } catch (const ApiError& error) {
+    return send_json(connection, error.status(), error.body());
+  } catch (const std::exception& error) {
+    log_error("[serve] {}", error.what());
+    return send_json(connection, 500, ApiError(500, as_error(error).what()).body());
   }
-  return handle_whole(connection, path, method, *incoming);
 }
 
 Server::Server(const Served& served, Scheduler& scheduler, ServerOptions options)

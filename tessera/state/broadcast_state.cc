@@ -1,6 +1,6 @@
 #include "tessera/state/broadcast_state.h"
 
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/empty.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -11,46 +11,24 @@
 #include "tessera/base/text/quote.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/state/sharded_tensor.h"
+#include "tessera/state/state_dict_structure.h"
 #include "tessera/state/state_message.h"
 
 namespace tessera {
 namespace {
 
-// Rebuilds a tree; `change` gives each tensor's successor.
-template <class F>
-StateValue map_tensors(const StateValue& value, const F& change) {
-  const auto each_of = [&](const StateList& list) {
-    StateList changed;
-    for (const auto& each : list) changed.push_back(map_tensors(each, change));
-    return changed;
-  };
-  if (value.is_tensor() || value.is_sharded()) return change(value);
-  if (value.is_list()) return each_of(value.list());
-  if (value.is_tuple()) return StateTuple{each_of(std::get<StateTuple>(value.variant()).items)};
-  if (!value.is_dict()) return value;
-  StateDict changed;
-  for (const auto& [key, each] : value.dict()) changed.set(key, map_tensors(each, change));
-  return changed;
-}
-
 StateValue broadcast_one(comm::Group& group, const StateValue& value, c10::Device device, std::string_view subject,
                          int root) {
+  if (!value.is_tensor() && !value.is_sharded()) return value;
   TESSERA_CHECK(value.is_tensor(), ErrorKind::kShape,
                 "[fsdp1.broadcast] {}: found a ShardedTensor, expected whole tensors on rank 0", quote(subject));
   const at::Tensor& tensor = value.tensor();
   if (tensor.dim() == 0) return value;
-  at::Tensor sent;
-  if (group.rank() == root) {
-    sent = tensor.detach().to(device).contiguous();
-  } else {
-    TESSERA_CHECK(tensor.is_meta(), ErrorKind::kShape,
-                  "[fsdp1.broadcast] {}: For non-zero ranks, a tensor state should have zero dimension, but got the "
-                  "state with shape {}. Pass what broadcast_processed_state returned.",
-                  quote(subject), fmt::join(tensor.sizes(), "x"));
-    sent = at::zeros(tensor.sizes(), tensor.options().device(device));
-  }
-  if (sent.numel() > 0) comm::broadcast(group, sent.view({-1}).view(at::kByte), root, subject).wait();
-  return sent;
+  TESSERA_CHECK(group.rank() == root || tensor.is_meta(), ErrorKind::kShape,
+                "[fsdp1.broadcast] {}: For non-zero ranks, a tensor state should have zero dimension, but got the "
+                "state with shape {}. Pass what broadcast_processed_state returned.",
+                quote(subject), fmt::join(tensor.sizes(), "x"));
+  return broadcast_tensor(group, tensor, device, subject, root);
 }
 
 }  // namespace
@@ -67,7 +45,17 @@ StateDict broadcast_processed_state(comm::Group& group, const StateDict& state, 
 
 StateValue broadcast_state(comm::Group& group, const StateValue& value, c10::Device device, std::string_view subject,
                            int root) {
-  return map_tensors(value, [&](const StateValue& each) { return broadcast_one(group, each, device, subject, root); });
+  return map_leaves(value, [&](const StateValue& leaf, const std::string&) {
+    return broadcast_one(group, leaf, device, subject, root);
+  });
+}
+
+at::Tensor broadcast_tensor(comm::Group& group, const at::Tensor& tensor, c10::Device device, std::string_view subject,
+                            int root) {
+  const at::Tensor values = group.rank() == root ? tensor.detach().resolve_conj().resolve_neg().to(device).contiguous()
+                                                 : at::empty(tensor.sizes(), tensor.options().device(device));
+  if (values.numel() > 0) comm::broadcast(group, values.view({-1}).view(at::kByte), root, subject).wait();
+  return values;
 }
 
 void check_alike(comm::Group& group, const comm::Facts& facts, std::string_view remedy) {
@@ -85,9 +73,10 @@ void check_alike(comm::Group& group, const comm::Facts& facts, std::string_view 
 }
 
 StateValue clone_state(const StateValue& value) {
-  return map_tensors(value, [](const StateValue& each) -> StateValue {
-    if (each.is_tensor()) return each.tensor().defined() ? StateValue(each.tensor().detach().clone()) : each;
-    auto copy = std::make_shared<ShardedTensor>(*each.sharded());
+  return map_leaves(value, [](const StateValue& leaf, const std::string&) -> StateValue {
+    if (leaf.is_tensor()) return leaf.tensor().defined() ? StateValue(leaf.tensor().detach().clone()) : leaf;
+    if (!leaf.is_sharded()) return leaf;
+    auto copy = std::make_shared<ShardedTensor>(*leaf.sharded());
     for (auto& shard : copy->local_shards) shard.tensor = shard.tensor.detach().clone();
     return copy;
   });

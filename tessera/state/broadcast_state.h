@@ -26,6 +26,11 @@ StateDict broadcast_processed_state(comm::Group& group, const StateDict& state, 
 StateValue broadcast_state(comm::Group& group, const StateValue& value, c10::Device device, std::string_view subject,
                            int root = 0);
 
+// The tensor of the root on every rank, on `device`; of `tensor` the others look at dtype and shape alone. COLLECTIVE
+// over the group.
+at::Tensor broadcast_tensor(comm::Group& group, const at::Tensor& tensor, c10::Device device, std::string_view subject,
+                            int root = 0);
+
 // Throws on every rank, with what differs, when facts do; sends digests where they are alike. COLLECTIVE over the
 // group.
 void check_alike(comm::Group& group, const comm::Facts& facts, std::string_view remedy);

@@ -41,6 +41,15 @@ StateValue map_local_parts(const StateValue& value, const std::function<at::Tens
   return value;
 }
 
+at::Tensor whole_of_dtensor(const at::Tensor& dtensor, const char* where) {
+  const at::Tensor detached = dtensor.detach(), local = to_local(detached);
+  TESSERA_CHECK(!local.is_meta(), ErrorKind::kShape,
+                "{} found a DTensor on the meta device, which has no values. Call to_empty and load it.", where);
+  const auto device = device_mesh(dtensor)->device();
+  const bool is_there = local.device().type() == device.type();
+  return full_tensor(is_there ? detached : with_local(detached, local.to(device)));
+}
+
 void wait_for_copies(const std::optional<c10::Device>& device) {
   if (device) c10::impl::VirtualGuardImpl(device->type()).synchronizeDevice(device->has_index() ? device->index() : -1);
 }
@@ -49,29 +58,19 @@ void wait_for_copies(const std::optional<c10::Device>& device) {
 
 namespace {
 
-// The global rank of this process, if anything in the dict knows it.
-std::optional<int> rank_known_by(const StateValue& value) {
-  if (value.is_tensor() && value.tensor().defined() && is_dtensor(value.tensor())) {
-    return device_mesh(value.tensor())->rank();
-  }
-  if (value.is_sharded() && value.sharded() && value.sharded()->group) {
-    const auto& group = *value.sharded()->group;
-    return group.ranks()[static_cast<size_t>(group.rank())];
-  }
-  const auto first_of = [](const StateList& items) -> std::optional<int> {
-    for (const auto& item : items) {
-      if (const auto rank = rank_known_by(item)) return rank;
+// The global rank of this process, if a distributed tensor of the dict tells it.
+std::optional<int> rank_known_by(const StateDict& state_dict) {
+  std::optional<int> rank;
+  any_leaf(state_dict, [&](const StateValue& leaf) {
+    if (leaf.is_tensor() && leaf.tensor().defined() && is_dtensor(leaf.tensor())) {
+      rank = device_mesh(leaf.tensor())->rank();
+    } else if (leaf.is_sharded() && leaf.sharded() && leaf.sharded()->group) {
+      const auto& group = *leaf.sharded()->group;
+      rank = group.ranks()[static_cast<size_t>(group.rank())];
     }
-    return std::nullopt;
-  };
-  if (value.is_list()) return first_of(value.list());
-  if (value.is_tuple()) return first_of(std::get<StateTuple>(value.variant()).items);
-  if (value.is_dict()) {
-    for (const auto& [key, child] : value.dict()) {
-      if (const auto rank = rank_known_by(child)) return rank;
-    }
-  }
-  return std::nullopt;
+    return rank.has_value();
+  });
+  return rank;
 }
 
 class StateIteration {
@@ -81,10 +80,10 @@ class StateIteration {
 
   StateValue visit(const StateValue& value, const StateValue* companion, const std::string& path) {
     if (value.is_dict()) return visit_dict(value.dict(), companion, path);
-    if (value.is_list()) return visit_items(value.list(), companion, path);
-    if (const auto* tuple = std::get_if<StateTuple>(&value.variant())) {
-      auto items = visit_items(tuple->items, companion, path);
-      return items.is_list() ? StateValue(StateTuple{std::move(items.list())}) : items;
+    if (const auto* items = items_of(value)) {
+      auto visited = visit_items(*items, companion, path);
+      if (value.is_list()) return visited;
+      return StateTuple{std::move(visited)};
     }
     StateValue result = leaf(value, path);
     if (!keep_) return {};
@@ -134,10 +133,8 @@ class StateIteration {
     return out;
   }
 
-  StateValue visit_items(const StateList& items, const StateValue* companion, const std::string& path) {
-    const StateList* beside = nullptr;
-    if (companion && companion->is_list()) beside = &companion->list();
-    if (companion && companion->is_tuple()) beside = &std::get<StateTuple>(companion->variant()).items;
+  StateList visit_items(const StateList& items, const StateValue* companion, const std::string& path) {
+    const StateList* beside = companion ? items_of(*companion) : nullptr;
     if (companion && (!beside || beside->size() != items.size())) {
       mismatch(path, fmt::format("found a {}{}, wanted {} items", type_name(*companion),
                                  beside ? fmt::format(" of {}", beside->size()) : "", items.size()));
@@ -146,7 +143,7 @@ class StateIteration {
     for (size_t i = 0; i < items.size(); ++i) {
       out.push_back(visit(items[i], beside ? &(*beside)[i] : nullptr, fmt::format("{}.{}", path, i)));
     }
-    return keep_ ? StateValue(std::move(out)) : StateValue();
+    return out;
   }
 
   at::Tensor moved_to_cpu(const at::Tensor& local) {
@@ -204,13 +201,7 @@ bool keeps_result(const StateDict& state_dict, const IterateOptions& options) {
 }
 
 StateValue gathered_dtensor(const StateValue& value) {
-  at::Tensor tensor = value.tensor().detach();
-  const at::Tensor local = to_local(tensor);
-  TESSERA_CHECK(!local.is_meta(), ErrorKind::kShape,
-                "[state.gather] found a DTensor on the meta device, which has no values. Call to_empty and load it.");
-  const auto device = device_mesh(tensor)->device();
-  if (local.device().type() != device.type()) tensor = detail::with_local(tensor, local.to(device));
-  return full_tensor(tensor);
+  return detail::whole_of_dtensor(value.tensor(), "[state.gather]");
 }
 
 StateValue gathered_sharded(const StateValue& value) { return all_gather_sharded_tensor(*value.sharded()); }

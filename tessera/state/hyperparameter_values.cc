@@ -1,5 +1,6 @@
 #include "tessera/state/hyperparameter_values.h"
 
+#include <algorithm>
 #include <optional>
 
 #include "tessera/base/log.h"
@@ -37,8 +38,7 @@ std::optional<optim::Hyperparameter> to_hyperparameter(const StateValue& value) 
     const auto number = numbers_of({value});
     return number ? std::optional<Hyperparameter>(number->front()) : std::nullopt;
   }
-  const auto* items = std::get_if<StateList>(&value.variant());
-  if (const auto* tuple = std::get_if<StateTuple>(&value.variant())) items = &tuple->items;
+  const auto* items = items_of(value);
   const auto numbers = items ? numbers_of(*items) : std::nullopt;
   return numbers ? std::optional<Hyperparameter>(*numbers) : std::nullopt;
 }
@@ -92,6 +92,12 @@ bool same_hyperparameters(const StateDict& a, const StateDict& b) {
   }
   for (const auto& [key, value] : b) names -= is_membership(key) ? 0 : 1;
   return names == 0;
+}
+
+bool keeps_no_state(const optim::Optimizer& optimizer) {
+  const std::vector<optim::Hyperparameters> unchanged(optimizer.param_groups().size());
+  return std::ranges::all_of(optimizer.check_hyperparameters(unchanged),
+                             [](const auto& states) { return states.empty(); });
 }
 
 }  // namespace tessera

@@ -13,5 +13,7 @@ StateDict to_state_dict(const optim::Hyperparameters& hyperparameters);
 optim::Hyperparameters hyperparameters_of(const StateDict& group);
 // Whether two groups may be one: the same names and values, params and param_names aside.
 bool same_hyperparameters(const StateDict& a, const StateDict& b);
+// Whether the optimizer, with its hyper-parameters, keeps no state of any parameter but the step.
+bool keeps_no_state(const optim::Optimizer& optimizer);
 
 }  // namespace tessera

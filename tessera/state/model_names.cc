@@ -30,6 +30,24 @@ std::string clean_fqn(const std::string& name) {
   return out;
 }
 
+ValuesByName values_by_clean_fqn(const StateDict& state_dict, const char* where) {
+  ValuesByName values;
+  for (const auto& [key, value] : state_dict) {
+    const auto name = clean_fqn(to_string(key));
+    TESSERA_CHECK(values.emplace(name, &value).second, ErrorKind::kShape,
+                  "{} two values are for {}, once the names of wrappers are taken away. Leave one.", where,
+                  quote(name));
+  }
+  return values;
+}
+
+std::string quoted_list(const std::vector<std::string>& names) {
+  constexpr size_t kMostShown = 20;
+  std::string text;
+  for (size_t i = 0; i < std::min(names.size(), kMostShown); ++i) text += (i ? ", " : "") + quote(names[i]);
+  return names.size() > kMostShown ? text + fmt::format(" and {} more", names.size() - kMostShown) : text;
+}
+
 ModelNames::ModelNames(nn::Module& model, const StateDictOptions& options) {
   visit(model, "", options);
   std::unordered_set<std::string_view> seen;
@@ -73,6 +91,15 @@ std::shared_ptr<comm::Group> group_of(const ModelNames& model, const StateDictOp
     return mesh->world()->group(mesh->device_type());
   }
   return nullptr;
+}
+
+std::shared_ptr<comm::Group> broadcasting_group(const ModelNames& model, const StateDictOptions& options,
+                                                const char* where) {
+  if (!options.broadcast_from_rank0) return nullptr;
+  auto group = group_of(model, options);
+  TESSERA_CHECK(group, ErrorKind::kConfig,
+                "{} broadcast_from_rank0 of a model without DTensors: found no group, set options.group", where);
+  return group;
 }
 
 c10::Device device_of(const ModelNames& model, const comm::Group* group, std::string_view complaint) {

@@ -15,6 +15,11 @@ namespace tessera {
 
 // Without the prefixes of PyTorch's wrappers.
 std::string clean_fqn(const std::string& name);
+// The values of a dict by these names. Error kShape, which begins with `where`, for two values of one name.
+using ValuesByName = std::unordered_map<std::string, const StateValue*>;
+ValuesByName values_by_clean_fqn(const StateDict& state_dict, const char* where);
+// Names in a message, in quotes: the first 20, and how many more there are.
+std::string quoted_list(const std::vector<std::string>& names);
 
 class ModelNames {
  public:
@@ -45,6 +50,9 @@ class ModelNames {
 // The ranks of options.group, or of the world of the first DTensor; null when there is none. COLLECTIVE over all ranks
 // when they had no group yet.
 std::shared_ptr<comm::Group> group_of(const ModelNames& model, const StateDictOptions& options);
+// The same group when rank 0's dict counts, else null. Error kConfig, which begins with `where`, when there is none.
+std::shared_ptr<comm::Group> broadcasting_group(const ModelNames& model, const StateDictOptions& options,
+                                                const char* where);
 // On which tensors for the model travel: that of its local parts. Error kShape, which begins with `complaint`, when
 // they are on several.
 c10::Device device_of(const ModelNames& model, const comm::Group* group, std::string_view complaint);

@@ -2,17 +2,15 @@
 #include <c10/core/GradMode.h>
 
 #include <optional>
-#include <unordered_map>
+#include <unordered_set>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/comm/collectives/agreement.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/parallel/fsdp/fully_shard.h"
+#include "tessera/state/detail/incoming_tensors.h"
 #include "tessera/state/detail/load_tensor.h"
-#include "tessera/state/detail/sharded_values.h"
-#include "tessera/state/detail/state_broadcast.h"
 #include "tessera/state/model_names.h"
 #include "tessera/state/state_dict.h"
 #include "tessera/state/state_dict_handler.h"
@@ -21,15 +19,6 @@
 namespace tessera {
 namespace {
 
-constexpr size_t kListedKeys = 20;
-
-std::string listed(const std::vector<std::string>& keys) {
-  std::string out;
-  for (size_t i = 0; i < std::min(keys.size(), kListedKeys); ++i) out += (i ? ", " : "") + quote(keys[i]);
-  if (keys.size() > kListedKeys) out += fmt::format(" and {} more", keys.size() - kListedKeys);
-  return out;
-}
-
 // What of a dict goes where in a model, checked.
 class ModelLoad {
  public:
@@ -37,14 +26,9 @@ class ModelLoad {
   ModelLoad(const ModelNames& model, const StateDict& values, const StateDictOptions& options,
             const detail::IncomingTensors* incoming)
       : options_(options), incoming_(incoming) {
-    std::unordered_map<std::string, const StateValue*> given;
-    for (const auto& [key, value] : values) {
-      const auto name = clean_fqn(to_string(key));
-      TESSERA_CHECK(given.emplace(name, &value).second, ErrorKind::kShape,
-                    "[state.set_model] two values are for {}, once the names of wrappers are taken away", quote(name));
-    }
-    std::unordered_map<std::string_view, bool> known;
-    for (const auto& [name, entry] : model.names()) known.emplace(name, true);
+    const auto given = values_by_clean_fqn(values, "[state.set_model]");
+    std::unordered_set<std::string_view> known;
+    for (const auto& [name, entry] : model.names()) known.insert(name);
     for (const auto& [key, value] : values) {
       if (!known.contains(clean_fqn(to_string(key)))) keys_.unexpected.push_back(to_string(key));
     }
@@ -54,10 +38,10 @@ class ModelLoad {
                   "[state.set_model] Error(s) in loading state_dict:{}{}{}", misfits_,
                   keys_.missing.empty() || !options.strict
                       ? ""
-                      : fmt::format(" Missing key(s) in state_dict: {}.", listed(keys_.missing)),
+                      : fmt::format(" Missing key(s) in state_dict: {}.", quoted_list(keys_.missing)),
                   keys_.unexpected.empty() || !options.strict
                       ? ""
-                      : fmt::format(" Unexpected key(s) in state_dict: {}.", listed(keys_.unexpected)));
+                      : fmt::format(" Unexpected key(s) in state_dict: {}.", quoted_list(keys_.unexpected)));
   }
 
   const IncompatibleKeys& keys() const { return keys_; }
@@ -71,8 +55,6 @@ class ModelLoad {
   }
 
  private:
-  using Given = std::unordered_map<std::string, const StateValue*>;
-
   bool is_to_come(const at::Tensor& tensor) const {
     return incoming_ && tensor.defined() && incoming_->announces(tensor);
   }
@@ -85,7 +67,7 @@ class ModelLoad {
   }
 
   // The values under the names of one tensor; all of them when they are equal.
-  const StateValue* value_of(const ModelNames::Entry& entry, const Given& given) {
+  const StateValue* value_of(const ModelNames::Entry& entry, const ValuesByName& given) {
     const StateValue* value = nullptr;
     for (const auto& name : entry.names) {
       const auto found = given.find(name);
@@ -98,7 +80,7 @@ class ModelLoad {
     return value;
   }
 
-  void plan(const ModelNames::Entry& entry, const Given& given) {
+  void plan(const ModelNames::Entry& entry, const ValuesByName& given) {
     const auto& name = entry.names.front();
     const bool is_meta = local_part(entry.tensor().detach()).is_meta();
     const auto* value = value_of(entry, given);
@@ -207,31 +189,17 @@ IncompatibleKeys set_model_state_dict(nn::Module& model, const StateDict& model_
     return handler->set_model_state_dict(model, model_state_dict, options);
   }
   const c10::NoGradGuard no_grad;
-  std::optional<ModelNames> names(std::in_place, model, options);
-  const auto group = options.broadcast_from_rank0 ? group_of(*names, options) : nullptr;
-  TESSERA_CHECK(
-      group || !options.broadcast_from_rank0, ErrorKind::kConfig,
-      "[state.set_model] broadcast_from_rank0 of a model without DTensors: found no group, set options.group");
-  const auto device = device_of(*names, group.get(), "Multiple devices found");
-  std::unique_ptr<detail::IncomingTensors> incoming;
+  const ModelNames names(model, options);
+  const auto group = broadcasting_group(names, options, "[state.set_model]");
+  const auto device = device_of(names, group.get(), "Multiple devices found");
   std::optional<ModelLoad> load;
-  if (group) {
-    incoming = std::make_unique<detail::StateBroadcast>(model_state_dict, *group);
-    comm::attempt_together(*group, [&] {
-      // Compares values under several names.
-      if (group->rank() == 0) ModelLoad(*names, model_state_dict, options, nullptr);
-      load.emplace(*names, incoming->message(), options, incoming.get());
-    });
-  } else if (auto sharded = detail::ShardedValues::of(model_state_dict)) {
-    comm::attempt_together(sharded->group(), [&] {
-      verify_model_state_dict(model_state_dict, options);
-      load.emplace(*names, sharded->message(), options, sharded.get());
-    });
-    incoming = std::move(sharded);
-  } else {
-    verify_model_state_dict(model_state_dict, options);
-    load.emplace(*names, model_state_dict, options, nullptr);
-  }
+  const auto plan = [&](const StateDict& values, const detail::IncomingTensors* incoming) {
+    if (!group) verify_model_state_dict(model_state_dict, options);
+    // Compares values under several names.
+    if (group && group->rank() == 0) ModelLoad(names, model_state_dict, options, nullptr);
+    load.emplace(names, values, options, incoming);
+  };
+  const auto incoming = detail::plan_load(model_state_dict, group.get(), plan);
   if (load->fills_meta()) materialise(model, device);
   detail::load_copies(load->copies(), incoming.get(), device);
   return load->keys();

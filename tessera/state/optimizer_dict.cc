@@ -40,11 +40,8 @@ bool is_missing(const StateValue* value) {
 void check_names(const StateDict& group, const std::vector<std::string>& params) {
   const auto* saved = group.find("param_names");
   if (saved == nullptr || !saved->is_list() || saved->list().size() != params.size()) return;
-  const std::unordered_map<std::string, size_t> ours = [&] {
-    std::unordered_map<std::string, size_t> out;
-    for (size_t i = 0; i < params.size(); ++i) out.emplace(params[i], i);
-    return out;
-  }();
+  std::unordered_map<std::string, size_t> ours;
+  for (size_t i = 0; i < params.size(); ++i) ours.emplace(params[i], i);
   for (size_t i = 0; i < params.size(); ++i) {
     const auto& value = saved->list()[i];
     if (!value.is_string()) return;
@@ -237,10 +234,7 @@ StateDict optimizer_state_dict(const optim::Optimizer& optimizer) {
     shown.set("params", std::move(ids));
     groups.emplace_back(std::move(shown));
   }
-  StateDict out;
-  out.set("state", std::move(states));
-  out.set("param_groups", std::move(groups));
-  return out;
+  return StateDict{{"state", std::move(states)}, {"param_groups", std::move(groups)}};
 }
 
 void load_optimizer_state_dict(optim::Optimizer& optimizer, const StateDict& state_dict) {

@@ -1,46 +1,40 @@
 #include "tessera/state/optimizer_forms.h"
 
+#include <optional>
+#include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/state/detail/flat_key.h"
 #include "tessera/state/state_dict_structure.h"
 
 namespace tessera {
-namespace detail {
 namespace {
 
 constexpr std::string_view kStatePrefix = "state.", kGroupsPrefix = "param_groups.";
 
-}  // namespace
+// "state.layers.0.weight.exp_avg" taken apart.
+struct FlatKey {
+  bool is_state = false;  // else of param_groups
+  size_t parameter = 0;   // its position
+  std::string_view rest;  // "exp_avg", within the key
+};
 
-FlatKeyReader::FlatKeyReader(const std::vector<std::string>& parameters) {
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    TESSERA_CHECK(parameters_.emplace(parameters[i], i).second, ErrorKind::kShape,
-                  "[state.unflatten_optimizer] parameter {} is in two groups", quote(parameters[i]));
-  }
-}
-
-bool FlatKeyReader::read(std::string_view key, Parts& parts) {
-  parts.is_state = key.starts_with(kStatePrefix);
-  if (!parts.is_state && !key.starts_with(kGroupsPrefix)) return false;
-  const auto path = key.substr(parts.is_state ? kStatePrefix.size() : kGroupsPrefix.size());
+// Names of parameters have dots, and so may names of states, so that only the known names tell them apart. Nothing for
+// a key of another parameter. Time is linear in the length of the key.
+std::optional<FlatKey> read_flat_key(std::string_view key,
+                                     const std::unordered_map<std::string_view, size_t>& parameters) {
+  const bool is_state = key.starts_with(kStatePrefix);
+  if (!is_state && !key.starts_with(kGroupsPrefix)) return std::nullopt;
+  const auto path = key.substr(is_state ? kStatePrefix.size() : kGroupsPrefix.size());
   // The longest known name that leaves something: names of states and hyper-parameters seldom have dots.
   for (size_t dot = path.rfind('.'); dot != std::string_view::npos && dot > 0; dot = path.rfind('.', dot - 1)) {
-    ++lookups_;
-    const auto found = parameters_.find(path.substr(0, dot));
-    if (found == parameters_.end()) continue;
-    parts.parameter = found->second;
-    parts.rest = path.substr(dot + 1);
-    return true;
+    const auto found = parameters.find(path.substr(0, dot));
+    if (found != parameters.end()) return FlatKey{is_state, found->second, path.substr(dot + 1)};
   }
-  return false;
+  return std::nullopt;
 }
-
-}  // namespace detail
-
-namespace {
 
 // What each group's `params` become; `rename` is told each id or name, in order.
 template <class Rename>
@@ -56,10 +50,6 @@ StateList renamed_groups(const StateDict& optimizer_dict, const Rename& rename) 
   return groups;
 }
 
-StateKey key_of(const StateValue& param) {
-  return param.is_int() ? StateKey(param.integer()) : StateKey(param.string());
-}
-
 // {"state": of the same entries under other keys, "param_groups": groups}.
 StateDict rekeyed(const StateDict& optimizer_dict, const std::unordered_map<StateKey, StateKey>& keys,
                   StateList groups) {
@@ -71,10 +61,7 @@ StateDict rekeyed(const StateDict& optimizer_dict, const std::unordered_map<Stat
                   quote(to_string(name)));
     state.set(name, value);
   }
-  StateDict out;
-  out.set("state", std::move(state));
-  out.set("param_groups", std::move(groups));
-  return out;
+  return StateDict{{"state", std::move(state)}, {"param_groups", std::move(groups)}};
 }
 
 void set_new(StateDict& flat, const std::string& key, const StateValue& value) {
@@ -118,22 +105,15 @@ void set_nested(StateDict& nested, std::string_view path, const StateValue& valu
   set_nested(inner->dict(), path.substr(dot + 1), value, key);
 }
 
-std::string brief(const StateValue* value) {
-  if (value == nullptr) return "missing";
-  if (value->is_bool()) return std::get<bool>(value->variant()) ? "True" : "False";
-  if (value->is_int() || value->is_double()) return fmt::format("{}", value->number());
-  if (value->is_string()) return quote(value->string());
-  return fmt::format("a {}", type_name(*value));
-}
-
 // Settings of two parameters that are in one group here.
 void check_same_settings(const StateDict& first, const std::string& name, const StateDict& settings) {
   const auto compare = [&](const StateKey& key) {
     const auto *value = settings.find(key), *other = first.find(key);
+    const auto shown = [](const StateValue* held) { return held ? scalar_text(*held) : "missing"; };
     TESSERA_CHECK(value && other && same_values(*value, *other), ErrorKind::kShape,
                   "[state.unflatten_optimizer] All the parameters in the same parameter group should have the same "
                   "saved param_group value. But {}.{} is {} while other(s) is {}.",
-                  escape(name), escape(to_string(key)), brief(value), brief(other));
+                  escape(name), escape(to_string(key)), shown(value), shown(other));
   };
   for (const auto& [key, value] : settings) compare(key);
   for (const auto& [key, value] : first) compare(key);
@@ -149,8 +129,8 @@ StateDict optimizer_dict_to_names(const StateDict& by_id, const std::vector<std:
     TESSERA_CHECK(position < names.size(), ErrorKind::kShape,
                   "[state.optimizer_dict_to_names] the groups have more parameters than the {} names", names.size());
     const auto& name = names[position++];
-    TESSERA_CHECK(keys.emplace(key_of(param), name).second, ErrorKind::kShape,
-                  "[state.optimizer_dict_to_names] parameter {} is in two groups", quote(to_string(key_of(param))));
+    TESSERA_CHECK(keys.emplace(to_key(param), name).second, ErrorKind::kShape,
+                  "[state.optimizer_dict_to_names] parameter {} is in two groups", quote(to_string(to_key(param))));
     TESSERA_CHECK(seen.insert(name).second, ErrorKind::kShape, "[state.optimizer_dict_to_names] name {} is there twice",
                   quote(name));
     return name;
@@ -165,8 +145,8 @@ StateDict optimizer_dict_to_ids(const StateDict& by_name) {
   std::unordered_map<StateKey, StateKey> keys;
   int64_t id = 0;
   auto groups = renamed_groups(by_name, [&](const StateValue& param) -> StateValue {
-    TESSERA_CHECK(keys.emplace(key_of(param), id).second, ErrorKind::kShape,
-                  "[state.optimizer_dict_to_ids] parameter {} is in two groups", quote(to_string(key_of(param))));
+    TESSERA_CHECK(keys.emplace(to_key(param), id).second, ErrorKind::kShape,
+                  "[state.optimizer_dict_to_ids] parameter {} is in two groups", quote(to_string(to_key(param))));
     return id++;
   });
   return rekeyed(by_name, keys, std::move(groups));
@@ -180,7 +160,7 @@ StateDict flatten_optimizer_dict(const StateDict& by_name) {
   for (const auto& value : by_name.at("param_groups").list()) {
     const StateDict& group = value.dict();
     for (const auto& param : group.at("params").list()) {
-      const auto prefix = "param_groups." + to_string(key_of(param)) + ".";
+      const auto prefix = "param_groups." + to_string(to_key(param)) + ".";
       for (const auto& [key, setting] : group) {
         if (key == StateKey("params") || key == StateKey("param_names")) continue;
         set_new(flat, prefix + to_string(key), setting);
@@ -193,18 +173,22 @@ StateDict flatten_optimizer_dict(const StateDict& by_name) {
 StateDict unflatten_optimizer_dict(const StateDict& flat, const std::vector<std::vector<std::string>>& groups) {
   std::vector<std::string> names;
   for (const auto& group : groups) names.insert(names.end(), group.begin(), group.end());
-  detail::FlatKeyReader reader(names);
+  std::unordered_map<std::string_view, size_t> positions;
+  for (size_t i = 0; i < names.size(); ++i) {
+    TESSERA_CHECK(positions.emplace(names[i], i).second, ErrorKind::kShape,
+                  "[state.unflatten_optimizer] parameter {} is in two groups", quote(names[i]));
+  }
   std::vector<StateDict> states(names.size()), settings(names.size());
   for (const auto& [key, value] : flat) {
     TESSERA_CHECK(std::holds_alternative<std::string>(key), ErrorKind::kShape,
                   "[state.unflatten_optimizer] found the key {}, wanted text. Is it a dict by id?", to_string(key));
     const auto& text = std::get<std::string>(key);
-    detail::FlatKeyReader::Parts parts;
-    if (!reader.read(text, parts)) continue;
-    if (parts.is_state) {
-      set_nested(states[parts.parameter], parts.rest, value, text);
+    const auto parts = read_flat_key(text, positions);
+    if (!parts) continue;
+    if (parts->is_state) {
+      set_nested(states[parts->parameter], parts->rest, value, text);
     } else {
-      settings[parts.parameter].set(std::string(parts.rest), value);
+      settings[parts->parameter].set(std::string(parts->rest), value);
     }
   }
   StateDict state;
@@ -226,10 +210,7 @@ StateDict unflatten_optimizer_dict(const StateDict& flat, const std::vector<std:
     merged.set("params", std::move(params));
     out_groups.emplace_back(std::move(merged));
   }
-  StateDict out;
-  out.set("state", std::move(state));
-  out.set("param_groups", std::move(out_groups));
-  return out;
+  return StateDict{{"state", std::move(state)}, {"param_groups", std::move(out_groups)}};
 }
 
 }  // namespace tessera

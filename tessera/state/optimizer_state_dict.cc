@@ -5,11 +5,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/comm/collectives/agreement.h"
+#include "tessera/state/detail/incoming_tensors.h"
 #include "tessera/state/detail/optimizer_load.h"
 #include "tessera/state/detail/saved_optimizer.h"
-#include "tessera/state/detail/sharded_values.h"
-#include "tessera/state/detail/state_broadcast.h"
+#include "tessera/state/hyperparameter_values.h"
 #include "tessera/state/model_names.h"
 #include "tessera/state/optimizer_dict.h"
 #include "tessera/state/optimizer_forms.h"
@@ -46,10 +45,7 @@ std::vector<detail::OptimizerNames> optimizer_names(const std::vector<optim::Opt
                                                     const ModelNames& model) {
   std::vector<detail::OptimizerNames> out;
   for (const auto* optimizer : optimizers) {
-    detail::OptimizerNames names{.groups = group_names(*optimizer, model)};
-    const auto states = optimizer->check_hyperparameters(std::vector<optim::Hyperparameters>(names.groups.size()));
-    names.is_stateless = std::ranges::all_of(states, [](const auto& of_group) { return of_group.empty(); });
-    out.push_back(std::move(names));
+    out.push_back({.groups = group_names(*optimizer, model), .is_stateless = keeps_no_state(*optimizer)});
   }
   return out;
 }
@@ -80,9 +76,7 @@ StateDict get_optimizer_state_dict(nn::Module& model, const std::vector<optim::O
     }
     for (auto& group : named.at("param_groups").list()) groups.push_back(std::move(group));
   }
-  StateDict out;
-  out.set("state", std::move(state));
-  out.set("param_groups", std::move(groups));
+  StateDict out{{"state", std::move(state)}, {"param_groups", std::move(groups)}};
   if (options.flatten_optimizer_state_dict) out = flatten_optimizer_dict(out);
   const bool asks_ranks = options.full_state_dict && options.cpu_offload;
   out = full_or_on_cpu(out, options, asks_ranks ? group_of(names, options) : options.group);
@@ -99,14 +93,10 @@ void set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimi
   }
   const c10::NoGradGuard no_grad;
   const ModelNames names(model, options);
-  const auto group = options.broadcast_from_rank0 ? group_of(names, options) : nullptr;
-  TESSERA_CHECK(
-      group || !options.broadcast_from_rank0, ErrorKind::kConfig,
-      "[state.set_optimizer] broadcast_from_rank0 of a model without DTensors: found no group, set options.group");
+  const auto group = broadcasting_group(names, options, "[state.set_optimizer]");
   const auto device = device_of(names, group.get(), "Device mismatch");
-  std::unique_ptr<detail::IncomingTensors> incoming;
   std::vector<detail::OptimizerLoad> loads;
-  const auto plan = [&](const StateDict& saved) {
+  const auto plan = [&](const StateDict& saved, const detail::IncomingTensors* incoming) {
     verify_optimizer_state_dict(saved, {});
     const auto split = detail::select_optimizers(saved, optimizer_names(optimizers, names), options.strict);
     for (size_t i = 0; i < optimizers.size(); ++i) {
@@ -120,18 +110,7 @@ void set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimi
       }
     }
   };
-  auto* taking_part = group.get();
-  if (group) {
-    incoming = std::make_unique<detail::StateBroadcast>(optimizer_state_dict, *group);
-  } else if (auto sharded = detail::ShardedValues::of(optimizer_state_dict)) {
-    taking_part = &sharded->group();
-    incoming = std::move(sharded);
-  }
-  if (taking_part) {
-    comm::attempt_together(*taking_part, [&] { plan(incoming->message()); });
-  } else {
-    plan(optimizer_state_dict);
-  }
+  const auto incoming = detail::plan_load(optimizer_state_dict, group.get(), plan);
   std::vector<detail::TensorCopy> copies;
   for (auto& load : loads) {
     load.begin();

@@ -5,39 +5,30 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <optional>
-#include <set>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/formats/torch/box_cover.h"
 #include "tessera/state/state_message.h"
 
 namespace tessera {
 namespace {
 
-struct RankBox {
-  int rank;  // of the group
-  std::vector<int64_t> offsets, sizes;
-};
-
 // What every rank must know of the others' shards, so that all find the same faults.
 struct ShardsOfAll {
-  std::vector<RankBox> boxes;     // rank by rank
+  std::vector<DcpChunk> boxes;    // rank by rank
+  std::vector<size_t> holders;    // of each box: its rank in the group
   std::vector<int64_t> elements;  // of each rank
   bool any_on_accelerator = false;
   std::string fault;  // of one rank, or between two; empty: none
 };
-
-int64_t volume(const std::vector<int64_t>& sizes) {
-  int64_t product = 1;
-  for (const auto size : sizes) product *= size;
-  return product;
-}
 
 StateValue to_list(const std::vector<int64_t>& numbers) { return StateList(numbers.begin(), numbers.end()); }
 
@@ -88,8 +79,9 @@ ShardsOfAll exchange_shards(const ShardedTensor& tensor) {
     if (!first) first = said;
     int64_t elements = 0;
     for (const auto& box : said.at("boxes").list()) {
-      all.boxes.push_back({static_cast<int>(rank), to_numbers(box.list().at(0)), to_numbers(box.list().at(1))});
-      elements += volume(all.boxes.back().sizes);
+      all.boxes.push_back({to_numbers(box.list().at(0)), to_numbers(box.list().at(1))});
+      all.holders.push_back(rank);
+      elements += c10::multiply_integers(all.boxes.back().sizes);
     }
     all.elements.push_back(elements);
     all.any_on_accelerator |= std::get<bool>(said.at("accelerator").variant());
@@ -106,60 +98,31 @@ ShardsOfAll exchange_shards(const ShardedTensor& tensor) {
   return all;
 }
 
-bool overlap(const RankBox& a, const RankBox& b) {
-  for (size_t d = 0; d < a.offsets.size(); ++d) {
-    if (a.offsets[d] + a.sizes[d] <= b.offsets[d] || b.offsets[d] + b.sizes[d] <= a.offsets[d]) return false;
-  }
-  return true;
-}
-
-// Sweeps along the dim with most offsets, so that chunks of any one dim are compared with few others.
-std::string overlap_fault(std::vector<const RankBox*> boxes, size_t dims) {
-  size_t along = 0, most = 0;
-  for (size_t d = 0; d < dims; ++d) {
-    std::set<int64_t> offsets;
-    for (const auto* box : boxes) offsets.insert(box->offsets[d]);
-    if (offsets.size() > most) most = offsets.size(), along = d;
-  }
-  std::ranges::sort(boxes,
-                    [&](const auto* a, const auto* b) { return dims > 0 && a->offsets[along] < b->offsets[along]; });
-  std::vector<const RankBox*> open;
-  for (const auto* box : boxes) {
-    std::erase_if(open, [&](const auto* other) {
-      return dims > 0 && other->offsets[along] + other->sizes[along] <= box->offsets[along];
-    });
-    for (const auto* other : open) {
-      if (overlap(*other, *box)) {
-        return fmt::format("shards of ranks {} and {} overlap: at [{}] of [{}], at [{}] of [{}]", other->rank,
-                           box->rank, fmt::join(other->offsets, ", "), fmt::join(other->sizes, ", "),
-                           fmt::join(box->offsets, ", "), fmt::join(box->sizes, ", "));
-      }
-    }
-    open.push_back(box);
-  }
-  return "";
-}
-
-std::string layout_fault(const std::vector<int64_t>& size, const std::vector<RankBox>& boxes) {
-  std::vector<const RankBox*> filled;
+// How the shards of all ranks fail to hold each element of a tensor of this size once; empty: they do.
+std::string layout_fault(const std::vector<int64_t>& size, const ShardsOfAll& all) {
+  const auto place = [&](size_t box) {
+    return fmt::format("at [{}] of [{}]", fmt::join(all.boxes[box].offsets, ", "),
+                       fmt::join(all.boxes[box].sizes, ", "));
+  };
   int64_t held = 0;
-  for (const auto& box : boxes) {
-    bool inside = box.offsets.size() == size.size() && box.sizes.size() == size.size();
+  for (size_t i = 0; i < all.boxes.size(); ++i) {
+    const auto& [offsets, sizes] = all.boxes[i];
+    bool inside = offsets.size() == size.size() && sizes.size() == size.size();
     for (size_t d = 0; inside && d < size.size(); ++d) {
-      inside = box.offsets[d] >= 0 && box.sizes[d] >= 0 && box.offsets[d] <= size[d] &&
-               box.sizes[d] <= size[d] - box.offsets[d];
+      inside = offsets[d] >= 0 && sizes[d] >= 0 && offsets[d] <= size[d] && sizes[d] <= size[d] - offsets[d];
     }
     if (!inside) {
-      return fmt::format("a shard of rank {} at [{}] of [{}] reaches beyond [{}]", box.rank,
-                         fmt::join(box.offsets, ", "), fmt::join(box.sizes, ", "), fmt::join(size, ", "));
+      return fmt::format("a shard of rank {} {} reaches beyond [{}]", all.holders[i], place(i), fmt::join(size, ", "));
     }
-    if (volume(box.sizes) == 0) continue;
-    held += volume(box.sizes);
-    filled.push_back(&box);
+    held += c10::multiply_integers(sizes);
   }
-  if (auto fault = overlap_fault(filled, size.size()); !fault.empty()) return fault;
-  if (held == volume(size)) return "";
-  return fmt::format("the shards of all ranks hold {} of {} elements", held, volume(size));
+  if (const auto pair = find_overlap(all.boxes, "a ShardedTensor")) {
+    return fmt::format("shards of ranks {} and {} overlap: {}, {}", all.holders[pair->first], all.holders[pair->second],
+                       place(pair->first), place(pair->second));
+  }
+  const int64_t wanted = c10::multiply_integers(size);
+  if (held == wanted) return "";
+  return fmt::format("the shards of all ranks hold {} of {} elements", held, wanted);
 }
 
 // Of the devices that a rank sees.
@@ -200,24 +163,27 @@ std::shared_ptr<ShardedTensor> chunk_sharded_tensor(const at::Tensor& full, cons
                 !full.defined()   ? "an undefined tensor"
                 : full.dim() == 0 ? "a tensor without dims"
                                   : "a DTensor");
-  auto out = std::make_shared<ShardedTensor>();
-  out->size = full.sizes().vec();
-  out->dtype = full.scalar_type();
-  out->group = group;
+  const c10::NoGradGuard no_grad;
   const int64_t rows = full.size(0), chunk = (rows + group->size() - 1) / group->size();
-  for (int rank = 0; rank < group->size(); ++rank) {
-    const int64_t first = chunk * rank;
-    if (first >= rows) break;
-    ShardMetadata metadata{
-        .shard_offsets = std::vector<int64_t>(full.dim(), 0), .shard_sizes = out->size, .placement = {}};
-    metadata.shard_offsets[0] = first;
-    metadata.shard_sizes[0] = std::min(chunk, rows - first);
-    metadata.placement = shard_placement(*group, rank, full.device());
-    if (rank == group->rank()) {
-      const c10::NoGradGuard no_grad;
-      auto own = full.detach().narrow(0, first, metadata.shard_sizes[0]).clone(c10::MemoryFormat::Contiguous);
-      out->local_shards.push_back({std::move(own), metadata});
-    }
+  const int64_t first = std::min(rows, chunk * group->rank());
+  const at::Tensor own = full.detach().narrow(0, first, std::min(chunk, rows - first));
+  return chunks_of_ranks(own.clone(c10::MemoryFormat::Contiguous), full.sizes(), group);
+}
+
+std::shared_ptr<ShardedTensor> chunks_of_ranks(const at::Tensor& own, at::IntArrayRef size,
+                                               const std::shared_ptr<comm::Group>& group) {
+  auto out = std::make_shared<ShardedTensor>();
+  out->size = size.vec();
+  out->dtype = own.scalar_type();
+  out->group = group;
+  const int64_t rows = size[0], chunk = (rows + group->size() - 1) / group->size();
+  for (int rank = 0; rank < group->size() && chunk * rank < rows; ++rank) {
+    ShardMetadata metadata{.shard_offsets = std::vector<int64_t>(size.size(), 0),
+                           .shard_sizes = out->size,
+                           .placement = shard_placement(*group, rank, own.device())};
+    metadata.shard_offsets[0] = chunk * rank;
+    metadata.shard_sizes[0] = std::min(chunk, rows - chunk * rank);
+    if (rank == group->rank()) out->local_shards.push_back({own.view(metadata.shard_sizes), metadata});
     out->shards_metadata.push_back(std::move(metadata));
   }
   return out;
@@ -227,14 +193,14 @@ at::Tensor all_gather_sharded_tensor(const ShardedTensor& tensor) {
   TESSERA_CHECK(tensor.group, ErrorKind::kShape, "[state.all_gather_sharded_tensor] the tensor has no group");
   const c10::NoGradGuard no_grad;
   auto all = exchange_shards(tensor);
-  if (all.fault.empty()) all.fault = layout_fault(tensor.size, all.boxes);
+  if (all.fault.empty()) all.fault = layout_fault(tensor.size, all);
   TESSERA_CHECK(all.fault.empty(), ErrorKind::kShape,
                 "[state.all_gather_sharded_tensor] {} [{}]: {}. Each element must be in one shard of one rank.",
                 c10::toString(tensor.dtype), fmt::join(tensor.size, ", "), all.fault);
   const auto home = tensor.local_shards.empty() ? c10::Device(c10::kCPU) : tensor.local_shards.front().tensor.device();
   const auto device = gathering_device(*tensor.group, home, all.any_on_accelerator);
   const auto options = at::TensorOptions().dtype(tensor.dtype).device(device);
-  if (volume(tensor.size) == 0) return at::empty(tensor.size, options).to(home);
+  if (c10::multiply_integers(tensor.size) == 0) return at::empty(tensor.size, options).to(home);
 
   const int64_t most = std::ranges::max(all.elements);
   const at::Tensor gathered = at::empty({most * tensor.group->size()}, options);
@@ -243,14 +209,14 @@ at::Tensor all_gather_sharded_tensor(const ShardedTensor& tensor) {
       .wait();
   at::Tensor whole = at::empty(tensor.size, options);  // once what was sent is gone
   std::vector<int64_t> taken(tensor.group->size(), 0);
-  for (const auto& box : all.boxes) {
+  for (size_t i = 0; i < all.boxes.size(); ++i) {
+    const auto& [offsets, sizes] = all.boxes[i];
     at::Tensor place = whole;
-    for (size_t d = 0; d < box.sizes.size(); ++d) {
-      place = place.narrow(static_cast<int64_t>(d), box.offsets[d], box.sizes[d]);
-    }
-    const int64_t count = volume(box.sizes);
-    place.copy_(gathered.narrow(0, most * box.rank + taken[box.rank], count).view(box.sizes));
-    taken[box.rank] += count;
+    for (size_t d = 0; d < sizes.size(); ++d) place = place.narrow(static_cast<int64_t>(d), offsets[d], sizes[d]);
+    const int64_t count = c10::multiply_integers(sizes);
+    const size_t holder = all.holders[i];
+    place.copy_(gathered.narrow(0, most * static_cast<int64_t>(holder) + taken[holder], count).view(sizes));
+    taken[holder] += count;
   }
   return whole.to(home);
 }

@@ -44,6 +44,11 @@ std::string shard_placement(const comm::Group& group, int position, c10::Device 
 // one without dims.
 std::shared_ptr<ShardedTensor> chunk_sharded_tensor(const at::Tensor& full, const std::shared_ptr<comm::Group>& group);
 
+// The same of the rows that each rank has: `own` are those of this rank, contiguous, in any shape. Shares its memory.
+// No communication.
+std::shared_ptr<ShardedTensor> chunks_of_ranks(const at::Tensor& own, at::IntArrayRef size,
+                                               const std::shared_ptr<comm::Group>& group);
+
 // The whole tensor on every rank, on the device of the local shard (the CPU without one). Any boxes, several a rank.
 // COLLECTIVE over the tensor's group. Error kShape, alike on all ranks, when the boxes leave gaps, overlap or reach
 // beyond the tensor, where upstream gives wrong values silently.

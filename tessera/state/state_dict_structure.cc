@@ -3,6 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 
+#include <algorithm>
+
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/dtensor/tensor/local_part.h"
@@ -12,13 +14,6 @@ namespace tessera {
 namespace {
 
 using Into = PathStep::Into;
-
-// The items of a list or a tuple; nullptr for others.
-const StateList* items_of(const StateValue& value) {
-  if (const auto* list = std::get_if<StateList>(&value.variant())) return list;
-  const auto* tuple = std::get_if<StateTuple>(&value.variant());
-  return tuple ? &tuple->items : nullptr;
-}
 
 struct Flattener {
   FlatStateDict out;
@@ -158,14 +153,39 @@ StateDict unflatten_state_dict(const FlatStateDict& flat) {
   return std::move(root.dict());
 }
 
-void visit_tensors(const StateValue& value, const std::function<void(const at::Tensor&)>& visit) {
-  if (value.is_tensor()) visit(value.tensor());
+bool any_leaf(const StateValue& value, const std::function<bool(const StateValue&)>& test) {
   if (value.is_dict()) {
-    for (const auto& [key, child] : value.dict()) visit_tensors(child, visit);
+    return std::ranges::any_of(value.dict(), [&](const auto& item) { return any_leaf(item.second, test); });
   }
   if (const auto* items = items_of(value)) {
-    for (const auto& child : *items) visit_tensors(child, visit);
+    return std::ranges::any_of(*items, [&](const auto& item) { return any_leaf(item, test); });
   }
+  return test(value);
+}
+
+StateValue map_leaves(const StateValue& value, const LeafChange& change, const std::string& path) {
+  const auto below = [&](const StateKey& step, const StateValue& child) {
+    return map_leaves(child, change, path.empty() ? to_string(step) : path + "." + to_string(step));
+  };
+  if (value.is_dict()) {
+    StateDict changed;
+    for (const auto& [key, child] : value.dict()) changed.set(key, below(key, child));
+    return changed;
+  }
+  if (const auto* items = items_of(value)) {
+    StateList changed;
+    for (const auto& item : *items) changed.push_back(below(static_cast<int64_t>(changed.size()), item));
+    if (value.is_list()) return changed;
+    return StateTuple{std::move(changed)};
+  }
+  return change(value, path);
+}
+
+void visit_tensors(const StateValue& value, const std::function<void(const at::Tensor&)>& visit) {
+  any_leaf(value, [&](const StateValue& leaf) {
+    if (leaf.is_tensor()) visit(leaf.tensor());
+    return false;
+  });
 }
 
 bool check_state_dict_similarity(const StateDict& a, const StateDict& b) {

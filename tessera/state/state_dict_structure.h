@@ -37,6 +37,15 @@ FlatStateDict flatten_state_dict(const StateDict& state_dict);
 // another (a dict at one place for one key, a list for another).
 StateDict unflatten_state_dict(const FlatStateDict& flat);
 
+// Whether `test` holds for a leaf, which is any value but a dict, list or tuple. Leaves are tested in order, up to the
+// first for which it holds.
+bool any_leaf(const StateValue& value, const std::function<bool(const StateValue& leaf)>& test);
+
+// The same tree with what `change` makes of each leaf. The path of a leaf is its keys and positions joined by dots,
+// below `path`.
+using LeafChange = std::function<StateValue(const StateValue& leaf, const std::string& path)>;
+StateValue map_leaves(const StateValue& value, const LeafChange& change, const std::string& path = "");
+
 // Calls `visit` with every tensor, in order; those of sharded tensors not.
 void visit_tensors(const StateValue& value, const std::function<void(const at::Tensor&)>& visit);
 

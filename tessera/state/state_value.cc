@@ -13,6 +13,14 @@ std::string to_string(const StateKey& key) {
   return std::get<std::string>(key);
 }
 
+StateValue to_value(const StateKey& key) {
+  return std::visit([](const auto& held) { return StateValue(held); }, key);
+}
+
+StateKey to_key(const StateValue& value) {
+  return value.is_int() ? StateKey(value.integer()) : StateKey(value.string());
+}
+
 StateDict::StateDict(std::initializer_list<Item> items) {
   for (const auto& [key, value] : items) set(key, value);
 }
@@ -73,12 +81,33 @@ double StateValue::number() const {
   return is_int() ? static_cast<double>(integer()) : state_value_as<double>(*this, "float");
 }
 
+const StateList* items_of(const StateValue& value) {
+  if (const auto* list = std::get_if<StateList>(&value.variant())) return list;
+  const auto* tuple = std::get_if<StateTuple>(&value.variant());
+  return tuple ? &tuple->items : nullptr;
+}
+
 const char* type_name(const StateValue& value) {
   static constexpr const char* kNames[] = {"NoneType", "bool",          "int",  "float", "str", "bytes",
                                            "Tensor",   "ShardedTensor", "list", "tuple", "dict"};
   static_assert(std::size(kNames) == std::variant_size_v<StateValue::Variant>);
   if (value.is_tensor() && is_dtensor(value.tensor())) return "DTensor";
   return kNames[value.variant().index()];
+}
+
+std::string scalar_text(const StateValue& value) {
+  if (value.is_none()) return "None";
+  if (value.is_string()) return quote(value.string());
+  if (value.is_bool()) return std::get<bool>(value.variant()) ? "True" : "False";
+  if (value.is_int()) return fmt::format("{}", value.integer());
+  if (value.is_double()) return fmt::format("{}", value.number());
+  if (!value.is_tensor() || !value.tensor().defined() || is_dtensor(value.tensor()) || value.tensor().is_meta() ||
+      value.tensor().dim() > 0 || value.tensor().is_complex()) {
+    return type_name(value);
+  }
+  const auto scalar = value.tensor().item();
+  return scalar.isIntegral(/*includeBool=*/true) ? fmt::format("{}", scalar.toLong())
+                                                 : fmt::format("{}", scalar.toDouble());
 }
 
 }  // namespace tessera

@@ -28,6 +28,9 @@ class StateValue;
 
 using StateKey = std::variant<int64_t, std::string>;
 std::string to_string(const StateKey& key);
+// A key as a value, and a value as a key; Error kShape for a value that is neither an int nor text.
+StateValue to_value(const StateKey& key);
+StateKey to_key(const StateValue& value);
 
 // A dict in insertion order; finding a key takes constant time.
 class StateDict {
@@ -120,7 +123,12 @@ class StateValue {
   Variant value_;
 };
 
+// The items of a list or a tuple; null for any other value.
+const StateList* items_of(const StateValue& value);
+
 // "Tensor", "DTensor", "ShardedTensor", "int", "dict", ...: as messages name the type of a value.
 const char* type_name(const StateValue& value);
+// As messages show it: numbers, text and tensors without dims by value, anything else by type.
+std::string scalar_text(const StateValue& value);
 
 }  // namespace tessera

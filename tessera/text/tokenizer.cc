@@ -24,7 +24,6 @@ namespace {
 
 constexpr size_t kMaxFileBytes = size_t{1} << 30;
 constexpr size_t kShownTokenBytes = 40;
-constexpr JsonLimits kConfigLimits{.max_bytes = size_t{64} << 20, .max_keys = 4'000'000};
 
 // Flags of a token.
 constexpr uint8_t kExists = 1, kSpecial = 2, kAdded = 4;
@@ -66,10 +65,10 @@ struct Tokenizer::State {
   // `named` are the added tokens of tokenizer_config.json.
   State(TokenizerFile file, const std::vector<AddedToken>& named) : State(file, file.root(), named) {}
   State(TokenizerFile& file, const JsonReader& root, const std::vector<AddedToken>& named)
-      : normalizer(Normalizer::from_json(optional_member(root, "normalizer"))),
-        pre_tokenizer(PreTokenizer::from_json(optional_member(root, "pre_tokenizer"))),
-        post_processor(PostProcessor::from_json(optional_member(root, "post_processor"))),
-        decoder(Decoder::from_json(optional_member(root, "decoder"))),
+      : normalizer(optional_member(root, "normalizer")),
+        pre_tokenizer(optional_member(root, "pre_tokenizer")),
+        post_processor(optional_member(root, "post_processor")),
+        decoder(optional_member(root, "decoder")),
         model(checked_bpe(file), pre_tokenizer.byte_level()),
         added(root, named, model.vocab(), normalizer) {
     fill_tokens();
@@ -82,6 +81,11 @@ struct Tokenizer::State {
   void warn_of_ignored_keys(const JsonReader& config) const;
   void encode(std::string_view text, const EncodeOptions& options, std::vector<TokenId>& ids, Offsets* offsets) const;
   std::optional<TokenId> find(std::string_view token) const;
+  // Of kExists, kSpecial and kAdded; none for an id that names no token.
+  uint8_t flags_of(TokenId id) const {
+    const auto index = static_cast<size_t>(id);  // of a negative id beyond all
+    return index < token_flags.size() ? token_flags[index] : uint8_t{0};
+  }
   std::optional<TokenId> token_from_config(const JsonReader& config, const char* key) const;
 
   Normalizer normalizer;
@@ -106,8 +110,12 @@ struct Tokenizer::State {
     void whole(std::string_view text);
 
    private:
+    using Encode = void (Run::*)(std::string_view text, const Span* origins, bool at_start);
     void part(std::string_view text, const Span* origins, bool at_start);
     void normalized_part(std::string_view text, const Span* origins, bool at_start);
+    // Takes the matcher's tokens out of the text; `encode` is called with what stands between them.
+    void cut(const AddedMatcher& matcher, std::vector<AddedPart>& parts, std::string_view text, const Span* origins,
+             bool at_start, Encode encode);
     void token(TokenId id, Span part, const Span* origins);
 
     const State& state_;
@@ -188,16 +196,19 @@ void Tokenizer::State::Run::whole(std::string_view text) {
     make_valid(text, track, input);
     text = input.text;
   }
-  const Span* origins = track ? input.origins.data() : nullptr;
-  if (state_.added.raw().empty()) return part(text, origins, true);
-  auto& parts = scratch_.raw_parts;
-  state_.added.raw().split(text, {options_.parse_special, options_.barriers, origins}, parts);
-  for (const AddedPart& found : parts) {
-    const auto in = text.substr(found.span.begin, found.span.end - found.span.begin);
-    if (found.id != AddedPart::kText) {
-      token(found.id, found.span, origins);
+  cut(state_.added.raw(), scratch_.raw_parts, text, track ? input.origins.data() : nullptr, true, &Run::part);
+}
+
+void Tokenizer::State::Run::cut(const AddedMatcher& matcher, std::vector<AddedPart>& parts, std::string_view text,
+                                const Span* origins, bool at_start, Encode encode) {
+  if (matcher.empty()) return (this->*encode)(text, origins, at_start);
+  matcher.split(text, {options_.parse_special, options_.barriers, origins}, parts);
+  for (const auto& [span, id] : parts) {
+    if (id != AddedPart::kText) {
+      token(id, span, origins);
     } else {
-      part(in, origins ? origins + found.span.begin : nullptr, found.span.begin == 0);
+      (this->*encode)(text.substr(span.begin, span.end - span.begin), origins ? origins + span.begin : nullptr,
+                      at_start && span.begin == 0);
     }
   }
 }
@@ -212,17 +223,7 @@ void Tokenizer::State::Run::part(std::string_view text, const Span* origins, boo
     text = normalized.text;
     if (origins) origins = normalized.origins.data();
   }
-  if (state_.added.normalized().empty()) return normalized_part(text, origins, at_start);
-  auto& parts = scratch_.normalized_parts;
-  state_.added.normalized().split(text, {options_.parse_special, options_.barriers, origins}, parts);
-  for (const AddedPart& found : parts) {
-    const auto in = text.substr(found.span.begin, found.span.end - found.span.begin);
-    if (found.id != AddedPart::kText) {
-      token(found.id, found.span, origins);
-    } else {
-      normalized_part(in, origins ? origins + found.span.begin : nullptr, at_start && found.span.begin == 0);
-    }
-  }
+  cut(state_.added.normalized(), scratch_.normalized_parts, text, origins, at_start, &Run::normalized_part);
 }
 
 void Tokenizer::State::Run::normalized_part(std::string_view text, const Span* origins, bool at_start) {
@@ -301,12 +302,8 @@ void take_more_tokens(const Json& map, Json& config) {
 }
 
 // tokenizer_config.json with the tokens of special_tokens_map.json where that file has others.
-Json config_of_tokenizer(const std::filesystem::path& dir, const std::filesystem::path& path,
-                         const std::string& where) {
-  Json config = Json::object();
-  if (std::filesystem::exists(path)) {
-    config = parse_json_object(read_file(path, kConfigLimits.max_bytes), where, kConfigLimits);
-  }
+Json config_of_tokenizer(const std::filesystem::path& dir, const std::string& where) {
+  Json config = read_object_if_there(dir / "tokenizer_config.json", where);
   const Json map = read_special_tokens_map(dir);
   if (map.empty()) return config;
   take_more_tokens(map, config);
@@ -325,9 +322,8 @@ Tokenizer Tokenizer::from_folder(const std::filesystem::path& dir) {
   const auto path = dir / "tokenizer.json";
   check_tokenizer_is_there(dir);
   auto file = parse_tokenizer_file(read_file(path, kMaxFileBytes), path.string());
-  const auto config_path = dir / "tokenizer_config.json";
-  const auto where = "[text.load] " + config_path.string();
-  const Json json = config_of_tokenizer(dir, config_path, where);
+  const auto where = "[text.load] " + (dir / "tokenizer_config.json").string();
+  const Json json = config_of_tokenizer(dir, where);
   const JsonReader config(json, where);
   const auto named = named_tokens(config, file.root());
   auto state = std::make_shared<State>(std::move(file), named);
@@ -355,47 +351,33 @@ std::string Tokenizer::decode(std::span<const TokenId> ids, bool skip_special_to
   std::vector<std::string> tokens;
   tokens.reserve(ids.size());
   for (const TokenId id : ids) {
-    const auto index = static_cast<size_t>(id);
-    if (id < 0 || index >= state_->tokens.size() || !state_->token_flags[index]) continue;
-    if (!skip_special_tokens || !(state_->token_flags[index] & kSpecial)) tokens.push_back(state_->tokens[index]);
+    const auto flags = state_->flags_of(id);
+    const bool skipped = skip_special_tokens && (flags & kSpecial);
+    if (flags && !skipped) tokens.push_back(state_->tokens[static_cast<size_t>(id)]);
   }
   return state_->decoder.decode(std::move(tokens));
 }
 
 std::string Tokenizer::token_bytes(TokenId id) const {
-  const auto index = static_cast<size_t>(id);
-  if (id < 0 || index >= state_->tokens.size() || !state_->token_flags[index]) return "";
-  return state_->decoder.bytes_of(state_->tokens[index]);
+  return is_known(id) ? state_->decoder.bytes_of(state_->tokens[static_cast<size_t>(id)]) : "";
 }
 
 std::optional<TokenId> Tokenizer::token_to_id(std::string_view token) const { return state_->find(token); }
 
 const std::string& Tokenizer::id_to_token(TokenId id) const {
-  const auto index = static_cast<size_t>(id);
-  TESSERA_CHECK(id >= 0 && index < state_->tokens.size() && state_->token_flags[index], ErrorKind::kConfig,
-                "[text.id_to_token] id {} names no token, ids are below {}", id, state_->tokens.size());
-  return state_->tokens[index];
+  TESSERA_CHECK(is_known(id), ErrorKind::kConfig, "[text.id_to_token] id {} names no token, ids are below {}", id,
+                state_->tokens.size());
+  return state_->tokens[static_cast<size_t>(id)];
 }
 
-bool Tokenizer::is_known(TokenId id) const {
-  const auto index = static_cast<size_t>(id);
-  return id >= 0 && index < state_->tokens.size() && state_->token_flags[index] != 0;
-}
+bool Tokenizer::is_known(TokenId id) const { return state_->flags_of(id) != 0; }
+bool Tokenizer::is_special(TokenId id) const { return (state_->flags_of(id) & kSpecial) != 0; }
+bool Tokenizer::is_added(TokenId id) const { return (state_->flags_of(id) & kAdded) != 0; }
 
 size_t Tokenizer::vocab_size() const { return state_->tokens.size(); }
 std::optional<TokenId> Tokenizer::bos_id() const { return state_->bos; }
 std::optional<TokenId> Tokenizer::eos_id() const { return state_->eos; }
 std::optional<TokenId> Tokenizer::pad_id() const { return state_->pad; }
-
-bool Tokenizer::is_special(TokenId id) const {
-  const auto index = static_cast<size_t>(id);
-  return id >= 0 && index < state_->tokens.size() && (state_->token_flags[index] & kSpecial) != 0;
-}
-
-bool Tokenizer::is_added(TokenId id) const {
-  const auto index = static_cast<size_t>(id);
-  return id >= 0 && index < state_->tokens.size() && (state_->token_flags[index] & kAdded) != 0;
-}
 
 std::vector<std::pair<size_t, size_t>> Tokenizer::special_tokens_in(std::string_view text) const {
   return state_->added.written().find_all(text);

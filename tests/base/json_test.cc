@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "tessera/base/text/json_fault.h"
 #include "tessera/base/text/json_numbers.h"
 #include "tests/support/heap_bytes.h"
 #include "tests/support/process.h"

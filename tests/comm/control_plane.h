@@ -107,7 +107,7 @@ inline void run_rank(int rank, int size, int local_size, int port, Tally& tally,
       figures->meeting_seconds = clock_seconds() - start;
     }
     c10d::PrefixStore watch("watch", store);
-    const auto watchdog = Watchdog::start(
+    const auto watchdog = start_watchdog(
         watch, {.rank = rank, .size = size, .timeout = std::chrono::seconds(120), .silence = std::chrono::seconds(60)},
         listener);
     if (!watchdog) throw std::runtime_error("no watch");

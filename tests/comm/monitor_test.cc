@@ -162,7 +162,7 @@ template <class Begin>
 Pending sum_on_device(Group& group, const Begin& begin) {
   CollectiveStart call(group, Op::kAllReduce, "w");
   call.keep(at::empty({4}, at::TensorOptions().device(at::kMeta)));
-  call.sign({.sizes = {4}, .dtype = static_cast<int>(at::kFloat)});
+  call.sign({.dtype = static_cast<int>(at::kFloat), .sizes = {4}});
   return call.start(begin);
 }
 
@@ -268,7 +268,7 @@ TEST(Monitor, ARankThatIsAbsentFromAStartThatBlocksIsNamed) {
   std::atomic<bool> broken_off = false;
   monitors[0]->on_verdict([&] { broken_off = true; });
   const auto attend = [&](int rank) {
-    monitors[rank]->attend(Watchdog::start(*store, {.rank = rank, .size = 2}, *monitors[rank]));
+    monitors[rank]->attend(start_watchdog(*store, {.rank = rank, .size = 2}, *monitors[rank]));
   };
   std::thread other([&] { attend(1); });
   attend(0);

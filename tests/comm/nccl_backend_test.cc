@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
 #include "tessera/base/error.h"
-#include "tessera/comm/backends/gpu_choice.h"
 #include "tessera/comm/rendezvous/thread_ranks.h"
 
 namespace tessera::comm {
@@ -17,7 +19,8 @@ TEST(Nccl, WhereItIsMissingTheErrorSaysWhatAndNamesTheRemedy) {
   const std::string reason = why_no_nccl(kRanks);
   ASSERT_FALSE(reason.empty());
   try {
-    make_nccl_backend(nullptr, {.rank = 0, .size = kRanks, .ranks_on_host = kRanks});
+    make_nccl_backend(
+        {.store = nullptr, .group = "gpus", .rank = 0, .size = kRanks, .ranks_on_host = kRanks, .host = nullptr});
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kConfig);

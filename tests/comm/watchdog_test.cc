@@ -61,7 +61,7 @@ std::string heard_when_leaving(const std::vector<std::chrono::milliseconds>& del
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < size; ++rank) {
     ranks.emplace_back([&, rank] {
-      const auto watchdog = Watchdog::start(*store, {.rank = rank, .size = size}, listeners[rank]);
+      const auto watchdog = start_watchdog(*store, {.rank = rank, .size = size}, listeners[rank]);
       std::this_thread::sleep_for(delays[rank]);
       watchdog->leave(false);
     });
@@ -119,7 +119,7 @@ TEST(Watchdog, WhereOneRankCannotReachRankZeroNoneIsWatched) {
       if (rank == 2) store = c10::make_intrusive<MisledStore>("w", shared);
       try {
         const auto watchdog =
-            Watchdog::start(*store, {.rank = rank, .size = 4, .timeout = std::chrono::seconds(8)}, listeners[rank]);
+            start_watchdog(*store, {.rank = rank, .size = 4, .timeout = std::chrono::seconds(8)}, listeners[rank]);
         outcomes[rank] = watchdog ? "watched" : "none";
       } catch (const std::exception& error) {
         outcomes[rank] = error.what();

@@ -11,7 +11,7 @@
 #include "tessera/formats/safetensors/safetensors_writer.h"
 #include "tessera/models/config/config.h"
 #include "tessera/models/config/family.h"
-#include "tessera/models/families/llama.h"
+#include "tessera/models/families/families.h"
 #include "tessera/models/files/model_path.h"
 #include "tessera/models/files/weights.h"
 #include "tessera/models/gguf/gguf_rope.h"
@@ -103,19 +103,22 @@ TEST(GgufConvert, RotaryRowsInterleaveTheHalvesOfEachHeadAndSplitBack) {
 
 TEST(GgufConvert, Llama3ScalingIsRecoveredFromItsDivisors) {
   for (const double factor : {8., 32., 2.5}) {
-    for (const double context : {8192., 4096., 512.}) {
+    for (const int64_t context : {8192, 4096, 512}) {
       for (const int64_t head_dim : {64, 128}) {
-        const Llama3Scaling wanted{.factor = factor, .original_context = context};
-        Llama3Scaling found;
-        ASSERT_TRUE(recover_llama3_scaling(llama3_divisors(wanted, 500000, head_dim), 500000, found));
-        EXPECT_EQ(found.factor, factor);
-        EXPECT_EQ(found.original_context, context);
+        RopeConfig wanted;
+        wanted.kind = RopeKind::kLlama3;
+        wanted.theta = 500000;
+        wanted.factor = factor;
+        wanted.original_max_position_embeddings = context;
+        const auto found = recover_llama3_scaling(llama3_divisors(wanted, head_dim), wanted.theta);
+        ASSERT_TRUE(found);
+        EXPECT_EQ(found->factor, factor);
+        EXPECT_EQ(found->original_max_position_embeddings, context);
       }
     }
   }
-  Llama3Scaling found;
-  EXPECT_FALSE(recover_llama3_scaling({1, 7, 3, 8}, 10000, found));
-  EXPECT_FALSE(recover_llama3_scaling({}, 10000, found));
+  EXPECT_FALSE(recover_llama3_scaling({1, 7, 3, 8}, 10000));
+  EXPECT_FALSE(recover_llama3_scaling({}, 10000));
 }
 
 TEST(GgufConvert, FolderToGgufAndBackKeepsEveryTensorBitwise) {

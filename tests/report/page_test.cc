@@ -24,6 +24,17 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
+// Behind the rows that are there.
+void add_row(Series& series, int64_t step, const std::map<std::string, double>& values) {
+  for (const auto& [name, value] : values) {
+    auto& column = series.columns[name];
+    column.resize(series.step.size(), kNothing);
+    column.push_back(value);
+  }
+  series.step.push_back(step);
+  for (auto& [name, column] : series.columns) column.resize(series.step.size(), kNothing);
+}
+
 RunHistory made_up(const std::string& name, double offset, int64_t count = 60) {
   RunHistory run;
   run.folder = "runs/" + name;
@@ -32,16 +43,17 @@ RunHistory made_up(const std::string& name, double offset, int64_t count = 60) {
   run.recipe = {{"optimizer.lr", fmt::format("{}", offset)}, {"train.seed", "1"}};
   for (int64_t step = 1; step <= count; ++step) {
     const double at = static_cast<double>(step);
-    run.steps.add(step, {{"loss", offset + 3 / at + (step == 40 ? 5 : 0)},
-                         {"grad_norm", 1 + 0.01 * std::sin(at)},
-                         {"lr", 1e-3 / at},
-                         {"tokens_per_second", 1000 + at},
-                         {"seconds", 0.5},
-                         {"memory_bytes", 2.5e9},
-                         {"peak_share", 0.5}});
+    add_row(run.steps, step,
+            {{"loss", offset + 3 / at + (step == 40 ? 5 : 0)},
+             {"grad_norm", 1 + 0.01 * std::sin(at)},
+             {"lr", 1e-3 / at},
+             {"tokens_per_second", 1000 + at},
+             {"seconds", 0.5},
+             {"memory_bytes", 2.5e9},
+             {"peak_share", 0.5}});
     run.loss_z.push_back(step == 40 ? 12.5 : 0);
     run.grad_norm_z.push_back(0);
-    if (step % 20 == 0) run.validation.add(step, {{"validation_loss", offset + 2.5 / at}});
+    if (step % 20 == 0) add_row(run.validation, step, {{"validation_loss", offset + 2.5 / at}});
   }
   run.samples = {{20, "Once </script> upon", "a time <b>&amp;"}};
   run.warnings = {{3, "careful"}};
@@ -136,7 +148,7 @@ TEST(Page, TellsPartsOfSeveralRunsByTheirLines) {
     GTEST_SKIP() << "no chromium in PATH";
   }
   auto first = made_up("a", 1), second = made_up("b", 2);
-  for (auto* run : {&first, &second}) run->steps.add(61, {{"parts.compute", 0.4}, {"parts.wait", 0.1}});
+  for (auto* run : {&first, &second}) add_row(run->steps, 61, {{"parts.compute", 0.4}, {"parts.wait", 0.1}});
   const auto lines = told(render_page({first, second}), R"(
 const pieces = [...chart('parts').querySelectorAll('.readout .piece')].map((piece) => piece.style.background);
 tell(`pieces ${pieces.length} ${new Set(pieces).size} ${pieces.filter((text) => text.includes('gradient')).length}`);
@@ -149,20 +161,12 @@ TEST(Page, ShowsWhereTheTimeOfProfiledStepsWent) {
     GTEST_SKIP() << "no chromium in PATH";
   }
   auto run = made_up("demo", 1);
-  Profile profile{.first_step = 4, .last_step = 6, .ranks = {}, .operations = {}, .modules = {}, .collectives = {}};
-  for (const double rank : {0.0, 1.0}) {
-    profile.ranks.push_back({{"rank", rank},
-                             {"compute", 0.6},
-                             {"communication", 0.1 + 0.1 * rank},
-                             {"wait", 0.2 - 0.1 * rank},
-                             {"data", 0.06},
-                             {"checkpoint", 0.04},
-                             {"hidden", 0.25}});
-  }
-  profile.operations = {{"aten::<mm>", "", 30, 0.3, 0}};
-  profile.modules = {{"model.layers.*.mlp", "", 6, 0.15, 0}};
-  profile.collectives = {{"all_gather", "dp", 12, 0.03, 3e6}};
-  run.profile = profile;
+  run.profile = nlohmann::ordered_json::parse(R"({"first_step": 4, "last_step": 6, "ranks": [
+    {"rank": 0, "compute": 0.6, "communication": 0.1, "wait": 0.2, "data": 0.06, "checkpoint": 0.04, "hidden": 0.25},
+    {"rank": 1, "compute": 0.6, "communication": 0.2, "wait": 0.1, "data": 0.06, "checkpoint": 0.04, "hidden": 0.25}],
+    "operations": [{"name": "aten::<mm>", "group": "", "calls": 30, "seconds": 0.3, "bytes": 0}],
+    "modules": [{"name": "model.layers.*.mlp", "group": "", "calls": 6, "seconds": 0.15, "bytes": 0}],
+    "collectives": [{"name": "all_gather", "group": "dp", "calls": 12, "seconds": 0.03, "bytes": 3000000}]})");
   const auto lines = told(render_page({run, made_up("plain", 2)}), R"(
 const shown = document.querySelector('[data-profile=demo]'), all = (what) => [...shown.querySelectorAll(what)];
 tell(document.querySelectorAll('[data-profile]').length);

@@ -10,6 +10,8 @@
 namespace tessera::serve {
 namespace {
 
+using Stage = Connections::Stage;
+
 // Both ends of a connection; the server's is its key, too.
 struct Pair {
   UniqueFd server, client;
@@ -27,10 +29,10 @@ struct Pair {
 
 TEST(Connections, AnAnswerThatIsNotTakenIsCutOff) {
   const Pair pair;
-  Connections connections({.read_seconds = 0.1, .answer_seconds = 2});
+  Connections connections({.read_seconds = 0.1, .request_seconds = 1.9});
   const auto begin = std::chrono::steady_clock::now();
   connections.opened(&pair, pair.server.get(), "");
-  connections.answering(&pair);
+  connections.enter(&pair, Stage::kAnswer);
   EXPECT_EQ(testing::read_all(pair.client.get()), "");  // until it is shut
   const auto lasted = std::chrono::steady_clock::now() - begin;
   EXPECT_GE(lasted, std::chrono::seconds(2)) << "the time for requests does not count while one is answered";
@@ -42,30 +44,30 @@ TEST(Connections, TheFirstHeaderHasATimeOfItsOwn) {
   Connections connections({.header_seconds = 0.1, .read_seconds = 1000});
   connections.opened(&silent, silent.server.get(), "");
   connections.opened(&idle, idle.server.get(), "");
-  connections.receiving(&idle);
-  connections.answering(&idle);
-  connections.waiting(&idle);
+  connections.enter(&idle, Stage::kBody);
+  connections.enter(&idle, Stage::kAnswer);
+  connections.enter(&idle, Stage::kIdle);
   EXPECT_EQ(testing::read_all(silent.client.get()), "");
   EXPECT_FALSE(idle.is_shut());
 }
 
 TEST(Connections, SilentOnesMakeRoomAndAnswersAreNeverCutOff) {
   std::vector<Pair> pairs(4);
-  Connections connections({.open = 3, .header_seconds = 1000, .read_seconds = 1000});
+  Connections connections({.connections = 3, .header_seconds = 1000, .read_seconds = 1000});
   const auto open = [&](size_t i) {
     const bool is_admitted = connections.admit("");
     connections.opened(&pairs[i], pairs[i].server.get(), "");
     return is_admitted;
   };
   open(0);
-  connections.receiving(&pairs[0]);
-  connections.answering(&pairs[0]);
+  connections.enter(&pairs[0], Stage::kBody);
+  connections.enter(&pairs[0], Stage::kAnswer);
   open(1);
-  connections.receiving(&pairs[1]);  // its body is on the way
+  connections.enter(&pairs[1], Stage::kBody);  // its body is on the way
   open(2);
-  connections.receiving(&pairs[2]);
-  connections.answering(&pairs[2]);
-  connections.waiting(&pairs[2]);
+  connections.enter(&pairs[2], Stage::kBody);
+  connections.enter(&pairs[2], Stage::kAnswer);
+  connections.enter(&pairs[2], Stage::kIdle);
   EXPECT_TRUE(open(3));
   EXPECT_TRUE(pairs[2].is_shut()) << "an idle one first";
   EXPECT_FALSE(pairs[0].is_shut() || pairs[1].is_shut() || pairs[3].is_shut());
@@ -75,30 +77,30 @@ TEST(Connections, SilentOnesMakeRoomAndAnswersAreNeverCutOff) {
   EXPECT_TRUE(connections.admit(""));
   EXPECT_TRUE(pairs[3].is_shut());
   connections.opened(&fifth, fifth.server.get(), "");
-  connections.answering(&fifth);
+  connections.enter(&fifth, Stage::kAnswer);
   EXPECT_TRUE(connections.admit(""));
   EXPECT_TRUE(pairs[1].is_shut()) << "at last one that sends a body";
   const Pair sixth;
   connections.opened(&sixth, sixth.server.get(), "");
-  connections.replying(&sixth);
+  connections.enter(&sixth, Stage::kReply);
   EXPECT_TRUE(connections.admit(""));
   EXPECT_TRUE(sixth.is_shut()) << "a reply that is not read, as of a refused request";
   const Pair seventh;
   connections.opened(&seventh, seventh.server.get(), "");
-  connections.answering(&seventh);
+  connections.enter(&seventh, Stage::kAnswer);
   EXPECT_TRUE(connections.admit("")) << "where all are answered the library lets new ones wait";
   EXPECT_FALSE(pairs[0].is_shut() || fifth.is_shut() || seventh.is_shut());
 }
 
 TEST(Connections, AnAddressHasALimitOfItsOwn) {
   std::vector<Pair> pairs(4);
-  Connections connections({.open = 100, .of_address = 2, .header_seconds = 1000});
+  Connections connections({.connections = 100, .address_connections = 2, .header_seconds = 1000});
   for (size_t i = 0; i < 4; ++i) connections.opened(&pairs[i], pairs[i].server.get(), i < 3 ? "10.0.0.1" : "10.0.0.2");
   EXPECT_TRUE(connections.admit("10.0.0.2"));
   EXPECT_TRUE(connections.admit("10.0.0.1"));
   EXPECT_TRUE(pairs[0].is_shut()) << "its own oldest one";
   EXPECT_FALSE(pairs[3].is_shut());
-  for (const auto& pair : pairs) connections.answering(&pair);
+  for (const auto& pair : pairs) connections.enter(&pair, Stage::kAnswer);
   EXPECT_FALSE(connections.admit("10.0.0.1"));
   EXPECT_TRUE(connections.admit("10.0.0.2"));
   EXPECT_TRUE(connections.admit("")) << "loopback has none";

@@ -15,14 +15,14 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-const StepLine kLine{.step = 7,
-                     .loss = 2.34567,
-                     .grad_norm = 1.25,
-                     .lr = 1e-4,
-                     .tokens_per_second = 1234.4,
-                     .memory_bytes = int64_t{512} << 20,
-                     .peak_share = 0.434,
-                     .seconds = 2};
+const StepMetrics kMetrics{.step = 7,
+                           .loss = 2.34567,
+                           .grad_norm = 1.25,
+                           .lr = 1e-4,
+                           .tokens_per_second = 1234.4,
+                           .memory_bytes = int64_t{512} << 20,
+                           .peak_share = 0.434,
+                           .seconds = 2};
 
 struct Shown {
   std::vector<std::string> writes;
@@ -36,7 +36,7 @@ struct Shown {
 
 TEST(Progress, PlainLineSaysEverythingOfAStep) {
   Shown shown({.total_steps = 100});
-  shown.progress.step(kLine);
+  shown.progress.step(kMetrics);
   EXPECT_THAT(shown.writes, ElementsAre("step   7/100  loss 2.3457  norm 1.250  lr 1.00e-04  1234 tok/s  512 MiB  "
                                         "43% of peak  eta 3:06\n"));
 }
@@ -54,14 +54,15 @@ TEST(Progress, LinesComeEveryNStepsAndAtTheEnd) {
 
 TEST(Progress, OutliersAreFlaggedAndShownBetweenLines) {
   Shown shown({.total_steps = 100, .every = 10});
-  StepLine line = kLine;
-  line.loss_z = -3.9;
-  line.grad_norm_z = 5.25;
-  shown.progress.step(line);
+  StepMetrics metrics = kMetrics;
+  metrics.loss_z = -3.9;
+  metrics.grad_norm_z = 5.25;
+  shown.progress.step(metrics);
   ASSERT_EQ(shown.writes.size(), 1u);
   EXPECT_THAT(shown.writes[0], HasSubstr("loss 2.3457  norm 1.250 (z +5.2!)"));
   EXPECT_THAT(shown.writes[0], Not(HasSubstr("\x1b")));
-  EXPECT_THAT(format_step(line, {.total_steps = 100, .colour = true}, 0), HasSubstr("\x1b[31m1.250 (z +5.2!)\x1b[0m"));
+  EXPECT_THAT(format_step(metrics, {.total_steps = 100, .colour = true}, 0),
+              HasSubstr("\x1b[31m1.250 (z +5.2!)\x1b[0m"));
 }
 
 TEST(Progress, SkippedStepSaysSo) {

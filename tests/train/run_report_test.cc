@@ -53,7 +53,7 @@ TEST(RunReport, WritesRecipeMetricsAndEvents) {
                      {.ranks = 2, .layout = "tp 2", .total_steps = 2, .parameters = 7, .warnings = warnings});
     auto result = result_of(3.5, 1000);
     result.communication_seconds = {0.125, 0.25};
-    report.step(1, result, 1e-3, {.total = 0.5, .data = 0.0625, .checkpoint = 2});
+    report.step({.step = 1, .lr = 1e-3, .seconds = 0.5, .data_seconds = 0.0625, .checkpoint_seconds = 2}, result);
     report.validation(1, 3.25, 0.125);
     log_warning("[test] told later");
     report.sample(1, "Once", "upon \"a\" time\n");
@@ -95,7 +95,7 @@ TEST(RunReport, WhatTheRecipeSwitchesOffIsNotWritten) {
   RunFolder folder(temp / "run");
   RunReport report(recipe_with({"log.tensorboard=false", "log.jsonl=false"}), folder, small_config(),
                    {.total_steps = 1});
-  report.step(1, result_of(3.5, 10), 1e-3, {.total = 0.5});
+  report.step({.step = 1, .lr = 1e-3, .seconds = 0.5}, result_of(3.5, 10));
   report.validation(1, 3.25, 0.125);
   report.finish(1, "done");
   EXPECT_FALSE(std::filesystem::exists(temp / "run" / "metrics.jsonl"));

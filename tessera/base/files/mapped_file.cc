@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "tessera/base/error.h"
+#include "tessera/base/files/unique_fd.h"
 
 namespace tessera {
 namespace {
@@ -91,26 +92,19 @@ void report_cut_files() {
 }
 
 std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  TESSERA_CHECK(fd >= 0, ErrorKind::kIo, "[file] {}: cannot be opened for reading: {}", path.string(),
+  const UniqueFd opened(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  TESSERA_CHECK(opened.open(), ErrorKind::kIo, "[file] {}: cannot be opened for reading: {}", path.string(),
                 std::strerror(errno));
   struct stat info {};
-  if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-    ::close(fd);
-    raise(ErrorKind::kIo, "[file] {}: is not a regular file", path.string());
-  }
+  TESSERA_CHECK(::fstat(opened.get(), &info) == 0 && S_ISREG(info.st_mode), ErrorKind::kIo,
+                "[file] {}: is not a regular file", path.string());
   const auto size_bytes = static_cast<size_t>(info.st_size);
   void* data = nullptr;
   if (size_bytes > 0) {
-    data = ::mmap(nullptr, size_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (data == MAP_FAILED) {
-      const int reason = errno;
-      ::close(fd);
-      raise(ErrorKind::kIo, "[file] {}: {} bytes cannot be mapped: {}", path.string(), size_bytes,
-            std::strerror(reason));
-    }
+    data = ::mmap(nullptr, size_bytes, PROT_READ, MAP_PRIVATE, opened.get(), 0);
+    TESSERA_CHECK(data != MAP_FAILED, ErrorKind::kIo, "[file] {}: {} bytes cannot be mapped: {}", path.string(),
+                  size_bytes, std::strerror(errno));
   }
-  ::close(fd);
   const std::shared_ptr<const MappedFile> file(new MappedFile(path, static_cast<const std::byte*>(data), size_bytes));
   if (data != nullptr) enter_map(file->data_, size_bytes, file->path_.c_str());
   return file;

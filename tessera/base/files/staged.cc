@@ -40,22 +40,20 @@ std::filesystem::path make_new(const std::filesystem::path& folder, const std::s
 
 StagedFile::StagedFile(std::filesystem::path path, const std::filesystem::path& staging) : path_(std::move(path)) {
   staged_ = make_new(staging.empty() ? parent_of(path_) : staging, path_.filename().string(), [&](const auto& name) {
-    fd_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
-    return fd_ >= 0 ? 0 : errno;
+    file_.reset(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+    return file_.open() ? 0 : errno;
   });
 }
 
 StagedFile::~StagedFile() {
-  if (fd_ < 0) return;
-  ::close(fd_);
-  ::unlink(staged_.c_str());
+  if (file_.open()) ::unlink(staged_.c_str());
 }
 
 void StagedFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
   size_t written = 0;
   while (written < bytes.size()) {
     const ssize_t step =
-        ::pwrite(fd_, bytes.data() + written, bytes.size() - written, static_cast<off_t>(offset + written));
+        ::pwrite(file_.get(), bytes.data() + written, bytes.size() - written, static_cast<off_t>(offset + written));
     if (step < 0 && errno == EINTR) continue;
     TESSERA_CHECK(step > 0, ErrorKind::kIo, "[file] {}: cannot be written at byte {}: {}", path_.string(),
                   offset + written, std::strerror(errno));
@@ -64,15 +62,14 @@ void StagedFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
   // Large pieces go to the disk while the next ones are made; publish() waits for all of it.
   constexpr size_t kLarge = 1 << 20;
   if (written >= kLarge) {
-    ::sync_file_range(fd_, static_cast<off64_t>(offset), static_cast<off64_t>(written), SYNC_FILE_RANGE_WRITE);
+    ::sync_file_range(file_.get(), static_cast<off64_t>(offset), static_cast<off64_t>(written), SYNC_FILE_RANGE_WRITE);
   }
 }
 
 void StagedFile::publish() {
-  TESSERA_CHECK(::fsync(fd_) == 0 && ::rename(staged_.c_str(), path_.c_str()) == 0, ErrorKind::kIo,
+  TESSERA_CHECK(::fsync(file_.get()) == 0 && ::rename(staged_.c_str(), path_.c_str()) == 0, ErrorKind::kIo,
                 "[file] {}: cannot be published: {}", path_.string(), std::strerror(errno));
-  ::close(fd_);
-  fd_ = -1;
+  file_.reset();
   sync_folder(parent_of(path_));
 }
 

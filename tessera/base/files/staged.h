@@ -21,6 +21,8 @@
 #include <string>
 #include <string_view>
 
+#include "tessera/base/files/unique_fd.h"
+
 namespace tessera {
 
 class StagedFile {
@@ -40,7 +42,7 @@ class StagedFile {
  private:
   std::filesystem::path path_;
   std::filesystem::path staged_;
-  int fd_ = -1;
+  UniqueFd file_;
 };
 
 class StagedFolder {

@@ -1,16 +1,14 @@
 #include "tessera/base/machine/endpoint.h"
 
-#include <charconv>
-
 #include "tessera/base/error.h"
+#include "tessera/base/text/number.h"
 
 namespace tessera {
 
 int parse_port(std::string_view text, std::string_view what) {
-  int port = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), port);
-  TESSERA_CHECK(error == std::errc() && end == text.data() + text.size() && port > 0 && port < 65536,
-                ErrorKind::kConfig, "[endpoint] {}: '{}' is no port; wanted 1 to 65535", what, text);
+  const int port = parse_number<int>(text).value_or(0);
+  TESSERA_CHECK(port > 0 && port < 65536, ErrorKind::kConfig, "[endpoint] {}: '{}' is no port; wanted 1 to 65535", what,
+                text);
   return port;
 }
 

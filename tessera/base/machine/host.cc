@@ -19,11 +19,7 @@
 namespace tessera {
 namespace {
 
-std::string boot_id() {
-  std::string text = read_file("/proc/sys/kernel/random/boot_id", 4096);
-  text.resize(std::min(text.find('\n'), text.size()));
-  return text;
-}
+std::string boot_id() { return first_line(read_file("/proc/sys/kernel/random/boot_id", 4096)); }
 
 // "net:[4026531840]"
 std::string namespace_of(const char* kind) {

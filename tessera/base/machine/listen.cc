@@ -116,21 +116,30 @@ std::string address_towards(const std::string& host) {
   return "";
 }
 
-std::vector<std::string> interface_addresses() {
+std::vector<InterfaceAddress> interfaces_of_this_host() {
   ifaddrs* list = nullptr;
-  std::vector<std::string> result;
+  std::vector<InterfaceAddress> result;
   if (::getifaddrs(&list) != 0) return result;
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, ::freeifaddrs);
   for (const ifaddrs* one = list; one; one = one->ifa_next) {
-    if (!one->ifa_addr || !(one->ifa_flags & IFF_UP) || is_loopback(one->ifa_addr)) continue;
+    if (!one->ifa_addr || !(one->ifa_flags & IFF_UP)) continue;
     const int family = one->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) continue;
     if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(one->ifa_addr)->sin6_addr)) {
       continue;  // means nothing to another host without its interface
     }
     const socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-    std::string text = numeric(one->ifa_addr, size);
-    if (!text.empty() && std::ranges::find(result, text) == result.end()) result.push_back(text);
+    const std::string address = numeric(one->ifa_addr, size);
+    if (!address.empty()) result.push_back({one->ifa_name, address});
+  }
+  return result;
+}
+
+std::vector<std::string> interface_addresses() {
+  std::vector<std::string> result;
+  for (const InterfaceAddress& one : interfaces_of_this_host()) {
+    const bool loopback = one.address.starts_with("127.") || one.address == "::1";
+    if (!loopback && std::ranges::find(result, one.address) == result.end()) result.push_back(one.address);
   }
   return result;
 }

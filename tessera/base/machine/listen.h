@@ -32,7 +32,12 @@ Listening listen_at(const std::string& host, int port, Reach reach);
 // way, or only loopback.
 std::string address_towards(const std::string& host);
 
-// Numeric, of all interfaces that are up but loopback and link-local ones.
+struct InterfaceAddress {
+  std::string name, address;  // "eth0", numeric
+};
+// All that are up, link-local IPv6 addresses left out.
+std::vector<InterfaceAddress> interfaces_of_this_host();
+// The addresses among them that are not loopback, each once.
 std::vector<std::string> interface_addresses();
 
 }  // namespace tessera

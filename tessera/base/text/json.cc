@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "tessera/base/text/json_fault.h"
 #include "tessera/base/text/json_numbers.h"
 #include "tessera/base/text/quote.h"
 
@@ -35,14 +34,8 @@ class Events {
     builder_.key(value);
     return true;
   }
-  bool start_object(size_t) {
-    builder_.open_object();
-    return true;
-  }
-  bool start_array(size_t) {
-    builder_.open_array();
-    return true;
-  }
+  bool start_object(size_t) { return opened(Json::object()); }
+  bool start_array(size_t) { return opened(Json::array()); }
   bool end_object() { return closed(); }
   bool end_array() { return closed(); }
   // Stops at the first number that overflows where those are kept: the text is then read anew without them.
@@ -64,6 +57,10 @@ class Events {
   template <class T>
   bool take(T&& value) {
     builder_.value(Json(std::forward<T>(value)));
+    return true;
+  }
+  bool opened(Json container) {
+    builder_.open(std::move(container));
     return true;
   }
   bool closed() {
@@ -109,7 +106,6 @@ void drop_repeated_keys(Json::object_t& object) {
 
 JsonBuilder::JsonBuilder(Json& root, std::string where, const JsonLimits& limits)
     : root_(root), where_(std::move(where)), limits_(limits) {}
-JsonBuilder::~JsonBuilder() = default;
 
 void JsonBuilder::enter() {
   TESSERA_CHECK(++depth_ <= limits_.max_depth, ErrorKind::kFormat, "{}: the JSON is nested deeper than {} levels",
@@ -137,14 +133,9 @@ void JsonBuilder::key(std::string& key) {
   key_ = std::move(key);
 }
 
-void JsonBuilder::open_object() {
+void JsonBuilder::open(Json container) {
   enter();
-  open_.push_back(&place(Json::object()));
-}
-
-void JsonBuilder::open_array() {
-  enter();
-  open_.push_back(&place(Json::array()));
+  open_.push_back(&place(std::move(container)));
 }
 
 void JsonBuilder::close() {
@@ -171,21 +162,9 @@ void JsonBuilder::syntax_error(size_t byte, std::string_view reason) const {
 namespace {
 
 // The parser's events, all ignored but the error.
-struct FaultEvents {
+struct FaultEvents : nlohmann::detail::json_sax_acceptor<Json> {
   std::optional<JsonFault> fault;
 
-  bool null() { return true; }
-  bool boolean(bool) { return true; }
-  bool number_integer(int64_t) { return true; }
-  bool number_unsigned(uint64_t) { return true; }
-  bool number_float(double, const std::string&) { return true; }
-  bool string(std::string&) { return true; }
-  bool binary(Json::binary_t&) { return true; }
-  bool start_object(size_t) { return true; }
-  bool key(std::string&) { return true; }
-  bool end_object() { return true; }
-  bool start_array(size_t) { return true; }
-  bool end_array() { return true; }
   bool parse_error(size_t byte, const std::string&, const nlohmann::detail::exception& error) {
     fault = JsonFault{byte, std::string(syntax_reason(error.what()))};
     return false;

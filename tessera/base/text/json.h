@@ -41,6 +41,14 @@ Json parse_json(std::string_view text, const std::string& where, const JsonLimit
 // Also for JSON that is no object.
 Json parse_json_object(std::string_view text, const std::string& where, const JsonLimits& limits = {});
 
+// Where a text stops being JSON, for readers that name a line and a column.
+struct JsonFault {
+  size_t byte = 0;  // from 1: the last one that was read
+  std::string reason;
+};
+// Nothing for JSON, however deep or large. Builds nothing.
+std::optional<JsonFault> find_json_fault(std::string_view text);
+
 // A value in a message: "null", "an array of 3 values", "7", "\"text\"" (escaped and cut).
 std::string describe(const Json& value);
 
@@ -112,14 +120,12 @@ class JsonReader {
 class JsonBuilder {
  public:
   JsonBuilder(Json& root, std::string where, const JsonLimits& limits);
-  ~JsonBuilder();
   JsonBuilder(const JsonBuilder&) = delete;
   JsonBuilder& operator=(const JsonBuilder&) = delete;
 
   void value(Json value);
   void key(std::string& key);
-  void open_object();
-  void open_array();
+  void open(Json container);  // an empty object or array
   void close();
   // Counts a level, or a key, of a part that is kept elsewhere.
   void enter();

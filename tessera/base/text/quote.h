@@ -3,8 +3,9 @@
 //   raise(ErrorKind::kFormat, "[safetensors] {}: tensor {} is twice in the header", path, quote(name));
 //
 // What is printable UTF-8 stays as it is; control characters, direction marks, other invisible characters and bytes
-// that are no UTF-8 are shown as \n, \t, \x1b or \u202e. Long text is cut between characters and ends with "...". Pure,
-// thread-safe; cost does not depend on what is cut away.
+// that are no UTF-8 are shown as \n, \t, \x1b or \u202e. Long text is cut between characters and ends with "...". Cost
+// does not depend on what is cut away. Text of several lines for a terminal goes through escape_controls(). Pure,
+// thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -19,5 +20,9 @@ inline constexpr size_t kQuotedBytes = 120;
 std::string escape(std::string_view text, size_t limit_bytes = kQuotedBytes);
 // The same between single quotes.
 std::string quote(std::string_view text, size_t limit_bytes = kQuotedBytes);
+
+// All of it as it is but control characters (C0, DEL and C1) other than \n and \t, and bytes that are no UTF-8, which
+// are shown as \x1b. `mark` stands before the two hexadecimal digits of a character; "\\u00" is JSON's.
+std::string escape_controls(std::string_view text, std::string_view mark = "\\x");
 
 }  // namespace tessera

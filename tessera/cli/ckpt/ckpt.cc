@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/text/json_numbers.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/checkpoint/folder.h"
 #include "tessera/checkpoint/write_dcp.h"
@@ -76,7 +77,7 @@ void list_as_json(const std::vector<ListedTensor>& tensors, uint64_t total_bytes
   }
   const nlohmann::ordered_json json = {{"tensors", list}, {"total_bytes", total_bytes}};
   // GGUF names may be any bytes; what is no UTF-8 is shown as U+FFFD.
-  print(json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+  print(dump_json(json) + "\n");
 }
 
 void print_table(const std::vector<ListedTensor>& tensors, uint64_t total_bytes) {

@@ -11,7 +11,7 @@
 #include "tessera/base/files/file.h"
 #include "tessera/base/log.h"
 #include "tessera/base/text/json_numbers.h"
-#include "tessera/base/text/terminal_text.h"
+#include "tessera/base/text/quote.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/generate/generate_flags.h"
 #include "tessera/cli/generate/generator.h"
@@ -119,13 +119,6 @@ GenerationOptions generation_options(const GenerateFlags& flags, const ModelConf
   return options;
 }
 
-Json messages_of(const GenerateFlags& flags, const std::string& text) {
-  Json messages = Json::array();
-  if (!flags.system.empty()) messages.push_back({{"role", "system"}, {"content", flags.system}});
-  messages.push_back({{"role", "user"}, {"content", text}});
-  return messages;
-}
-
 void run_prompt(Generator& generator, const GenerateFlags& flags, const GenerationOptions& options,
                 const Prompts& prompts, const std::vector<int64_t>& prompt) {
   TextStream stream(prompts.tokenizer(), flags.stop, options.stop_tokens);
@@ -183,15 +176,11 @@ std::vector<int64_t> Prompts::of_messages(const Json& messages, const std::strin
   return checked(text::chat_prompt(*chat_, tokenizer_, messages), where);
 }
 
-std::string read_standard_input(const char* flag) {
-  constexpr size_t kMaxBytes = 64 << 20;
-  std::string text;
-  char buffer[1 << 16];
-  while (const size_t got = std::fread(buffer, 1, sizeof buffer, stdin)) {
-    text.append(buffer, got);
-    TESSERA_CHECK(text.size() <= kMaxBytes, ErrorKind::kConfig, "[generate] {} -: more than {} bytes", flag, kMaxBytes);
-  }
-  return text;
+Json opening_messages(const GenerateFlags& flags, const std::optional<std::string>& user) {
+  Json messages = Json::array();
+  if (!flags.system.empty()) messages.push_back({{"role", "system"}, {"content", flags.system}});
+  if (user) messages.push_back({{"role", "user"}, {"content", *user}});
+  return messages;
 }
 
 Json generation_object(const std::vector<int64_t>& prompt, const std::vector<int64_t>& tokens,
@@ -221,7 +210,7 @@ int run_generate(VerbArguments args) {
   set_context(flags.context_tokens, config, options);
   if (!packed_row_dtype(flags.dtype)) parse_dtype_flag("generate", flags.dtype);
   if (const auto code = launch_ranks("generate", args, flags.nproc)) return *code;
-  const auto world = join_world({.nproc = flags.nproc});
+  const auto world = join_world({.nproc = static_cast<int>(flags.nproc)});
   const bool first = world->rank() == 0;
   std::vector<int64_t> prompt;
   std::optional<int64_t> cache;  // of a prompt that is known; alike on all ranks
@@ -230,17 +219,13 @@ int run_generate(VerbArguments args) {
   if (first) warn_of_unlisted_ends(flags.model, config, prompts.tokenizer(), options.stop_tokens);
   const auto read_prompt = [&] {
     constexpr const char* kPrompt = "[generate] the prompt";
-    const auto text = *flags.prompt == "-" ? read_standard_input("--prompt") : *flags.prompt;
-    prompt = flags.chat ? prompts.of_messages(messages_of(flags, text), kPrompt) : prompts.of_text(text, kPrompt);
+    const auto text =
+        *flags.prompt == "-" ? read_standard_input("[generate] --prompt -", kMostPromptBytes) : *flags.prompt;
+    prompt = flags.chat ? prompts.of_messages(opening_messages(flags, text), kPrompt) : prompts.of_text(text, kPrompt);
     cache = generation_capacity(config, prompt, options);
   };
   if (flags.prompt && world->size() == 1) read_prompt();
-  Generator generator({.model = flags.model,
-                       .dtype = flags.dtype,
-                       .device = flags.device,
-                       .cache_tokens = cache,
-                       .contexts = flags.batch.empty() ? 1 : 64},
-                      config, world);
+  Generator generator(flags, config, cache, world);
   if (!first) {
     generator.follow();
   } else if (flags.prompt) {

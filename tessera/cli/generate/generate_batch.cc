@@ -5,6 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
+#include "tessera/cli/flags.h"
 #include "tessera/cli/generate/generate_flags.h"
 #include "tessera/cli/generate/generator.h"
 #include "tessera/data/records/messages.h"
@@ -58,7 +59,8 @@ Job job_of(std::string_view line, const std::string& where, const GenerateFlags&
 // Every line is looked at before the first is computed.
 std::vector<Job> read_jobs(const GenerateFlags& flags, const GenerationOptions& options, const ModelConfig& config,
                            const Prompts& prompts) {
-  const auto text = flags.batch == "-" ? read_standard_input("--batch") : read_file(flags.batch, kMostBytes);
+  const auto text = flags.batch == "-" ? read_standard_input("[generate] --batch -", kMostPromptBytes)
+                                       : read_file(flags.batch, kMostBytes);
   std::vector<Job> jobs;
   size_t number = 0;
   for (size_t begin = 0; begin < text.size();) {

@@ -93,12 +93,6 @@ std::string answer(Generator& generator, const GenerateFlags& flags, const Gener
   return text;
 }
 
-Json fresh(const GenerateFlags& flags) {
-  Json messages = Json::array();
-  if (!flags.system.empty()) messages.push_back({{"role", "system"}, {"content", flags.system}});
-  return messages;
-}
-
 }  // namespace
 
 void run_chat(Generator& generator, const GenerateFlags& flags, const GenerationOptions& options,
@@ -106,7 +100,7 @@ void run_chat(Generator& generator, const GenerateFlags& flags, const Generation
   const CatchInterrupt catch_interrupt;
   const bool typed = ::isatty(STDIN_FILENO) != 0;
   Lines lines;
-  auto messages = fresh(flags);
+  auto messages = opening_messages(flags);
   std::string line;
   if (typed) show("/clear forgets what was said, /exit or Ctrl-D ends, Ctrl-C ends an answer\n");
   while (std::ferror(stdout) == 0) {
@@ -115,7 +109,7 @@ void run_chat(Generator& generator, const GenerateFlags& flags, const Generation
     if (!line.empty() && line.back() == '\r') line.pop_back();
     if (line == "/exit") return;
     if (line == "/clear") {
-      messages = fresh(flags);
+      messages = opening_messages(flags);
       continue;
     }
     if (line.find_first_not_of(" \t") == std::string::npos) {

@@ -58,8 +58,9 @@ void run_chat(Generator& generator, const GenerateFlags& flags, const Generation
 // Every line of flags.batch to a line on standard output.
 void run_batch(Generator& generator, const GenerateFlags& flags, const GenerationOptions& options,
                const Prompts& prompts);
-// Standard input to its end. Error kConfig beyond 64 MiB.
-std::string read_standard_input(const char* flag);
+inline constexpr size_t kMostPromptBytes = 64 << 20;  // of standard input
+// The system message, where there is one, and then what the user says first.
+Json opening_messages(const GenerateFlags& flags, const std::optional<std::string>& user = std::nullopt);
 // One object for a text and its tokens: prompt_tokens, tokens, text.
 Json generation_object(const std::vector<int64_t>& prompt, const std::vector<int64_t>& tokens, const std::string& text);
 // Text of the model on standard output, at once. Where that is a terminal, characters that the terminal would obey are

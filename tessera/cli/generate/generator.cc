@@ -8,16 +8,16 @@
 
 namespace tessera::cli {
 
-Generator::Generator(const GeneratorOptions& options, const ModelConfig& config, std::shared_ptr<comm::World> world)
+Generator::Generator(const GenerateFlags& flags, const ModelConfig& config, std::optional<int64_t> cache_tokens,
+                     std::shared_ptr<comm::World> world)
     : world_(std::move(world)) {
-  const auto device = comm::choose_device(*world_, {.setting = options.device, .key = "--device"});
-  model_ = load_shared(options.model, options.dtype, config, device, world_);
-  const int64_t cache = options.cache_tokens
-                            ? *options.cache_tokens
-                            : shared_cache_tokens(*model_, options.contexts * config.context_tokens, *world_);
+  const auto device = comm::choose_device(*world_, {.setting = flags.device, .key = "--device"});
+  model_ = load_shared(flags.model, flags.dtype, config, device, world_);
+  const int64_t contexts = flags.batch.empty() ? 1 : 64;
+  if (!cache_tokens) cache_tokens = shared_cache_tokens(*model_, contexts * config.context_tokens, *world_);
   if (world_->rank() > 0) return;
-  engine_ = std::make_unique<Engine>(model_,
-                                     EngineOptions{.pages = Engine::pages_for(cache), .group = engine_group(*world_)});
+  engine_ = std::make_unique<Engine>(
+      model_, EngineOptions{.pages = Engine::pages_for(*cache_tokens), .group = engine_group(*world_)});
 }
 
 void Generator::follow() { follow_steps(*model_, *world_->group()); }

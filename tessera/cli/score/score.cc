@@ -92,28 +92,14 @@ std::shared_ptr<CausalLM> load_for_scoring(const ScoreFlags& flags, const ModelC
                                            const pipeline::PipelineOptions& stages) {
   const auto dtype = parse_dtype_flag("score", flags.dtype);
   if (place.mesh()->size() == 1) return from_pretrained(flags.model, dtype, place.mesh()->device());
-  const auto model =
-      make_parallel_model(config, dtype.value_or(config.dtype.value_or(at::kFloat)),
-                          {.mesh = place.mesh(),
-                           .ep = parallel.ep,
-                           .cp_rotate_method = parallel.cp_rotate_method,
-                           .sequence_parallel = parallel.sequence_parallel,
-                           .cpu_offload = parallel.cpu_offload,
-                           .plan = parse_plan_choice(parallel.plan),
-                           .replicate_kv = parallel.replicate_kv,
-                           .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}},
-                          stages);
+  const auto model = make_parallel_model(config, dtype.value_or(config.dtype.value_or(at::kFloat)),
+                                         train::layout_options(parallel, place.mesh()), stages);
   load_pretrained(*model, flags.model);
   return model;
 }
 
 std::string read_input(const std::string& path) {
-  if (path != "-") return read_file(path);
-  std::string text;
-  char buffer[1 << 16];
-  while (const size_t got = std::fread(buffer, 1, sizeof buffer, stdin)) text.append(buffer, got);
-  TESSERA_CHECK(!std::ferror(stdin), ErrorKind::kIo, "[score] standard input cannot be read");
-  return text;
+  return path == "-" ? read_standard_input("[score] --input -", SIZE_MAX) : read_file(path);
 }
 
 // The input belongs to the first rank. COLLECTIVE over the world.
@@ -161,20 +147,16 @@ struct SequenceSums {
   double mean = 0;
 };
 
-// No number of JSON where there is none.
-ordered_json number(double value) { return std::isfinite(value) ? ordered_json(value) : ordered_json(nullptr); }
-
+// Numbers that are not finite become null in the text of the result.
 ordered_json sequence_result(const ScoreSequence& sequence, const std::vector<double>& logprobs, SequenceSums& sums) {
   for (const double each : logprobs) sums.sum += each;
   sums.mean = logprobs.empty() ? 0 : sums.sum / static_cast<double>(logprobs.size());
-  ordered_json list = ordered_json::array();
-  for (const double each : logprobs) list.push_back(number(each));
   const std::vector<int64_t> tokens(sequence.tokens.begin() + static_cast<int64_t>(sequence.first),
                                     sequence.tokens.end());
   return {{"tokens", tokens},
-          {"logprobs", list},
-          {"sum", number(sums.sum)},
-          {"perplexity", logprobs.empty() ? ordered_json(nullptr) : number(std::exp(-sums.mean))}};
+          {"logprobs", logprobs},
+          {"sum", sums.sum},
+          {"perplexity", logprobs.empty() ? ordered_json(nullptr) : ordered_json(std::exp(-sums.mean))}};
 }
 
 ordered_json record_result(const ScoreRecord& record, std::span<const std::vector<double>> logprobs,
@@ -271,10 +253,10 @@ int run_score(VerbArguments args) {
   parse_dtype_flag("score", flags.dtype);
   const auto config = ModelConfig::from_folder(flags.model);
   if (const auto code = launch_ranks("score", args, flags.nproc)) return *code;
-  const auto world = join_world({.backend = recipe.comm.backend,
-                                 .timeout_seconds = static_cast<double>(recipe.comm.timeout_seconds),
-                                 .check = recipe.comm.check,
-                                 .nproc = flags.nproc});
+  const auto world = join_world({.nproc = static_cast<int>(flags.nproc),
+                                 .backend = recipe.comm.backend,
+                                 .timeout = std::chrono::seconds(recipe.comm.timeout_seconds),
+                                 .check = recipe.comm.check});
   const auto device =
       comm::choose_device(*world, {.setting = flags.device, .backend = recipe.comm.backend, .key = "--device"});
   kernels::agree_on_kernels(*world->group());
@@ -291,7 +273,7 @@ int run_score(VerbArguments args) {
   };
   world->size() == 1 ? open() : comm::attempt_together(*world->group(), open);
   const auto model = load_for_scoring(flags, config, recipe.parallel, place, stages);
-  ScoreRun run(*model, place, stages, {.batch_tokens = flags.batch_tokens});
+  ScoreRun run(*model, place, stages, flags.batch_tokens);
   const auto totals = score_all(records, run, writer ? &*writer : nullptr);
   if (!writer) return 0;
   writer->finish();

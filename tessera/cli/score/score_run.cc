@@ -15,8 +15,8 @@
 namespace tessera::cli {
 
 ScoreRun::ScoreRun(CausalLM& model, const train::RunMesh& place, const pipeline::PipelineOptions& stages,
-                   const ScoreRunOptions& options)
-    : model_(model), place_(place), pipeline_(model, stages), options_(options) {}
+                   int64_t batch_tokens)
+    : model_(model), place_(place), pipeline_(model, stages), batch_tokens_(batch_tokens) {}
 
 // The longest first, so that what is read together is of like length and memory is at its peak at once.
 std::vector<ScoreRun::Batch> ScoreRun::batches_of(const std::vector<const ScoreSequence*>& sequences) const {
@@ -30,7 +30,7 @@ std::vector<ScoreRun::Batch> ScoreRun::batches_of(const std::vector<const ScoreS
   for (const size_t i : order) {
     const auto fits = [&] {
       const auto length = static_cast<int64_t>(sequences[batches.back().front()]->tokens.size());
-      return static_cast<int64_t>(batches.back().size() + 1) * length <= options_.batch_tokens;
+      return static_cast<int64_t>(batches.back().size() + 1) * length <= batch_tokens_;
     };
     if (batches.empty() || !fits()) batches.emplace_back();
     batches.back().push_back(i);

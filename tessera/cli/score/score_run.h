@@ -1,6 +1,6 @@
 // Log-probs of many sequences by a model in any layout.
 //
-//   ScoreRun run(*model, place, stages, {.batch_tokens = 4096});
+//   ScoreRun run(*model, place, stages, /*batch_tokens=*/4096);
 //   const auto logprobs = run.score(sequences).logprobs;                   // COLLECTIVE over the world
 //
 // Sequences of like length are read together; which ones does not depend on the layout. The ranks that differ in their
@@ -18,10 +18,6 @@
 
 namespace tessera::cli {
 
-struct ScoreRunOptions {
-  int64_t batch_tokens = 4096;  // of one forward pass on a rank, padding included; a longer sequence goes alone
-};
-
 // A log-prob that is NaN or infinite.
 struct WrongLogProb {
   size_t sequence = 0;  // of those that were passed
@@ -31,9 +27,9 @@ struct WrongLogProb {
 
 class ScoreRun {
  public:
-  // stages: of the model; without a mesh it is whole.
-  ScoreRun(CausalLM& model, const train::RunMesh& place, const pipeline::PipelineOptions& stages,
-           const ScoreRunOptions& options);
+  // stages: of the model; without a mesh it is whole. batch_tokens: of one forward pass on a rank, padding included; a
+  // longer sequence goes alone.
+  ScoreRun(CausalLM& model, const train::RunMesh& place, const pipeline::PipelineOptions& stages, int64_t batch_tokens);
   struct Scores {
     std::vector<std::vector<double>> logprobs;  // of each sequence's scored tokens; empty on ranks but the first
     std::optional<WrongLogProb> wrong{};        // the first one, alike on all ranks
@@ -50,7 +46,7 @@ class ScoreRun {
   CausalLM& model_;
   const train::RunMesh& place_;
   pipeline::Pipeline pipeline_;
-  ScoreRunOptions options_;
+  int64_t batch_tokens_;
 };
 
 }  // namespace tessera::cli

@@ -6,30 +6,17 @@
 #include <map>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/backends/gpu_choice.h"
 #include "tessera/comm/backends/nccl_backend.h"
 
 namespace tessera::comm {
 namespace {
 
-c10::intrusive_ptr<c10d::Backend> make_nccl(const DeviceBackendRequest& request) {
-  return make_nccl_backend(c10::make_intrusive<c10d::PrefixStore>("nccl", request.store),
-                           {.rank = request.rank,
-                            .size = request.size,
-                            .device = request.device.index(),
-                            .ranks_on_host = request.ranks_on_host,
-                            .timeout = request.timeout,
-                            .high_priority_streams = request.high_priority_streams,
-                            .split_from = request.split_from,
-                            .split_color = request.split_color});
-}
-
 struct DeviceBackends {
   std::mutex mutex;
-  std::map<c10::DeviceType, DeviceBackendMaker> makers = {{c10::DeviceType::CUDA, &make_nccl}};
+  std::map<c10::DeviceType, DeviceBackendMaker> makers = {{c10::DeviceType::CUDA, &make_nccl_backend}};
   std::map<c10::DeviceType, c10::DeviceIndex> bound;
   DeviceBackendSettings settings;
 };
@@ -106,6 +93,14 @@ c10::Device device_of_rank(c10::DeviceType type, int local_rank) {
     if (bound != device_backends().bound.end() && bound->second >= 0) return {type, bound->second};
   }
   return {type, static_cast<c10::DeviceIndex>(gpu_of(local_rank, visible_devices(type)))};
+}
+
+int gpu_of(int local_rank, int visible) { return visible == 1 ? 0 : local_rank; }
+
+std::string why_too_few_gpus(int visible, int ranks_on_host, bool own_list) {
+  if (visible == 0) return "no GPU is visible (see nvidia-smi and CUDA_VISIBLE_DEVICES)";
+  if (visible >= ranks_on_host || (visible == 1 && own_list)) return "";
+  return fmt::format("{} ranks on this host, but {} GPU{}", ranks_on_host, visible, visible == 1 ? "" : "s");
 }
 
 }  // namespace tessera::comm

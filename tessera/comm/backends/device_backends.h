@@ -72,4 +72,11 @@ void bind_device(c10::Device device);
 // host.
 c10::Device device_of_rank(c10::DeviceType type, int local_rank);
 
+// Number of a rank's device among the `visible` ones. A launcher either shows all of a host to all its ranks (torchrun,
+// ours) or to each its own (Slurm's --gpus-per-task=1).
+int gpu_of(int local_rank, int visible);
+// Empty: no GPU is missing. `own_list`: CUDA_VISIBLE_DEVICES is set, so that one visible GPU may be this rank's own;
+// two ranks that were given the same one are refused by NCCL, which names it.
+std::string why_too_few_gpus(int visible, int ranks_on_host, bool own_list);
+
 }  // namespace tessera::comm

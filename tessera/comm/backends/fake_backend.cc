@@ -111,12 +111,16 @@ class FakeBackend final : public c10d::Backend, public ComparesSignatures, publi
 
 }  // namespace
 
+FakeCost& FakeCost::operator+=(const FakeCost& other) {
+  calls += other.calls;
+  bytes += other.bytes;
+  microseconds += other.microseconds;
+  return *this;
+}
+
 void FakeAccount::add(Op op, const FakeCost& cost) {
   const std::lock_guard lock(mutex_);
-  FakeCost& sum = costs_.at(static_cast<size_t>(op));
-  sum.calls += cost.calls;
-  sum.bytes += cost.bytes;
-  sum.microseconds += cost.microseconds;
+  costs_.at(static_cast<size_t>(op)) += cost;
 }
 
 FakeCost FakeAccount::of(Op op) const {
@@ -127,11 +131,7 @@ FakeCost FakeAccount::of(Op op) const {
 FakeCost FakeAccount::total() const {
   const std::lock_guard lock(mutex_);
   FakeCost sum;
-  for (const FakeCost& cost : costs_) {
-    sum.calls += cost.calls;
-    sum.bytes += cost.bytes;
-    sum.microseconds += cost.microseconds;
-  }
+  for (const FakeCost& cost : costs_) sum += cost;
   return sum;
 }
 

@@ -37,6 +37,7 @@ struct FakeCost {
   uint64_t calls = 0;
   uint64_t bytes = 0;  // that this rank sends, or receives if that is more
   double microseconds = 0;
+  FakeCost& operator+=(const FakeCost& other);
 };
 
 // What the collectives of a fake world cost, per operation. Thread-safe.

@@ -2,19 +2,12 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cstdlib>
-#include <memory>
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/base/machine/listen.h"
 #include "tessera/base/text/quote.h"
 
 namespace tessera::comm {
@@ -31,27 +24,6 @@ const char* wish_variable() {
 }
 
 }  // namespace
-
-std::vector<InterfaceAddress> interfaces_of_this_host() {
-  ifaddrs* list = nullptr;
-  std::vector<InterfaceAddress> result;
-  if (::getifaddrs(&list) != 0) return result;
-  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, ::freeifaddrs);
-  for (const ifaddrs* one = list; one; one = one->ifa_next) {
-    if (!one->ifa_addr || !(one->ifa_flags & IFF_UP)) continue;
-    const int family = one->ifa_addr->sa_family;
-    if (family != AF_INET && family != AF_INET6) continue;
-    if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(one->ifa_addr)->sin6_addr)) {
-      continue;  // means nothing to another host without its interface
-    }
-    char host[NI_MAXHOST] = "";
-    const socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-    if (::getnameinfo(one->ifa_addr, size, host, sizeof host, nullptr, 0, NI_NUMERICHOST) == 0) {
-      result.push_back({one->ifa_name, host});
-    }
-  }
-  return result;
-}
 
 bool interface_fits(std::string_view wish, std::string_view name) {
   const bool excludes = wish.starts_with('^');

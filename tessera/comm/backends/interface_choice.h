@@ -12,13 +12,9 @@
 #include <string_view>
 #include <vector>
 
-namespace tessera::comm {
+#include "tessera/base/machine/listen.h"
 
-struct InterfaceAddress {
-  std::string name, address;  // "eth0", numeric
-};
-// All that are up, link-local IPv6 addresses left out.
-std::vector<InterfaceAddress> interfaces_of_this_host();
+namespace tessera::comm {
 
 bool interface_fits(std::string_view wish, std::string_view name);
 // The address to take, "" when nothing fits; `natural` is what the kernel would take towards the others, "" unknown.

@@ -7,27 +7,18 @@
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/mul.h>
 
-#include "tessera/base/error.h"
-
 namespace tessera::comm {
 namespace {
 
-void accumulate(const at::Tensor& into, const at::Tensor& part, ReduceOp op) {
-  at::Tensor sum = into;
-  switch (op) {
-    case ReduceOp::kSum:
-    case ReduceOp::kAvg:
-      sum.add_(part);
-      break;
-    case ReduceOp::kMin:
-      at::minimum_out(sum, into, part.to(into.scalar_type()));
-      break;
-    case ReduceOp::kMax:
-      at::maximum_out(sum, into, part.to(into.scalar_type()));
-      break;
-    case ReduceOp::kProduct:
-      sum.mul_(part);
-      break;
+void accumulate(at::Tensor into, const at::Tensor& part, ReduceOp op) {
+  if (op == ReduceOp::kMin) {
+    at::minimum_out(into, into, part.to(into.scalar_type()));
+  } else if (op == ReduceOp::kMax) {
+    at::maximum_out(into, into, part.to(into.scalar_type()));
+  } else if (op == ReduceOp::kProduct) {
+    into.mul_(part);
+  } else {  // an average is divided at the end
+    into.add_(part);
   }
 }
 
@@ -51,19 +42,10 @@ bool sums_by_parts(const at::Tensor& tensor, ReduceOp op) {
 }
 
 c10d::ReduceOp::RedOpType carried_op(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return c10d::ReduceOp::SUM;
-    case ReduceOp::kAvg:
-      return c10d::ReduceOp::AVG;
-    case ReduceOp::kMin:
-      return c10d::ReduceOp::MIN;
-    case ReduceOp::kMax:
-      return c10d::ReduceOp::MAX;
-    case ReduceOp::kProduct:
-      return c10d::ReduceOp::PRODUCT;
-  }
-  raise(ErrorKind::kInternal, "[comm] unknown reduction");
+  using RedOpType = c10d::ReduceOp::RedOpType;
+  // In the order of ReduceOp.
+  constexpr RedOpType kCarried[] = {RedOpType::SUM, RedOpType::AVG, RedOpType::MIN, RedOpType::MAX, RedOpType::PRODUCT};
+  return kCarried[static_cast<size_t>(op)];
 }
 
 void reduce_parts(const at::Tensor& output, const at::Tensor& parts, ReduceOp op) {

@@ -7,10 +7,10 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/backends/gpu_choice.h"
 
 namespace tessera::comm {
 namespace {
@@ -47,28 +47,27 @@ class NcclBackend final : public c10d::ProcessGroupNCCL {
 
 }  // namespace
 
-int visible_gpus() { return c10::cuda::device_count(); }  // 0 instead of an error
-
 std::string why_no_nccl(int ranks_on_host) {
   std::error_code ignored;
   if (!std::filesystem::exists("/proc/driver/nvidia/version", ignored)) return "this machine has no NVIDIA driver";
   const char* list = std::getenv("CUDA_VISIBLE_DEVICES");
-  return why_too_few_gpus(visible_gpus(), ranks_on_host, list && *list);
+  const int visible = c10::cuda::device_count();  // 0 instead of an error
+  return why_too_few_gpus(visible, ranks_on_host, list && *list);
 }
 
-c10::intrusive_ptr<c10d::Backend> make_nccl_backend(c10::intrusive_ptr<c10d::Store> store, const NcclOptions& options) {
-  const std::string reason = why_no_nccl(options.ranks_on_host);
+c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const DeviceBackendRequest& request) {
+  const std::string reason = why_no_nccl(request.ranks_on_host);
   TESSERA_CHECK(reason.empty(), ErrorKind::kConfig,
                 "[comm.nccl] {}. Use comm.backend=gloo, or as many ranks as there are GPUs.", reason);
   silence_own_watchdog();
-  auto nccl = c10d::ProcessGroupNCCL::Options::create(options.high_priority_streams);
+  auto nccl = c10d::ProcessGroupNCCL::Options::create(request.high_priority_streams);
   nccl->timeout = kNever;
-  if (options.split_from) {
-    nccl->split_from = c10::dynamic_intrusive_pointer_cast<c10d::ProcessGroupNCCL>(options.split_from);
-    nccl->split_color = options.split_color;
+  if (request.split_from) {
+    nccl->split_from = c10::dynamic_intrusive_pointer_cast<c10d::ProcessGroupNCCL>(request.split_from);
+    nccl->split_color = request.split_color;
   }
-  const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(options.device));
-  return c10::make_intrusive<NcclBackend>(std::move(store), options.rank, options.size, std::move(nccl), device);
+  return c10::make_intrusive<NcclBackend>(c10::make_intrusive<c10d::PrefixStore>("nccl", request.store), request.rank,
+                                          request.size, std::move(nccl), request.device);
 }
 
 }  // namespace tessera::comm

@@ -8,8 +8,6 @@
 
 namespace tessera::comm {
 
-int visible_gpus() { return 0; }
-
 std::string why_no_nccl(int) {
   std::error_code ignored;
   const bool driver = std::filesystem::exists("/proc/driver/nvidia/version", ignored);
@@ -17,10 +15,10 @@ std::string why_no_nccl(int) {
                      driver ? "" : ", and this machine has no NVIDIA driver");
 }
 
-c10::intrusive_ptr<c10d::Backend> make_nccl_backend(c10::intrusive_ptr<c10d::Store>, const NcclOptions& options) {
+c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const DeviceBackendRequest& request) {
   raise(ErrorKind::kConfig,
         "[comm.nccl] {}. Use comm.backend=gloo, or build with TESSERA_TORCH set to a libtorch for CUDA.",
-        why_no_nccl(options.ranks_on_host));
+        why_no_nccl(request.ranks_on_host));
 }
 
 }  // namespace tessera::comm

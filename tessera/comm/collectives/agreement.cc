@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/text/json.h"
+#include "tessera/base/text/json_numbers.h"
 #include "tessera/comm/collectives/collectives.h"
 
 namespace tessera::comm {
@@ -12,10 +12,7 @@ namespace {
 
 // The kind of any exception as a digit, then its message.
 std::string packed(const std::exception& error) {
-  const auto* own = dynamic_cast<const Error*>(&error);
-  const auto kind = own ? own->kind() : exit_code_for(error) == 5 ? ErrorKind::kMemory : ErrorKind::kInternal;
-  const std::string text = error.what();
-  return static_cast<char>('0' + static_cast<int>(kind)) + text.substr(0, text.find('\n'));
+  return static_cast<char>('0' + static_cast<int>(as_error(error).kind())) + first_line(error);
 }
 
 constexpr JsonLimits kFactLimits{.max_bytes = size_t{16} << 20, .max_depth = 2, .max_keys = 0};
@@ -52,10 +49,10 @@ void attempt_together(Group& group, const std::function<void()>& action) {
 
 void check_same(Group& group, const Facts& facts, std::string_view remedy) {
   if (group.size() == 1) return;
-  nlohmann::json own = nlohmann::json::array();
+  Json own = Json::array();
   for (const auto& [name, value] : facts) own.push_back({name, value});
   std::vector<Facts> all;
-  for (const auto& text : all_gather_bytes(group, own.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace))) {
+  for (const auto& text : all_gather_bytes(group, dump_json(own))) {
     all.push_back(parse_facts(text, group.ranks()[all.size()]));
   }
   constexpr int kMostShown = 3;

@@ -111,26 +111,20 @@ at::Tensor CollectiveStart::keep_output(const at::Tensor& tensor) {
   return keep(tensor);
 }
 
-void CollectiveStart::sign(const Terms& terms) {
+void CollectiveStart::sign(SignatureFields call) {
   if (group_.size() == 1) return;
-  uint64_t sequence = 0;
+  call.group = group_.name();
+  call.members = group_.context().id;
+  call.op = op_;
+  call.rank = group_.rank();
+  call.subject = subject_;
   if (is_message(op_)) {
     const bool sends = op_ == Op::kSend;
-    sequence = group_.next_message(sends ? group_.rank() : terms.root, sends ? terms.root : group_.rank(), terms.tag);
+    call.sequence = group_.next_message(sends ? call.rank : call.root, sends ? call.root : call.rank, call.tag);
   } else {
-    sequence = group_.next_sequence();
+    call.sequence = group_.next_sequence();
   }
-  state_->signature = comm::sign({.group = group_.name(),
-                                  .members = group_.context().id,
-                                  .sequence = sequence,
-                                  .op = op_,
-                                  .reduce = terms.reduce,
-                                  .dtype = terms.dtype,
-                                  .sizes = terms.sizes,
-                                  .root = terms.root,
-                                  .tag = terms.tag,
-                                  .rank = group_.rank(),
-                                  .subject = subject_});
+  state_->signature = comm::sign(call);
   state_->rank = group_.rank();
   state_->size = group_.size();
   state_->monitor = group_.context().monitor;

@@ -3,7 +3,7 @@
 //
 //   CollectiveStart call(group, Op::kBroadcast, subject);
 //   call.require_plain(tensor, "tensor");
-//   call.sign({.sizes = tensor.sizes(), .dtype = dtype, .root = root});      // from here on the call counts
+//   call.sign({.dtype = dtype, .sizes = tensor.sizes(), .root = root});      // from here on the call counts
 //   std::vector<at::Tensor> tensors = {call.keep_output(tensor)};
 //   return call.start([&](c10d::Backend& backend) { return backend.broadcast(tensors, options); });
 //
@@ -65,15 +65,9 @@ class CollectiveStart {
   void count(int64_t bytes) { bytes_ = bytes; }
   void on_finish(std::function<void()> finish) { state_->finish = std::move(finish); }
 
-  // All checks are passed: the call counts. What must agree on all ranks.
-  struct Terms {
-    c10::IntArrayRef sizes = {};
-    int dtype = -1;
-    ReduceOp reduce = ReduceOp::kSum;
-    int root = -1;
-    int tag = 0;
-  };
-  void sign(const Terms& terms);
+  // All checks are passed: the call counts. `call` holds what must agree on all ranks beside group, number, operation
+  // and subject, which are filled in here.
+  void sign(SignatureFields call);
 
   // begin(backend) returns the work; it may be empty when there is nothing to carry. It is copied when a receive has to
   // wait for what its sender announces, and then called in Pending::wait().

@@ -57,7 +57,7 @@ Pending all_reduce(Group& group, const at::Tensor& tensor, ReduceOp op, std::str
   CollectiveStart call(group, Op::kAllReduce, subject);
   call.require_plain(tensor, "tensor");
   require_reducible(call, tensor.scalar_type(), op);
-  call.sign({.sizes = tensor.sizes(), .dtype = dtype_of(tensor), .reduce = op});
+  call.sign({.reduce = op, .dtype = dtype_of(tensor), .sizes = tensor.sizes()});
   if (group.size() == 1 || tensor.numel() == 0) return call.finished();
   at::Tensor target = call.keep_output(tensor).view({-1});
   c10d::AllreduceOptions options;
@@ -83,7 +83,7 @@ Pending all_gather_into(Group& group, const at::Tensor& output, const at::Tensor
   call.require(output.numel() == input.numel() * group.size(),
                fmt::format("output {} holds {} elements, wanted {} times input's {}", output.sizes(), output.numel(),
                            group.size(), input.numel()));
-  call.sign({.sizes = input.sizes(), .dtype = dtype_of(input)});
+  call.sign({.dtype = dtype_of(input), .sizes = input.sizes()});
   if (input.numel() == 0) return call.finished();
   at::Tensor out = bytes_of(call.keep_output(output)), in = bytes_of(call.keep(input));
   if (group.size() == 1) {
@@ -109,7 +109,7 @@ Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Te
                fmt::format("input {} holds {} elements, wanted {} times output's {}", input.sizes(), input.numel(),
                            group.size(), output.numel()));
   require_reducible(call, input.scalar_type(), op);
-  call.sign({.sizes = output.sizes(), .dtype = dtype_of(input), .reduce = op});
+  call.sign({.reduce = op, .dtype = dtype_of(input), .sizes = output.sizes()});
   if (input.numel() == 0) return call.finished();
   at::Tensor out = call.keep_output(output).view({-1}), in = bytes_of(call.keep(input));
   if (group.size() == 1) {
@@ -150,7 +150,7 @@ Pending broadcast(Group& group, const at::Tensor& tensor, int root, std::string_
   CollectiveStart call(group, Op::kBroadcast, subject);
   call.require_plain(tensor, "tensor");
   call.require_position(root, "root");
-  call.sign({.sizes = tensor.sizes(), .dtype = dtype_of(tensor), .root = root});
+  call.sign({.dtype = dtype_of(tensor), .sizes = tensor.sizes(), .root = root});
   if (group.size() == 1 || tensor.numel() == 0) return call.finished();
   std::vector<at::Tensor> tensors = {bytes_of(call.keep_output(tensor))};
   call.count(size_of(tensor));
@@ -179,7 +179,7 @@ Pending scatter(Group& group, const at::Tensor& output, const std::vector<at::Te
       sent[0].push_back(bytes_of(call.keep(input)));
     }
   }
-  call.sign({.sizes = output.sizes(), .dtype = dtype_of(output), .root = root});
+  call.sign({.dtype = dtype_of(output), .sizes = output.sizes(), .root = root});
   if (output.numel() == 0) return call.finished();
   std::vector<at::Tensor> outputs = {bytes_of(call.keep_output(output))};
   if (group.size() == 1) {
@@ -220,7 +220,7 @@ Pending all_to_all_single(Group& group, const at::Tensor& output, const at::Tens
   };
   std::vector<int64_t> out_bytes = byte_counts(output, output_splits, "output");
   std::vector<int64_t> in_bytes = byte_counts(input, input_splits, "input");
-  call.sign({.sizes = input.sizes().slice(1), .dtype = dtype_of(input)});
+  call.sign({.dtype = dtype_of(input), .sizes = input.sizes().slice(1)});
   at::Tensor out = bytes_of(call.keep_output(output)), in = bytes_of(call.keep(input));
   if (group.size() == 1) {
     call.require(out_bytes == in_bytes, fmt::format("output {} and input {} differ", output.sizes(), input.sizes()));
@@ -236,7 +236,7 @@ Pending send(Group& group, const at::Tensor& tensor, int destination, int tag) {
   call.require_plain(tensor, "tensor");
   call.require_position(destination, "destination");
   call.require(destination != group.rank(), "a rank cannot send to itself");
-  call.sign({.sizes = tensor.sizes(), .dtype = dtype_of(tensor), .root = destination, .tag = tag});
+  call.sign({.dtype = dtype_of(tensor), .sizes = tensor.sizes(), .root = destination, .tag = tag});
   if (tensor.numel() == 0) return call.finished();
   std::vector<at::Tensor> tensors = {bytes_of(call.keep(tensor))};
   call.count(0);
@@ -248,7 +248,7 @@ Pending recv(Group& group, const at::Tensor& tensor, int source, int tag) {
   call.require_plain(tensor, "tensor");
   call.require_position(source, "source");
   call.require(source != group.rank(), "a rank cannot receive from itself");
-  call.sign({.sizes = tensor.sizes(), .dtype = dtype_of(tensor), .root = source, .tag = tag});
+  call.sign({.dtype = dtype_of(tensor), .sizes = tensor.sizes(), .root = source, .tag = tag});
   if (tensor.numel() == 0) return call.finished();
   std::vector<at::Tensor> tensors = {bytes_of(call.keep_output(tensor))};
   call.count(size_of(tensor));

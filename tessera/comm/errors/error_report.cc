@@ -24,8 +24,7 @@ bool report_error(const std::exception& error) noexcept {
     // torchrun takes the earliest report as the root cause, in whole seconds: a consequence counts as later.
     const bool consequence = dynamic_cast<const PeerFailed*>(&error) != nullptr;
     const auto time = std::chrono::system_clock::now().time_since_epoch() + std::chrono::seconds(consequence ? 5 : 0);
-    std::string message = error.what();
-    message.resize(std::min(message.find('\n'), message.size()));
+    const std::string message = first_line(error);
     const nlohmann::json extra = {
         {"py_callstack", message},
         {"timestamp", std::to_string(std::chrono::duration_cast<std::chrono::seconds>(time).count())},

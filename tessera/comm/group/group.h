@@ -59,6 +59,10 @@ class Group {
   // the device is as good. Lives for ever.
   c10::Allocator* allocator(c10::DeviceType device) const;
   const GroupContext& context() const { return context_; }
+  // Whether the back-ends take tensors of this device. Collectives of one rank are copies, wherever the tensors lie.
+  bool carries(c10::DeviceType device) const {
+    return size() == 1 || device == c10::DeviceType::CPU || context_.accelerator_type == device;
+  }
   ComparesSignatures* comparing_backend() const { return comparing_; }  // null: it does not compare by itself
   uint64_t sequence() const { return sequence_; }                       // number of the last collective, from 1
   uint64_t next_sequence() { return ++sequence_; }

@@ -11,11 +11,6 @@
 namespace tessera::comm {
 namespace {
 
-template <size_t size>
-void put(char (&field)[size], std::string_view text) {
-  std::memcpy(field, text.data(), std::min(text.size(), size - 1));
-}
-
 std::string said_by(const SignedBy& call, const char* verb) {
   return fmt::format("rank {} of the group {}{}", call.first, verb, to_string(call.second));
 }
@@ -58,8 +53,8 @@ Signature sign(const SignatureFields& fields) noexcept {
     result.elements *= fields.sizes[dim];
     if (dim < Signature::kMaxSizes) result.sizes[dim] = fields.sizes[dim];
   }
-  put(result.group, fields.group);
-  put(result.subject, fields.subject);
+  put_text(result.group, fields.group);
+  put_text(result.subject, fields.subject);
 
   Signature hashed = result;  // with what both ends of a message have in common
   if (is_message(fields.op)) {

@@ -45,7 +45,7 @@ static_assert(std::is_trivially_copyable_v<Signature> &&
               std::has_unique_object_representations_v<Signature>);  // no padding
 
 struct SignatureFields {
-  std::string_view group;
+  std::string_view group = "";
   uint32_t members = 0;
   uint64_t sequence = 0;
   Op op = Op::kNone;
@@ -58,6 +58,12 @@ struct SignatureFields {
   std::string_view subject = "";
 };
 Signature sign(const SignatureFields& fields) noexcept;
+
+// Text in a field of a signature: cut to fit.
+template <size_t size>
+void put_text(char (&field)[size], std::string_view text) {
+  text.copy(field, size - 1);
+}
 
 // Of Signature::dtype: "float32"; types that PyTorch has no name for keep c10's; "" for none.
 const char* dtype_name(int dtype) noexcept;

@@ -1,8 +1,6 @@
 #include "tessera/comm/launch/attempt.h"
 
-#include <arpa/inet.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,6 +15,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/files/scratch_folder.h"
 #include "tessera/base/machine/endpoint.h"
+#include "tessera/base/machine/listen.h"
 #include "tessera/comm/errors/error_report.h"
 #include "tessera/comm/launch/rank_notes.h"
 #include "tessera/comm/launch/rank_process.h"
@@ -33,14 +32,11 @@ constexpr milliseconds kCauseDelay{1000};
 
 // A port of the loopback interface that is free now, for programs that want MASTER_PORT; we do not use it.
 int free_port() {
-  const UniqueFd descriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  const bool bound = descriptor.open() && ::bind(descriptor.get(), reinterpret_cast<sockaddr*>(&address), size) == 0 &&
-                     ::getsockname(descriptor.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0;
-  return bound ? ntohs(address.sin_port) : 29500;
+  try {
+    return listen_at("127.0.0.1", 0, Reach::kThisHost).port;
+  } catch (const Error&) {
+    return 29500;
+  }
 }
 
 // How many processes this machine has killed for want of memory; 0 where the kernel does not say.
@@ -304,8 +300,7 @@ class Supervisor {
     } else {
       failure.cause = report_ ? report_->message : fmt::format("ended with exit code {}", WEXITSTATUS(status));
     }
-    failure.cause.resize(std::min(failure.cause.find('\n'), failure.cause.size()));
-    failure.cause = shortened(std::move(failure.cause));
+    failure.cause = shortened(first_line(failure.cause));
     failure.text = fmt::format("rank {} of {}: {}", rank.rank, plan_.world_size, failure.cause);
     return failure;
   }

@@ -13,6 +13,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
 #include "tessera/base/machine/host.h"
+#include "tessera/base/text/number.h"
 
 namespace tessera::comm {
 namespace {
@@ -23,9 +24,7 @@ constexpr int kMostCores = 1 << 16;
 
 std::string text_at(const fs::path& path) {
   try {
-    std::string text = read_file(path, size_t{1} << 16);
-    text.resize(std::min(text.find('\n'), text.size()));
-    return text;
+    return first_line(read_file(path, size_t{1} << 16));
   } catch (const Error&) {  // not every kernel and container shows it
     return "";
   }
@@ -118,10 +117,9 @@ std::vector<int> gpu_nodes_of_ranks(const HostCores& host, int ranks, const Envi
     for (std::string_view rest = *visible; !rest.empty();) {
       const std::string_view word = rest.substr(0, rest.find(','));
       rest.remove_prefix(std::min(word.size() + 1, rest.size()));
-      size_t gpu = 0;
-      const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), gpu);
-      if (error != std::errc() || end != word.data() + word.size() || gpu >= host.gpu_nodes.size()) return {};
-      nodes.push_back(host.gpu_nodes[gpu]);
+      const auto gpu = parse_number<size_t>(word);
+      if (!gpu || *gpu >= host.gpu_nodes.size()) return {};
+      nodes.push_back(host.gpu_nodes[*gpu]);
     }
   } else {
     nodes = host.gpu_nodes;

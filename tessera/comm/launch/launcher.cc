@@ -129,18 +129,18 @@ int run_and_restart(const std::vector<std::string>& arguments, const LauncherOpt
     if (meeting) {
       common = meeting->meet(attempt, end, decide, signals);
     } else if (end.failure && !end.asked_to_stop) {
-      const auto decision = decide(*end.failure, end.step);
-      common = {decision.restarts, decision.attempt, decision.tries, end.exit_code, decision.text};
+      common.decision = decide(*end.failure, end.step);
     }
-    if (!common.restarts) {
-      if (end.failure) print_end(end, common.text);
+    const RestartDecision& decision = common.decision;
+    if (!decision.restarts) {
+      if (end.failure) print_end(end, decision.text);
       return end.exit_code != 0 ? end.exit_code : common.exit_code;
     }
-    reason = common.text;
+    reason = decision.text;
     std::fputs(end.last_words.c_str(), stderr);
-    log_warning("[launch] restart {}: {}", common.attempt, reason);
-    if (rest_between(common.tries, signals)) continue;
-    log_warning("[launch] asked to stop before restart {}", common.attempt);
+    log_warning("[launch] restart {}: {}", decision.attempt, reason);
+    if (rest_between(decision.tries, signals)) continue;
+    log_warning("[launch] asked to stop before restart {}", decision.attempt);
     return common.exit_code;
   }
 }

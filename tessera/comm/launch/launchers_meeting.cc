@@ -12,7 +12,7 @@
 #include "tessera/base/machine/endpoint.h"
 #include "tessera/base/machine/host.h"
 #include "tessera/base/machine/listen.h"
-#include "tessera/base/text/json.h"
+#include "tessera/base/text/json_numbers.h"
 #include "tessera/comm/rendezvous/hub_store.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 
@@ -28,15 +28,12 @@ constexpr milliseconds kFarewell{10'000};  // until all have read what was decid
 
 std::string key_of(const char* what, int host) { return fmt::format("{}/{}", what, host); }
 
-void leave(c10d::Store& store, const std::string& key, const Json& value) {
-  store.set(key, value.dump(-1, ' ', false, Json::error_handler_t::replace));
-}
+void leave(c10d::Store& store, const std::string& key, const Json& value) { store.set(key, dump_json(value)); }
 
 Json found(c10d::Store& store, const std::string& key) { return parse_json(store.get_to_str(key), "[launch] " + key); }
 
 Json json_of(const AttemptEnd& end) {
   Json json = {{"exit_code", end.exit_code}, {"stop", end.asked_to_stop}};
-  if (end.step) json["step"] = *end.step;
   if (const auto& failure = end.failure) {
     json["failure"] = {{"text", failure->text},
                        {"cause", failure->cause},
@@ -69,6 +66,10 @@ bool goes_on(const Signals& signals, Clock::time_point deadline) {
   if (asked_to_stop(signals) || Clock::now() > deadline) return false;
   signals.wait(kPause);
   return true;
+}
+
+CommonEnd no_restart(const AttemptEnd& own, const std::string& why) {
+  return {.decision = {.text = "no restart: " + why}, .exit_code = own.exit_code};
 }
 
 HubIdentity identity(const std::string& token, const std::string& id, int attempt, int host) {
@@ -108,7 +109,7 @@ CommonEnd LaunchersMeeting::lead(int attempt, const AttemptEnd& own, const Decid
       store = c10::make_intrusive<HubStore>(address, self, kAttempt, server);
     } catch (const std::exception& error) {  // a rank's last connection, for a moment
       if (goes_on(signals, deadline)) continue;
-      return {.exit_code = own.exit_code, .text = fmt::format("no restart: {}", as_error(error).what())};
+      return no_restart(own, as_error(error).what());
     }
   }
   std::vector<Json> ends = {json_of(own)};
@@ -124,17 +125,16 @@ CommonEnd LaunchersMeeting::lead(int attempt, const AttemptEnd& own, const Decid
   const bool stop = std::ranges::any_of(ends, [](const Json& end) { return end["stop"].get<bool>(); });
   if (cause) common.exit_code = cause->exit_code;
   if (!missing.empty()) {
-    common.text = "no restart: " + missing;
+    common.decision.text = "no restart: " + missing;
   } else if (cause && !stop) {
-    const auto decision = decide(*cause, own.step);
-    common = {decision.restarts, decision.attempt, decision.tries, cause->exit_code, decision.text};
+    common.decision = decide(*cause, own.step);
   }
   leave(*store, "decision",
-        {{"restarts", common.restarts},
-         {"attempt", common.attempt},
-         {"tries", common.tries},
+        {{"restarts", common.decision.restarts},
+         {"attempt", common.decision.attempt},
+         {"tries", common.decision.tries},
          {"exit_code", common.exit_code},
-         {"text", common.text}});
+         {"text", common.decision.text}});
   for (int host = 1; host < static_cast<int>(ends.size()); ++host) {
     const auto end = Clock::now() + kFarewell;
     while (!store->check({key_of("read", host)}) && Clock::now() < end) std::this_thread::sleep_for(kPause / 10);
@@ -153,22 +153,20 @@ CommonEnd LaunchersMeeting::follow(int attempt, const AttemptEnd& own, const Sig
       leave(store, key_of("end", options_.node_rank), json_of(own));
       while (!store.check({"decision"})) {
         if (goes_on(signals, deadline)) continue;
-        return {.exit_code = own.exit_code,
-                .text = "no restart: asked to stop, or another host's launcher did not come"};
+        return no_restart(own, "asked to stop, or another host's launcher did not come");
       }
       const auto told = found(store, "decision");
       leave(store, key_of("read", options_.node_rank), true);
-      return {.restarts = told.at("restarts").get<bool>(),
-              .attempt = told.at("attempt").get<int>(),
-              .tries = told.at("tries").get<int>(),
-              .exit_code = told.at("exit_code").get<int>(),
-              .text = told.at("text").get<std::string>()};
+      return {.decision = {.restarts = told.at("restarts").get<bool>(),
+                           .attempt = told.at("attempt").get<int>(),
+                           .tries = told.at("tries").get<int>(),
+                           .text = told.at("text").get<std::string>()},
+              .exit_code = told.at("exit_code").get<int>()};
     } catch (const std::exception& error) {  // nobody there yet, or still the store of the ranks
       reason = as_error(error).what();
     }
   }
-  return {.exit_code = own.exit_code,
-          .text = fmt::format("no restart: the launcher of host 0 was not met at {}: {}", options_.master, reason)};
+  return no_restart(own, fmt::format("the launcher of host 0 was not met at {}: {}", options_.master, reason));
 }
 
 }  // namespace tessera::comm

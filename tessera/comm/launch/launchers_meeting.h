@@ -3,7 +3,7 @@
 //
 //   LaunchersMeeting meeting(options, id);
 //   const CommonEnd common = meeting.meet(attempt, end, decide, signals);     // COLLECTIVE over the launchers
-//   if (common.restarts) ...                                                 // on all hosts, or on none
+//   if (common.decision.restarts) ...                                        // on all hosts, or on none
 //
 // They meet where their ranks had met, at --master, whose port is free once rank 0 has ended: the launcher of host 0
 // serves a store there for as long as it takes, and decides for all. Nobody listens while ranks run.
@@ -20,10 +20,8 @@
 namespace tessera::comm {
 
 struct CommonEnd {
-  bool restarts = false;
-  int attempt = 0, tries = 0;  // of the decision
-  int exit_code = 0;           // of the rank at fault; 0: all ranks of all hosts have ended well
-  std::string text{};          // why, in one line
+  RestartDecision decision{};
+  int exit_code = 0;  // of the rank at fault; 0: all ranks of all hosts have ended well
 };
 
 // Of the failure that brought about the others; asked on host 0.

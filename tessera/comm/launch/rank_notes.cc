@@ -3,12 +3,12 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
+#include "tessera/base/text/number.h"
 
 namespace tessera::comm {
 
@@ -26,10 +26,8 @@ void tell_step(int64_t step) noexcept {
 std::optional<int64_t> told_step(const std::filesystem::path& file) {
   try {
     const std::string text = read_file(file, 64);
-    int64_t step = -1;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), step);
-    const bool whole = end == text.data() + text.size() || *end == '\n';
-    return error == std::errc() && whole && step >= 0 ? std::optional(step) : std::nullopt;
+    const auto step = parse_number<int64_t>(std::string_view(text).substr(0, text.find('\n')));
+    return step && *step >= 0 ? step : std::nullopt;
   } catch (const Error&) {  // no file
     return std::nullopt;
   }

@@ -8,11 +8,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/staged.h"
+#include "tessera/base/text/number.h"
 #include "tessera/base/text/random_word.h"
 
 namespace tessera::comm {
@@ -178,11 +178,10 @@ std::vector<int> parse_log_ranks(const std::string& text, const std::string& wha
   while (!rest.empty()) {
     const std::string_view word = rest.substr(0, rest.find(','));
     rest.remove_prefix(std::min(word.size() + 1, rest.size()));
-    int rank = -1;
-    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), rank);
-    TESSERA_CHECK(error == std::errc() && end == word.data() + word.size() && rank >= 0 && rank < 4096,
-                  ErrorKind::kConfig, "[launch] {} '{}': wanted local ranks, like 0 or 0,2", what, text);
-    ranks.push_back(rank);
+    const auto rank = parse_number<int>(word);
+    TESSERA_CHECK(rank && *rank >= 0 && *rank < 4096, ErrorKind::kConfig,
+                  "[launch] {} '{}': wanted local ranks, like 0 or 0,2", what, text);
+    ranks.push_back(*rank);
   }
   return ranks;
 }

@@ -6,15 +6,11 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/machine/host.h"
-#include "tessera/base/text/json.h"
+#include "tessera/base/text/json_numbers.h"
 #include "tessera/base/text/quote.h"
 
 namespace tessera::comm {
 namespace {
-
-using nlohmann::json;
-
-std::string dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
 constexpr JsonLimits kArrivalLimits{.max_bytes = size_t{1} << 16, .max_depth = 1, .max_keys = 64};
 
@@ -51,15 +47,15 @@ std::string address_elsewhere(const std::vector<Arrival>& arrivals, const std::s
 }  // namespace
 
 std::string Arrival::text() const {
-  return dump({{"rank", rank},
-               {"size", size},
-               {"local_rank", local_rank},
-               {"local_size", local_size},
-               {"pid", pid},
-               {"name", host_name},
-               {"host", host},
-               {"cores", cores},
-               {"address", address}});
+  return dump_json({{"rank", rank},
+                    {"size", size},
+                    {"local_rank", local_rank},
+                    {"local_size", local_size},
+                    {"pid", pid},
+                    {"name", host_name},
+                    {"host", host},
+                    {"cores", cores},
+                    {"address", address}});
 }
 
 Arrival Arrival::parse(const std::string& text) {
@@ -79,10 +75,10 @@ Arrival Arrival::parse(const std::string& text) {
 std::string Arrival::who() const { return fmt::format("rank {} (process {} on {})", rank, pid, host_name); }
 
 std::string Place::text() const {
-  return dump({{"local_rank", local_rank},
-               {"local_size", local_size},
-               {"cores_per_rank", cores_per_rank},
-               {"other_host", other_host}});
+  return dump_json({{"local_rank", local_rank},
+                    {"local_size", local_size},
+                    {"cores_per_rank", cores_per_rank},
+                    {"other_host", other_host}});
 }
 
 Place Place::parse(const std::string& text) {
@@ -94,18 +90,12 @@ Place Place::parse(const std::string& text) {
   });
 }
 
-void Place::put_into(WorldInfo& info) const {
-  info.local_rank = local_rank;
-  info.local_size = local_size;
-  info.cores_per_rank = cores_per_rank;
-}
-
 std::string text_of_hosts(const Hosts& hosts) {
-  return dump({{"count", hosts.count},
-               {"least_ranks", hosts.least_ranks},
-               {"most_ranks", hosts.most_ranks},
-               {"least_cores_per_rank", hosts.least_cores_per_rank},
-               {"loopback", hosts.loopback}});
+  return dump_json({{"count", hosts.count},
+                    {"least_ranks", hosts.least_ranks},
+                    {"most_ranks", hosts.most_ranks},
+                    {"least_cores_per_rank", hosts.least_cores_per_rank},
+                    {"loopback", hosts.loopback}});
 }
 
 Hosts hosts_of_text(const std::string& text) {

@@ -1,7 +1,7 @@
 // What ranks say of themselves when they meet, and what rank 0 makes of it. No communication. Internal to comm.
 //
 //   const Agreement agreed = agree(arrivals);           // arrivals[r] is of rank r
-//   agreed.places[3].put_into(info);  info.hosts = agreed.hosts;
+//   info.local_rank = agreed.places[3].local_rank;  info.hosts = agreed.hosts;
 //
 // Thread-safe: plain values.
 #pragma once
@@ -34,7 +34,6 @@ struct Place {
 
   std::string text() const;
   static Place parse(const std::string& text);  // Error kComm
-  void put_into(WorldInfo& info) const;
 };
 
 struct Agreement {

@@ -3,11 +3,11 @@
 #include <ATen/DeviceAccelerator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <charconv>
 #include <optional>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/text/number.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/comm/backends/device_backends.h"
 #include "tessera/comm/backends/nccl_backend.h"
@@ -37,11 +37,8 @@ WantedDevice parse_wanted(const DeviceRequest& request) {
   WantedDevice wanted;
   bool fits = type.has_value();
   if (fits && colon != std::string_view::npos) {
-    int index = -1;
-    const char* const end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data() + colon + 1, end, index);
-    fits = error == std::errc() && stop == end && index >= 0 && index < 128 && *type != c10::DeviceType::CPU;
-    wanted.index = index;
+    wanted.index = parse_number<int>(text.substr(colon + 1));
+    fits = wanted.index && *wanted.index >= 0 && *wanted.index < 128 && *type != c10::DeviceType::CPU;
   }
   TESSERA_CHECK(
       fits, ErrorKind::kConfig,

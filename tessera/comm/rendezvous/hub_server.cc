@@ -20,6 +20,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/text/json_numbers.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/comm/rendezvous/hub_protocol.h"
 
@@ -90,9 +91,7 @@ class HubServer::Loop {
   };
 
   bool attend(int descriptor, uint32_t events, int how) const {
-    epoll_event event{};
-    event.events = events;
-    event.data.fd = descriptor;
+    epoll_event event{.events = events, .data = {.fd = descriptor}};
     return ::epoll_ctl(poll_.get(), how, descriptor, &event) == 0;
   }
 
@@ -214,14 +213,14 @@ class HubServer::Loop {
     const std::string_view token = frame.take(), run = frame.take(), who = frame.take();
     // Who does not know the token hears nothing of this run.
     auto found = HubAnswer::kOk;
-    nlohmann::json name = nlohmann::json::object();
+    Json name = Json::object();
     if (!same_secret(token, identity_.token)) {
       found = HubAnswer::kWrongToken;
     } else {
       if (!run.empty() && !identity_.run.empty() && run != identity_.run) found = HubAnswer::kWrongRun;
       name = {{"run", identity_.run}, {"who", identity_.who}};
     }
-    guest.out += FrameWriter(found).put(name.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)).finish();
+    guest.out += FrameWriter(found).put(dump_json(name)).finish();
     if (found == HubAnswer::kOk) {
       guest.known = true;
       ++figures_.connections;
@@ -282,7 +281,7 @@ class HubServer::Loop {
         stop_waiting(descriptor, guest);
         guest.wants_values = static_cast<HubOp>(frame.kind()) == HubOp::kGet;
         while (!frame.at_end()) guest.awaits.emplace_back(frame.take());
-        if (is_served(guest)) return;
+        if (is_served(guest)) return guest.awaits.clear();
         for (const std::string& key : guest.awaits) waiting_[key].insert(descriptor);
         return;
       case HubOp::kCancel:
@@ -305,7 +304,6 @@ class HubServer::Loop {
       if (found == values_.end()) return false;
       if (guest.wants_values) writer.put(found->second);
     }
-    guest.awaits.clear();
     reply(guest, std::move(writer));
     return true;
   }
@@ -328,18 +326,12 @@ class HubServer::Loop {
     waiting_.erase(found);
     for (const int descriptor : waiting) {
       Guest& guest = guests_.at(descriptor);
-      const auto keys = guest.awaits;
       try {
         if (!is_served(guest)) continue;  // it waits for others, too
       } catch (const Error&) {            // more than an answer holds: his end, not that of the one who has set a key
         ::shutdown(descriptor, SHUT_RDWR);
       }
-      for (const std::string& other : keys) {
-        const auto place = waiting_.find(other);
-        if (place == waiting_.end()) continue;
-        place->second.erase(descriptor);
-        if (place->second.empty()) waiting_.erase(place);
-      }
+      stop_waiting(descriptor, guest);
       if (!flush(guest)) ::shutdown(descriptor, SHUT_RDWR);  // its end is read later
     }
   }

@@ -94,10 +94,7 @@ void HubStore::send_all(std::string_view bytes, Clock::time_point deadline) {
     if (sent > 0) {
       bytes.remove_prefix(static_cast<size_t>(sent));
     } else if (errno == EAGAIN) {
-      pollfd polled{socket_.get(), POLLOUT, 0};
-      const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
-      if (left <= milliseconds(0)) raise_gone(address_, "it does not read");
-      ::poll(&polled, 1, static_cast<int>(std::min<int64_t>(left.count(), 60'000)));
+      if (!wait_until_ready(socket_.get(), POLLOUT, deadline)) raise_gone(address_, "it does not read");
     } else if (errno != EINTR) {
       raise_gone(address_, std::strerror(errno));
     }
@@ -118,14 +115,7 @@ std::optional<std::string> HubStore::receive(Clock::time_point deadline) {
         return frame;
       }
     }
-    const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
-    pollfd polled{socket_.get(), POLLIN, 0};
-    const int ready = ::poll(&polled, 1, static_cast<int>(std::clamp<int64_t>(left.count(), 0, 60'000)));
-    if (ready < 0 && errno == EINTR) continue;
-    if (ready == 0) {
-      if (Clock::now() >= deadline) return std::nullopt;
-      continue;
-    }
+    if (!wait_until_ready(socket_.get(), POLLIN, deadline)) return std::nullopt;
     char chunk[16384];
     const ssize_t got = ::recv(socket_.get(), chunk, sizeof chunk, MSG_DONTWAIT);
     if (got > 0) {

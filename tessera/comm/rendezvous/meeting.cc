@@ -307,7 +307,9 @@ c10::intrusive_ptr<c10d::Store> meet(Meeting& meeting, milliseconds timeout) {
     if (verdict.starts_with("ok")) {
       info.hosts = hosts_of_text(verdict.substr(2));
       const Place place = Place::parse(store->get_to_str(place_key(info.rank)));
-      place.put_into(info);
+      info.local_rank = place.local_rank;
+      info.local_size = place.local_size;
+      info.cores_per_rank = place.cores_per_rank;
       meeting.other_host = place.other_host.empty() ? meeting.host : place.other_host;
     }
   } catch (const c10::Error& error) {

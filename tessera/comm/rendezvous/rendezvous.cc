@@ -1,12 +1,12 @@
 #include "tessera/comm/rendezvous/rendezvous.h"
 
-#include <charconv>
 #include <cstdlib>
 #include <numeric>
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
 #include "tessera/base/machine/endpoint.h"
+#include "tessera/base/text/number.h"
 
 namespace tessera::comm {
 namespace {
@@ -14,10 +14,9 @@ namespace {
 std::optional<int> number_of(const Environment& environment, const char* name) {
   const auto text = environment(name);
   if (!text) return std::nullopt;
-  int value = 0;
-  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
-  TESSERA_CHECK(error == std::errc() && end == text->data() + text->size() && value >= 0, ErrorKind::kConfig,
-                "[comm.rendezvous] {}='{}': wanted a whole number", name, *text);
+  const auto value = parse_number<int>(*text);
+  TESSERA_CHECK(value && *value >= 0, ErrorKind::kConfig, "[comm.rendezvous] {}='{}': wanted a whole number", name,
+                *text);
   return value;
 }
 

@@ -1,8 +1,8 @@
 // Slurm's compressed lists: host names and tasks per node.
 #include <algorithm>
-#include <charconv>
 
 #include "tessera/base/error.h"
+#include "tessera/base/text/number.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 
 namespace tessera::comm {
@@ -15,10 +15,9 @@ constexpr size_t kMaxNodes = 65536;
 }
 
 int number(std::string_view text, std::string_view what, std::string_view list) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || text.empty() || value < 0) bad_list(what, list);
-  return value;
+  const auto value = parse_number<int>(text);
+  if (!value || *value < 0) bad_list(what, list);
+  return *value;
 }
 
 // Splits at commas outside brackets.

@@ -188,12 +188,11 @@ std::chrono::milliseconds silence_from_environment(bool one_host) {
 std::string folder_of_records(c10d::Store& store, const WorldInfo& info, const std::string& folder) {
   constexpr const char* kKey = "records";
   std::string name = new_records_name();
-  if (info.rank == 0 && info.size > 1) store.set(kKey, std::vector<uint8_t>(name.begin(), name.end()));
+  if (info.rank == 0 && info.size > 1) store.set(kKey, name);
   if (folder.empty()) return "";
   if (info.rank > 0) {
     try {
-      const auto said = store.get(kKey);
-      name.assign(said.begin(), said.end());
+      name = store.get_to_str(kKey);
     } catch (const c10::Error& error) {
       raise(ErrorKind::kComm, "[comm.world] rank 0 of {} did not come: {}", info.size, first_line(error));
     }
@@ -242,15 +241,15 @@ void World::start_watch() {
   const bool one_host = info_.hosts.loopback;
   if (!one_host && options_.watch_address.empty()) return;
   c10d::PrefixStore store("watch", impl_->store);
-  monitor.attend(Watchdog::start(store,
-                                 {.rank = info_.rank,
-                                  .size = info_.size,
-                                  .address = options_.watch_address.empty() ? "127.0.0.1" : options_.watch_address,
-                                  .reach = one_host ? Reach::kThisHost : Reach::kOtherHosts,
-                                  .timeout = options_.timeout,
-                                  .silence = silence_from_environment(one_host),
-                                  .compare = monitor.options().check != CheckMode::kOff},
-                                 monitor));
+  monitor.attend(start_watchdog(store,
+                                {.rank = info_.rank,
+                                 .size = info_.size,
+                                 .address = options_.watch_address.empty() ? "127.0.0.1" : options_.watch_address,
+                                 .reach = one_host ? Reach::kThisHost : Reach::kOtherHosts,
+                                 .timeout = options_.timeout,
+                                 .silence = silence_from_environment(one_host),
+                                 .compare = monitor.options().check != CheckMode::kOff},
+                                monitor));
 }
 
 Monitor& World::monitor() const { return *impl_->monitor; }
@@ -310,22 +309,6 @@ c10::intrusive_ptr<c10d::Backend> World::make_backend(const std::string& name,
                                 .one_host = info_.hosts.loopback,
                                 .other_host = options_.other_host,
                                 .timeout = options_.timeout});
-}
-
-// All but the group's store and name, and the back-end of its CPU tensors.
-DeviceBackendRequest World::accelerator_request(const std::vector<int>& ranks, int position, c10::DeviceType device,
-                                                std::optional<int> part) const {
-  DeviceBackendRequest request;
-  request.rank = position;
-  request.size = static_cast<int>(ranks.size());
-  request.device = device_of_rank(device, info_.local_rank);
-  request.ranks_on_host = info_.local_size;
-  request.timeout = options_.timeout;
-  request.split_color = part.value_or(0);
-  if (device_backend_settings().split_groups) {
-    request.split_from = impl_->first_of({device, part ? all_ranks() : ranks});
-  }
-  return request;
 }
 
 int World::open_groups() const {
@@ -389,12 +372,19 @@ std::shared_ptr<Group> World::make_group(const std::vector<int>& ranks, const st
   const auto type = for_cuda ? c10::DeviceType::CUDA : device;
   // Without one, CUDA tensors go through the group's own back-end.
   const bool accelerated = type != c10::DeviceType::CPU && !impl_->account && !(for_cuda && options_.backend == "gloo");
+  const bool splits = device_backend_settings().split_groups;
   const auto make_accelerator = [&] {
-    auto request = accelerator_request(ranks, position, type, part);
-    request.store = store;
-    request.group = name;
-    request.host = backend;
-    accelerator = make_device_backend(std::move(request));
+    accelerator =
+        make_device_backend({.store = store,
+                             .group = name,
+                             .rank = position,
+                             .size = static_cast<int>(ranks.size()),
+                             .device = device_of_rank(type, info_.local_rank),
+                             .ranks_on_host = info_.local_size,
+                             .host = backend,
+                             .timeout = options_.timeout,
+                             .split_from = splits ? impl_->first_of({type, part ? all_ranks() : ranks}) : nullptr,
+                             .split_color = part.value_or(0)});
   };
   try {
     if (accelerated && for_cuda) make_accelerator();  // whether there is NCCL is known at once
@@ -414,9 +404,7 @@ std::shared_ptr<Group> World::make_group(const std::vector<int>& ranks, const st
       EndsGroup{impl_->monitor, impl_->self});
   impl_->monitor->recorder().add_group({.id = id, .name = name, .ranks = ranks});
   impl_->keep_abortable({backend, accelerator}, *group);
-  if (accelerator && device_backend_settings().split_groups) {
-    make_communicator(*group, device_of_rank(type, info_.local_rank));
-  }
+  if (accelerator && splits) make_communicator(*group, device_of_rank(type, info_.local_rank));
   return group;
 }
 

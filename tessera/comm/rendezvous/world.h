@@ -25,8 +25,6 @@ class Store;
 
 namespace tessera::comm {
 
-struct DeviceBackendRequest;
-
 // The hosts of a world. All ranks know the same of them, so what is decided from this is decided alike everywhere;
 // its own local_size and cores_per_rank may be those of its host alone.
 struct Hosts {
@@ -49,7 +47,7 @@ struct WorldInfo {
 struct RendezvousFlags;  // rendezvous.h
 class FakeAccount;
 class Monitor;
-class ThreadRoom;
+struct ThreadRoom;
 
 struct WorldOptions {
   std::string backend = "auto";                                 // auto, gloo, nccl
@@ -117,8 +115,6 @@ class World {
                                                  const std::vector<int>& ranks, int position) const;
   std::shared_ptr<Group> make_group(const std::vector<int>& ranks, const std::string& name, c10::DeviceType device,
                                     std::optional<int> part);
-  DeviceBackendRequest accelerator_request(const std::vector<int>& ranks, int position, c10::DeviceType device,
-                                           std::optional<int> part) const;
   void leave_store(bool failed) noexcept;
   struct Impl;
   WorldInfo info_;

@@ -252,24 +252,6 @@ ShmBackend::WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& 
                {c10d::OpType::_ALLGATHER_BASE, options.timeout, {output, input}, {output}});
 }
 
-ShmBackend::WorkPtr ShmBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
-                                                    const c10d::AllgatherOptions& options) {
-  // One output list per rank, as Gloo has it: outputs[rank][tensor].
-  require(outputs.size() == static_cast<size_t>(size_), "all_gather",
-          fmt::format("wanted one list for each of {} ranks", size_));
-  return together([&] {
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      TensorLists list(1);
-      for (const auto& of_rank : outputs) {
-        require(of_rank.size() == inputs.size(), "all_gather", "wanted as many outputs as inputs");
-        list[0].push_back(of_rank[i]);
-      }
-      Tensors input = {inputs[i]};
-      allgather(list, input, options);
-    }
-  });
-}
-
 ShmBackend::WorkPtr ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                 const c10d::AllgatherOptions& options) {
   require(outputs.size() == inputs.size(), "all_gather", "wanted as many outputs as inputs");

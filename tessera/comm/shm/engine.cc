@@ -38,8 +38,6 @@ void pause() {
 EngineWork::EngineWork(std::shared_ptr<Engine> engine, c10d::OpType type, milliseconds timeout)
     : Work(engine->channel().rank(), type), engine_(std::move(engine)), deadline_(Clock::now() + timeout) {}
 
-EngineWork::~EngineWork() = default;
-
 bool EngineWork::isCompleted() { return engine_->poll(*this); }
 
 bool EngineWork::isSuccess() const {
@@ -66,8 +64,6 @@ CollectiveWork::CollectiveWork(std::shared_ptr<Engine> engine, c10d::OpType type
       tensors_(std::move(tensors)),
       results_(std::move(results)) {}
 
-CollectiveWork::~CollectiveWork() = default;
-
 // ---- what the callers do ----
 
 Engine::~Engine() { shut_down(); }
@@ -91,14 +87,10 @@ void Engine::begin_work(Lock& lock) {
     channel_->bells().driver.ring();
     return;
   }
-  begin_driving();
-  take_in();
-  lock.unlock();
-  step();
-  if (!is_idle() && (!front_ || front_->operation_->owes())) step();
-  lock.lock();
-  settle();
-  end_driving(lock);
+  drive_once(lock, [this] {
+    step();
+    if (!is_idle() && (!front_ || front_->operation_->owes())) step();
+  });
 }
 
 void Engine::wait(EngineWork& work, Clock::time_point deadline) {
@@ -125,16 +117,11 @@ void Engine::wait(EngineWork& work, Clock::time_point deadline) {
 bool Engine::poll(EngineWork& work) {
   Lock lock(mutex_);
   if (work.ended_ || driven_) return work.ended_;
-  begin_driving();
-  take_in();
-  lock.unlock();
-  if (!step() && Clock::now() - looked_ > kSlice) {
+  drive_once(lock, [this] {
+    if (step() || Clock::now() - looked_ <= kSlice) return;
     looked_ = Clock::now();
     check(true);
-  }
-  lock.lock();
-  settle();
-  end_driving(lock);
+  });
   return work.ended_;
 }
 
@@ -265,6 +252,18 @@ bool Engine::drive(Lock& lock, bool sleeps, const Until& until) {
   return moved;
 }
 
+// Drives for as long as `look` takes, which never waits.
+template <class Look>
+void Engine::drive_once(Lock& lock, const Look& look) {
+  begin_driving();
+  take_in();
+  lock.unlock();
+  look();
+  lock.lock();
+  settle();
+  end_driving(lock);
+}
+
 void Engine::end_driving(Lock& lock) {
   take_in();
   if (front_ && !front_is_posted_) {  // peers wait for that
@@ -326,15 +325,7 @@ void Engine::work() {
     lock.lock();
     dozes_ = false;
     idle_slices = over ? idle_slices + 1 : 0;
-    if (!over) continue;
-    if (driven_ || !enlisted_) continue;
-    begin_driving();
-    take_in();
-    lock.unlock();
-    check(true);
-    lock.lock();
-    settle();
-    end_driving(lock);
+    if (over && !driven_ && enlisted_) drive_once(lock, [this] { check(true); });
   }
 }
 

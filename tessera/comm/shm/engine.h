@@ -34,7 +34,6 @@ class CollectiveWork final : public EngineWork {
   CollectiveWork(std::shared_ptr<Engine> engine, c10d::OpType type, uint64_t sequence,
                  std::unique_ptr<Operation> operation, std::chrono::milliseconds timeout,
                  std::vector<at::Tensor> tensors, std::vector<at::Tensor> results);
-  ~CollectiveWork() override;
   std::vector<at::Tensor> result() override { return results_; }
   uint64_t getSequencenumber() const override { return sequence_; }
 
@@ -73,6 +72,8 @@ class Engine {
   void begin_work(Lock& lock);
   template <class Until>
   bool drive(Lock& lock, bool sleeps, const Until& until);
+  template <class Look>
+  void drive_once(Lock& lock, const Look& look);
   void end_driving(Lock& lock);
   void make_worker();
   void take_in();

@@ -19,7 +19,6 @@ class Engine;
 
 class EngineWork : public c10d::Work {
  public:
-  ~EngineWork() override;
   bool isCompleted() override;
   bool isSuccess() const override;
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;

@@ -26,12 +26,7 @@ class Registry {
     static Registry registry;
     return registry;
   }
-  void put(const std::string& address, const std::shared_ptr<SharedMemory>& memory) {
-    const auto entry = entry_of(address);
-    const std::lock_guard lock(entry->mutex);
-    entry->memory = memory;
-  }
-  // What put() or an earlier make() left there, else make().
+  // What an earlier make() left there, else make().
   template <class Make>
   std::shared_ptr<SharedMemory> get(const std::string& address, const Make& make) {
     const auto entry = entry_of(address);
@@ -60,11 +55,6 @@ class Registry {
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Entry>> entries_;
 };
-
-std::string text_of(c10d::Store& store, const std::string& key) {
-  const auto bytes = store.get(key);
-  return {bytes.begin(), bytes.end()};
-}
 
 std::string key_of(const char* what, int rank) { return fmt::format("shm/{}/{}", what, rank); }
 
@@ -114,16 +104,17 @@ class Handshake {
   Met run() {
     store_.set(key_of("is", options_.rank), introduction(options_.host));
     if (options_.rank == 0) host();
-    const std::string offer = text_of(store_, "shm/offer");
-    if (!offer.starts_with(kYes)) return refused(offer);
+    const std::string answer = store_.get_to_str("shm/offer");
+    if (!answer.starts_with(kYes)) return refused(answer);
+    const Offer offer = parse_offer(answer);
     if (options_.rank != 0) fetch(offer);
     if (options_.rank == 0) store_.set("shm/verdict", settle());
-    const std::string verdict = text_of(store_, "shm/verdict");
+    const std::string verdict = store_.get_to_str("shm/verdict");
     if (!verdict.starts_with(kYes)) return refused(verdict);
     ChannelOptions channel{.rank = options_.rank,
                            .size = options_.size,
                            .ranks = options_.ranks,
-                           .processes = processes_of(offer),
+                           .processes = offer.processes,
                            .crowded = options_.crowded,
                            .views = verdict == kViews};
     return {
@@ -141,23 +132,23 @@ class Handshake {
     }
     return met;
   }
-  static std::vector<pid_t> processes_of(const std::string& offer) {
-    std::istringstream words(offer.substr(std::string(kYes).size()));
+  // "yes\nADDRESS 4711 4712": of the memory's server, and the process of each rank.
+  struct Offer {
     std::string address;
-    words >> address;
     std::vector<pid_t> processes;
-    for (pid_t process; words >> process;) processes.push_back(process);
-    return processes;
-  }
-  static std::string address_of(const std::string& offer) {
-    const size_t begin = std::string(kYes).size();
-    return offer.substr(begin, offer.find(' ') - begin);
+  };
+  static Offer parse_offer(const std::string& answer) {
+    std::istringstream words(answer.substr(std::string(kYes).size()));
+    Offer offer;
+    words >> offer.address;
+    for (pid_t process; words >> process;) offer.processes.push_back(process);
+    return offer;
   }
 
   // Rank 0: looks at all ranks, makes the memory, and says where to fetch it.
   void host() {
     std::vector<Introduction> ranks;
-    for (int rank = 0; rank < options_.size; ++rank) ranks.push_back(parse(text_of(store_, key_of("is", rank))));
+    for (int rank = 0; rank < options_.size; ++rank) ranks.push_back(parse(store_.get_to_str(key_of("is", rank))));
     const std::string& own = ranks[0].identity;
     for (int rank = 0; rank < options_.size; ++rank) {
       const std::string& identity = ranks[rank].identity;
@@ -188,16 +179,16 @@ class Handshake {
       offer += fmt::format(" {}", rank.process);
       if (rank.process != ranks[0].process) others_.insert(rank.process);
     }
-    Registry::instance().put(server_->address(), memory_);
+    Registry::instance().get(server_->address(), [&] { return memory_; });
     store_.set("shm/offer", offer);
   }
 
-  void fetch(const std::string& offer) {
-    const std::string address = address_of(offer);
-    std::string outcome = may_view_all(processes_of(offer)) ? kViews : kYes;
+  void fetch(const Offer& offer) {
+    std::string outcome = may_view_all(offer.processes) ? kViews : kYes;
     try {
-      memory_ = Registry::instance().get(address, [&] {
-        return std::shared_ptr<SharedMemory>(SharedMemory::receive(address, Layout(options_.size).bytes(), deadline_));
+      memory_ = Registry::instance().get(offer.address, [&] {
+        return std::shared_ptr<SharedMemory>(
+            SharedMemory::receive(offer.address, Layout(options_.size).bytes(), deadline_));
       });
     } catch (const std::exception& error) {
       outcome = fmt::format("{}rank {}: {}", kNo, options_.rank, error.what());
@@ -220,7 +211,7 @@ class Handshake {
     server_.reset();  // who still waits there hears that it is closed
     bool views = may_view_all({others_.begin(), others_.end()});
     for (int rank = 1; rank < options_.size; ++rank) {
-      const std::string outcome = text_of(store_, key_of("took", rank));
+      const std::string outcome = store_.get_to_str(key_of("took", rank));
       if (!outcome.starts_with(kYes)) return outcome;
       views = views && outcome == kViews;
     }

@@ -34,11 +34,7 @@ void compare_calls(Channel& channel, int size) {
 void Operation::post(Channel& channel) {
   channel.forget_freed();
   const Slot slot = channel.own_slot();
-  slot.head->call = call_;
-  slot.head->signature = signature_;
-  slot.head->longest = 0;
-  slot.head->outgoing = 0;
-  slot.head->direct = 0;
+  *slot.head = {.call = call_, .signature = signature_, .longest = 0, .outgoing = 0, .direct = 0};
   write_first(channel, slot);
   owes_ = !ends_in_first_round(channel);
   channel.arrive();

@@ -51,13 +51,18 @@ class Reduction : public Operation {
     }
     return places;
   }
-  // Elements from `begin` on, a block of them, read in place.
-  void reduce_block(Channel& channel, std::byte* out, const std::vector<const std::byte*>& places, size_t begin) const {
-    std::vector<const void*> sources;
-    for (const auto* place : places) sources.push_back(place + begin * element_);
-    Reading reading(channel);
-    reduce_into(out + begin * element_, sources, std::min(kPartInCache / element_, count_ - begin));
-    reading.end();
+  // All elements, block by block, from where the ranks have shown them; the own ones are at `own`.
+  Steps reduce_in_place(Channel& channel, std::byte* out, const std::byte* own) {
+    const auto places = shown_to(channel, own);
+    for (size_t begin = 0; begin < count_; begin += kPartInCache / element_) {
+      if (begin > 0) co_await pause();
+      std::vector<const void*> sources;
+      for (const auto* place : places) sources.push_back(place + begin * element_);
+      Reading reading(channel);
+      reduce_into(out + begin * element_, sources, std::min(kPartInCache / element_, count_ - begin));
+      reading.end();
+    }
+    co_await meet(channel, true);
   }
   void reduce_into(void* out, const std::vector<const void*>& sources, size_t count) const {
     reduce(out, sources, count, type_, op_);
@@ -92,7 +97,8 @@ class AllReduce final : public Reduction {
   Steps run(Channel& channel) override {
     const InPlace way = in_place(channel, channel.layout().slot_data());
     if (way != InPlace::kAll) return by_pieces(channel, way == InPlace::kSome);
-    return to_root_ ? to_root_in_place(channel) : all_in_place(channel);
+    if (!to_root_) return all_in_place(channel);
+    return keeps_ ? reduce_in_place(channel, data_, data_) : only_meet(channel);
   }
 
   Steps by_pieces(Channel& channel, bool write_first) {
@@ -193,16 +199,8 @@ class AllReduce final : public Reduction {
     reading.end();
   }
 
-  Steps to_root_in_place(Channel& channel) {
-    if (keeps_) {
-      const auto tensors = shown_to(channel, data_);
-      for (size_t begin = 0; begin < count_; begin += kPartInCache / element_) {
-        if (begin > 0) co_await pause();
-        reduce_block(channel, data_, tensors, begin);
-      }
-    }
-    co_await meet(channel, true);
-  }
+  // While the root reads what this rank has shown.
+  Steps only_meet(Channel& channel) { co_await meet(channel, true); }
 
   std::byte* data_;
   bool keeps_, to_root_;
@@ -248,16 +246,8 @@ class ReduceScatter final : public Reduction {
 
   Steps run(Channel& channel) override {
     const InPlace way = in_place(channel, region(channel) * element_);
-    return way == InPlace::kAll ? all_in_place(channel) : by_pieces(channel, way == InPlace::kSome);
-  }
-
-  Steps all_in_place(Channel& channel) {
-    const auto parts = shown_to(channel, parts_[channel.rank()]);
-    for (size_t begin = 0; begin < count_; begin += kPartInCache / element_) {
-      if (begin > 0) co_await pause();
-      reduce_block(channel, output_, parts, begin);
-    }
-    co_await meet(channel, true);
+    return way == InPlace::kAll ? reduce_in_place(channel, output_, parts_[channel.rank()])
+                                : by_pieces(channel, way == InPlace::kSome);
   }
 
   Steps by_pieces(Channel& channel, bool write_first) {

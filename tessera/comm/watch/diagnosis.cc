@@ -20,12 +20,7 @@ std::string name_of(const FlightCall& call) {
 }
 
 std::string ranks_text(const std::set<int>& ranks) {
-  constexpr size_t kShown = 8;
-  std::vector<int> shown(ranks.begin(), ranks.end());
-  const size_t hidden = shown.size() - std::min(shown.size(), kShown);
-  shown.resize(shown.size() - hidden);
-  return fmt::format("rank{} {}{}", ranks.size() == 1 ? "" : "s", fmt::join(shown, ", "),
-                     hidden ? fmt::format(" and {} more", hidden) : "");
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", list_ranks(ranks));
 }
 
 double seconds_before(const FlightRecord& record, int64_t moment_us) {
@@ -220,6 +215,13 @@ class Investigation {
 };
 
 }  // namespace
+
+std::string list_ranks(const std::set<int>& ranks) {
+  constexpr size_t kShown = 8;
+  const auto end = std::next(ranks.begin(), static_cast<std::ptrdiff_t>(std::min(ranks.size(), kShown)));
+  const std::string more = ranks.size() > kShown ? fmt::format(" and {} more", ranks.size() - kShown) : "";
+  return fmt::format("{}{}", fmt::join(ranks.begin(), end, ", "), more);
+}
 
 Diagnosis diagnose(const std::vector<FlightRecord>& records, const std::set<int>& left) {
   return Investigation(records, left).run();

@@ -33,6 +33,9 @@ struct Diagnosis {
 // `records` by rank, of one run. Ranks without one do not answer, or, when listed in `left`, have left the world.
 Diagnosis diagnose(const std::vector<FlightRecord>& records, const std::set<int>& left = {});
 
+// "0, 1, 2"; of more than eight the first, "and 3 more".
+std::string list_ranks(const std::set<int>& ranks);
+
 // "rank 2 waits since 12.3 s in all_reduce(sum) of float32 [4] for model.norm (call 7 of group 'world')"
 std::string where_is(const FlightRecord& record);
 

@@ -1,10 +1,10 @@
 #include "tessera/comm/watch/flight_record.h"
 
+#include <fmt/chrono.h>
+
 #include <algorithm>
 #include <charconv>
 #include <chrono>
-#include <cstring>
-#include <ctime>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -81,11 +81,6 @@ uint64_t hash_of_hex(const JsonReader& said) {
   return hash;
 }
 
-template <size_t size>
-void put(char (&field)[size], const std::string& text) {
-  std::memcpy(field, text.data(), std::min(text.size(), size - 1));
-}
-
 std::string runs_of(const std::vector<int>& ranks) {
   std::string text;
   for (size_t begin = 0; begin < ranks.size();) {
@@ -152,7 +147,7 @@ FlightCall call_of(const JsonReader& entry, const std::vector<FlightGroup>& grou
   for (size_t dim = 0; dim < sizes.size(); ++dim) signature.sizes[dim] = sizes[dim].as_integer(INT64_MIN, INT64_MAX);
   signature.root = integer_at<int32_t>(entry, "root");
   signature.tag = integer_at<int32_t>(entry, "tag");
-  put(signature.subject, entry.string("subject"));
+  put_text(signature.subject, entry.string("subject"));
   signature.hash = hash_of_hex(entry.at("hash"));
   call.state = named(kStates, entry.at("state"), "a state");
   call.started_us = integer_at<int64_t>(entry, "started_us");
@@ -160,7 +155,7 @@ FlightCall call_of(const JsonReader& entry, const std::vector<FlightGroup>& grou
   call.finished_us = integer_at<int64_t>(entry, "finished_us");
   const auto group = std::ranges::find_if(groups, [&](const FlightGroup& one) { return one.id == signature.members; });
   if (group == groups.end()) entry.at("group").fail("a group that is listed");
-  put(signature.group, group->name);
+  put_text(signature.group, group->name);
   return call;
 }
 
@@ -240,12 +235,8 @@ std::string new_records_name() {
   const auto now = std::chrono::system_clock::now();
   const auto milliseconds =
       std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000;
-  const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
-  std::tm utc{};
-  ::gmtime_r(&seconds, &utc);
-  char time[32] = "";
-  std::strftime(time, sizeof time, "%Y%m%dT%H%M%S", &utc);
-  return fmt::format("{}{}.{:03}Z-{:08x}", kRecords, time, milliseconds, std::random_device()());
+  return fmt::format("{}{:%Y%m%dT%H%M%S}.{:03}Z-{:08x}", kRecords,
+                     fmt::gmtime(std::chrono::system_clock::to_time_t(now)), milliseconds, std::random_device()());
 }
 
 fs::path last_records(const fs::path& folder) {

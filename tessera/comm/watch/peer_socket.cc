@@ -36,7 +36,9 @@ int milliseconds_until(PeerDeadline deadline) {
   return static_cast<int>(std::clamp<int64_t>(left.count(), 0, 60000));
 }
 
-bool wait_for(int descriptor, short events, PeerDeadline deadline) {
+}  // namespace
+
+bool wait_until_ready(int descriptor, short events, PeerDeadline deadline) {
   for (;;) {
     pollfd polled{descriptor, events, 0};
     const int ready = ::poll(&polled, 1, milliseconds_until(deadline));
@@ -45,8 +47,6 @@ bool wait_for(int descriptor, short events, PeerDeadline deadline) {
     if (ready < 0 && errno != EINTR) return false;
   }
 }
-
-}  // namespace
 
 PeerSocket::PeerSocket(UniqueFd socket) : socket_(std::move(socket)) {
   if (!open()) return;
@@ -57,11 +57,11 @@ PeerSocket::PeerSocket(UniqueFd socket) : socket_(std::move(socket)) {
 
 void PeerSocket::finish(PeerDeadline deadline) noexcept {
   if (!open()) return;
-  while (has_unsent() && wait_for(descriptor(), POLLOUT, deadline) && flush()) {
+  while (has_unsent() && wait_until_ready(descriptor(), POLLOUT, deadline) && flush()) {
   }
   ::shutdown(descriptor(), SHUT_WR);
   char rest[4096];
-  while (Clock::now() < deadline && wait_for(descriptor(), POLLIN, deadline)) {
+  while (Clock::now() < deadline && wait_until_ready(descriptor(), POLLIN, deadline)) {
     const ssize_t count = ::recv(descriptor(), rest, sizeof rest, MSG_DONTWAIT);
     if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR)) break;
   }
@@ -131,7 +131,7 @@ bool PeerSocket::receive(std::vector<Frame>& frames) {
 
 std::vector<Frame> PeerSocket::await(PeerDeadline deadline) {
   std::vector<Frame> frames;
-  while (frames.empty() && wait_for(descriptor(), POLLIN, deadline) && receive(frames)) {
+  while (frames.empty() && wait_until_ready(descriptor(), POLLIN, deadline) && receive(frames)) {
   }
   return frames;
 }
@@ -205,7 +205,7 @@ PeerSocket connect_to(const std::string& host, int port, PeerDeadline deadline, 
       if (error == EINPROGRESS) {
         error = ETIMEDOUT;
         socklen_t size = sizeof error;
-        if (wait_for(socket.descriptor(), POLLOUT, deadline)) {
+        if (wait_until_ready(socket.descriptor(), POLLOUT, deadline)) {
           ::getsockopt(socket.descriptor(), SOL_SOCKET, SO_ERROR, &error, &size);
         }
       }

@@ -28,6 +28,9 @@ struct Frame {
 
 using PeerDeadline = std::chrono::steady_clock::time_point;
 
+// Until poll(2) tells one of `events`, or an end, of the descriptor; false at the deadline.
+bool wait_until_ready(int descriptor, short events, PeerDeadline deadline);
+
 // A connected stream socket.
 class PeerSocket {
  public:

@@ -3,7 +3,7 @@
 //   peers->report_trouble({.group = id, .sequence = 7, .text = "rank 0 timed out after 300 s"});
 //   ...                                       // every rank's PeerListener hears the one verdict
 //
-// Two kinds: a Watchdog between processes, ThreadPeers inside one. Both are thread-safe.
+// Two kinds: a WatchLoop between processes, ThreadPeers inside one. Both are thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,6 @@ struct Verdict {
   bool consequence = false;  // of a rank that ended: not the first error of the run
 };
 
-// Throws `before` and the verdict: PeerFailed for a consequence, else Error kComm.
-[[noreturn]] void throw_verdict(const Verdict& verdict, const std::string& before);
-
 // A collective that does not end, or ended badly for no reason of this rank's own.
 struct Trouble {
   uint32_t group = 0;
@@ -31,6 +28,15 @@ struct Trouble {
   std::string text;        // what this rank saw
   bool timed_out = false;  // then the verdict is an error on its own, else the consequence of some rank's end
 };
+
+// As text, for the frames of a watchdog (docs/format/watchdog.md). Parsing: Error for a text that is none.
+std::string to_text(const Trouble& trouble);
+std::string to_text(const Verdict& verdict);
+Trouble parse_trouble(const std::string& text, int from);
+Verdict parse_verdict(const std::string& text);
+
+// Throws `before` and the verdict: PeerFailed for a consequence, else Error kComm.
+[[noreturn]] void throw_verdict(const Verdict& verdict, const std::string& before);
 
 // One rank, as its peers see it. Called from other threads.
 class PeerListener {

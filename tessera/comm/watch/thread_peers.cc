@@ -2,38 +2,34 @@
 
 namespace tessera::comm {
 
-void ThreadRoom::enter(int rank, PeerListener& listener) {
-  const std::lock_guard lock(mutex_);
-  present_[rank] = &listener;
-}
-
-void ThreadRoom::leave(int rank) {
-  const std::lock_guard lock(mutex_);
-  if (present_.erase(rank)) left_.insert(rank);
+ThreadPeers::ThreadPeers(std::shared_ptr<ThreadRoom> room, int rank, PeerListener& listener)
+    : room_(std::move(room)), rank_(rank) {
+  const std::lock_guard lock(room_->mutex);
+  room_->present[rank_] = &listener;
 }
 
 // A connection that broke is that of a thread which throws: its exception says why, not we.
-bool ThreadRoom::report_trouble(int rank, const Trouble& trouble) {
-  const std::lock_guard lock(mutex_);
-  if (settled_) return true;
+bool ThreadPeers::report_trouble(const Trouble& trouble) {
+  const std::lock_guard lock(room_->mutex);
+  if (room_->settled) return true;
   if (!trouble.timed_out) return false;
-  settled_ = true;
+  room_->settled = true;
   std::vector<FlightRecord> records;
-  for (const auto& [peer, listener] : present_) records.push_back(listener->where(trouble.group, trouble.sequence));
-  const Verdict verdict = judge(records, left_, trouble, rank);
-  for (const auto& [peer, listener] : present_) listener->hear(verdict);
+  for (const auto& [peer, listener] : room_->present) {
+    records.push_back(listener->where(trouble.group, trouble.sequence));
+  }
+  const Verdict verdict = judge(records, room_->left, trouble, rank_);
+  for (const auto& [peer, listener] : room_->present) listener->hear(verdict);
   return true;
 }
 
-ThreadPeers::ThreadPeers(std::shared_ptr<ThreadRoom> room, int rank, PeerListener& listener)
-    : room_(std::move(room)), rank_(rank) {
-  room_->enter(rank_, listener);
-}
-
-bool ThreadPeers::report_trouble(const Trouble& trouble) { return room_->report_trouble(rank_, trouble); }
-
 void ThreadPeers::leave(bool) noexcept {
-  if (room_) room_->leave(rank_);
+  if (!room_) return;
+  {
+    const std::lock_guard lock(room_->mutex);
+    room_->present.erase(rank_);
+    room_->left.insert(rank_);
+  }
   room_.reset();
 }
 

@@ -1,4 +1,4 @@
-// The ranks that are threads of this process, as each other's peers: what a Watchdog is between processes, without
+// The ranks that are threads of this process, as each other's peers: what a WatchLoop is between processes, without
 // sockets, since a thread cannot die alone. Internal to comm.
 //
 //   auto room = std::make_shared<ThreadRoom>();
@@ -16,17 +16,12 @@
 
 namespace tessera::comm {
 
-class ThreadRoom {
- public:
-  void enter(int rank, PeerListener& listener);
-  void leave(int rank);
-  bool report_trouble(int rank, const Trouble& trouble);
-
- private:
-  std::mutex mutex_;  // held while listeners are called, so that leave() waits for them
-  std::map<int, PeerListener*> present_;
-  std::set<int> left_;
-  bool settled_ = false;
+// What the ranks share.
+struct ThreadRoom {
+  std::mutex mutex;  // of what follows; held while listeners are called, so that leave() waits for them
+  std::map<int, PeerListener*> present;
+  std::set<int> left;
+  bool settled = false;
 };
 
 class ThreadPeers final : public Peers {

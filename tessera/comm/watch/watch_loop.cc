@@ -29,13 +29,6 @@ void guarded(const Step& step) {
   }
 }
 
-epoll_event event_of(int rank, uint32_t events) {
-  epoll_event event{};
-  event.events = events;
-  event.data.fd = rank;
-  return event;
-}
-
 }  // namespace
 
 WatchLoop::WatchLoop(int rank, milliseconds silence, PeerListener& listener)
@@ -44,7 +37,7 @@ WatchLoop::WatchLoop(int rank, milliseconds silence, PeerListener& listener)
       listener_(listener),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       poll_(::epoll_create1(EPOLL_CLOEXEC)) {
-  epoll_event own = event_of(kOwn, EPOLLIN);
+  epoll_event own{.events = EPOLLIN, .data = {.fd = kOwn}};
   TESSERA_CHECK(wake_.open() && poll_.open() && ::epoll_ctl(poll_.get(), EPOLL_CTL_ADD, wake_.get(), &own) == 0,
                 ErrorKind::kIo, "[comm.watchdog] eventfd and epoll: {}", std::strerror(errno));
 }
@@ -57,7 +50,8 @@ void WatchLoop::admit(int rank, PeerSocket socket, std::vector<Frame> early) {
 
 void WatchLoop::attend(int rank, Peer& peer, bool added) {
   peer.awaits_room = peer.socket.has_unsent();
-  epoll_event event = event_of(rank, EPOLLIN | (peer.awaits_room ? EPOLLOUT : 0U));
+  const uint32_t events = EPOLLIN | (peer.awaits_room ? EPOLLOUT : 0U);
+  epoll_event event{.events = events, .data = {.fd = rank}};
   TESSERA_CHECK(::epoll_ctl(poll_.get(), added ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, peer.socket.descriptor(), &event) == 0,
                 ErrorKind::kIo, "[comm.watchdog] the connection with rank {}: {}", rank, std::strerror(errno));
 }
@@ -74,18 +68,27 @@ void WatchLoop::post(FrameKind kind, std::string text) {
   wake();
 }
 
-void WatchLoop::end(bool failed) {
+bool WatchLoop::report_trouble(const Trouble& trouble) {
+  post(FrameKind::kTrouble, to_text(trouble));
+  return true;
+}
+
+void WatchLoop::report_failure(const std::string& text) { post(FrameKind::kFailed, text.substr(0, 4000)); }
+
+void WatchLoop::leave(bool failed) noexcept {
   if (!thread_.joinable()) return;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!failed) outbox_.push_back({FrameKind::kBye, rank_});
-    stop_ = true;
-    wake();
-  }
-  thread_.join();
-  const auto deadline = Clock::now() + kFarewell;
-  for (auto& [rank, peer] : peers_) peer.socket.finish(deadline);
-  peers_.clear();
+  guarded([&] {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!failed) outbox_.push_back({FrameKind::kBye, rank_});
+      stop_ = true;
+      wake();
+    }
+    thread_.join();
+    const auto deadline = Clock::now() + kFarewell;
+    for (auto& [rank, peer] : peers_) peer.socket.finish(deadline);
+    peers_.clear();
+  });
 }
 
 void WatchLoop::send(int to, const Frame& frame) {

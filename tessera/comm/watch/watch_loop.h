@@ -1,11 +1,12 @@
 // What both kinds of rank do in a watch, on a thread of its own: serve connections, send what other threads want sent,
-// keep time. Internal to comm: Watchdog uses it.
+// keep time. Internal to comm: start_watchdog() makes it.
 //
 //   class Spoke final : public WatchLoop { ... };
 //   loop->admit(0, std::move(hub), {});
-//   loop->begin();  loop->post(FrameKind::kTrouble, text);  loop->end(false);
+//   loop->begin();  loop->report_trouble(trouble);  loop->leave(false);
 //
-// post() is thread-safe; begin() and end() belong to the owner; the virtual functions are called on the loop's thread.
+// Reports are thread-safe; begin() and leave() belong to the owner; the protected virtual functions are called on the
+// loop's thread. A derived class calls leave() in its destructor, while its own functions can still be called.
 #pragma once
 
 #include <chrono>
@@ -22,19 +23,20 @@
 
 namespace tessera::comm {
 
-class WatchLoop {
+class WatchLoop : public Peers {
  public:
   // `silence` 0: a silent peer is not a dead one. Error kIo when the system gives no descriptors.
   WatchLoop(int rank, std::chrono::milliseconds silence, PeerListener& listener);
-  virtual ~WatchLoop() = default;
 
   // Before begin(): a connection, and what came with it.
   void admit(int rank, PeerSocket socket, std::vector<Frame> early);
   void begin();
-  void post(FrameKind kind, std::string text = "");
+  bool report_trouble(const Trouble& trouble) override;
+  void report_failure(const std::string& text) override;
+  bool hears_of_ends() const override { return true; }
   // Says farewell unless `failed`, and ends the thread. The bye is the last thing it does: peers close their end when
   // they read it, and a loop that still served them would take that for their death.
-  void end(bool failed);
+  void leave(bool failed) noexcept override;
 
  protected:
   struct Peer {
@@ -60,6 +62,7 @@ class WatchLoop {
   PeerListener& listener_;
 
  private:
+  void post(FrameKind kind, std::string text);
   void wake() const;
   void run();
   void serve();

@@ -2,22 +2,14 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
-
-#include "tessera/base/text/json.h"
-
 namespace tessera::comm {
 namespace {
 
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
-using nlohmann::json;
 
 constexpr milliseconds kAnswers{2000};    // for all ranks to say where they are
 constexpr milliseconds kLastWords{1000};  // for a rank that broke a connection to be seen to end
-constexpr JsonLimits kWordLimits{.max_bytes = size_t{1} << 20, .max_depth = 1, .max_keys = 64};
-
-std::string text_of(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
 Verdict verdict_on_lost(int rank, bool silent, milliseconds silence) {
   if (!silent) {
@@ -33,36 +25,6 @@ Verdict verdict_on_lost(int rank, bool silent, milliseconds silence) {
 }
 
 }  // namespace
-
-Trouble parse_trouble(const std::string& text, int from) {
-  const std::string where = fmt::format("[comm.watchdog] the trouble of rank {}", from);
-  const Json json = parse_json_object(text, where, kWordLimits);
-  const JsonReader said(json, where, ErrorKind::kComm);
-  return {.group = static_cast<uint32_t>(said.integer("group", std::nullopt, 0, UINT32_MAX)),
-          .sequence = said.at("sequence").as_unsigned(),
-          .text = said.string("text"),
-          .timed_out = said.boolean("timed_out")};
-}
-
-Verdict parse_verdict(const std::string& text) {
-  const std::string where = "[comm.watchdog] the verdict of rank 0";
-  const Json json = parse_json_object(text, where, kWordLimits);
-  const JsonReader said(json, where, ErrorKind::kComm);
-  return {.text = said.string("text"),
-          .culprit = static_cast<int>(said.integer("culprit", std::nullopt, -1, INT32_MAX)),
-          .consequence = said.boolean("consequence")};
-}
-
-std::string to_text(const Trouble& trouble) {
-  return text_of({{"group", trouble.group},
-                  {"sequence", trouble.sequence},
-                  {"text", trouble.text},
-                  {"timed_out", trouble.timed_out}});
-}
-
-std::string to_text(const Verdict& verdict) {
-  return text_of({{"text", verdict.text}, {"culprit", verdict.culprit}, {"consequence", verdict.consequence}});
-}
 
 void WatchSpoke::receive(int, const Frame& frame) {
   if (frame.kind == FrameKind::kBye) drop(0);  // nobody is left to watch over us

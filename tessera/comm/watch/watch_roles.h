@@ -1,5 +1,5 @@
 // The two roles in a watch: rank 0 is the hub, which hears of every end and asks around whose fault a trouble is; all
-// others are spokes, which answer and hear the verdict. Internal to comm: Watchdog makes them.
+// others are spokes, which answer and hear the verdict. Internal to comm: start_watchdog() makes them.
 //
 //   auto hub = std::make_unique<WatchHub>(silence, compare, listener);
 //   hub->admit(rank, std::move(socket), std::move(frames));
@@ -18,6 +18,7 @@ namespace tessera::comm {
 class WatchSpoke final : public WatchLoop {
  public:
   using WatchLoop::WatchLoop;
+  ~WatchSpoke() override { leave(false); }
 
  private:
   void send_own(const Frame& frame) override { send(0, frame); }
@@ -29,6 +30,7 @@ class WatchHub final : public WatchLoop {
  public:
   // `compare`: asks the ranks where they are when one reports trouble.
   WatchHub(std::chrono::milliseconds silence, bool compare, PeerListener& listener);
+  ~WatchHub() override { leave(false); }
   // Tells all that have been admitted that all are there.
   void welcome_all() { tell_all({FrameKind::kHello, 0}); }
   // Tells them that there will be no watch.
@@ -56,11 +58,5 @@ class WatchHub final : public WatchLoop {
   std::optional<Verdict> verdict_;
   std::set<int> left_;
 };
-
-// What frames of kinds kTrouble, kAsk and kVerdict say. Parsing: Error for what is none, which the loop logs.
-std::string to_text(const Trouble& trouble);
-std::string to_text(const Verdict& verdict);
-Trouble parse_trouble(const std::string& text, int from);
-Verdict parse_verdict(const std::string& text);
 
 }  // namespace tessera::comm

@@ -12,6 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/text/random_word.h"
+#include "tessera/comm/watch/diagnosis.h"
 #include "tessera/comm/watch/watch_roles.h"
 
 namespace tessera::comm {
@@ -35,8 +36,7 @@ constexpr milliseconds kMoment{2000};   // that a rank's time may end before ran
 
 std::string get_text(c10d::Store& store, const char* key) {
   try {
-    const auto bytes = store.get(key);
-    return {bytes.begin(), bytes.end()};
+    return store.get_to_str(key);
   } catch (const c10::Error& error) {
     raise(ErrorKind::kComm, "[comm.watchdog] rank 0 gave no address: {}. Did it end?", first_line(error));
   }
@@ -59,15 +59,6 @@ struct Invitation {
   }
 };
 
-std::string absent(const std::set<int>& ranks, int size) {
-  constexpr size_t kShown = 8;
-  const std::vector<int> all(ranks.begin(), ranks.end());
-  const std::vector<int> shown(all.begin(), all.begin() + static_cast<long>(std::min(all.size(), kShown)));
-  const std::string more = all.size() > kShown ? fmt::format(" and {} more", all.size() - kShown) : "";
-  return fmt::format("rank {}{} of {} did not connect in time: it has ended, or is stuck at its start",
-                     fmt::join(shown, ", "), more, size);
-}
-
 void warn_of_no_watch(const std::string& why) {
   log_warning("[comm.watchdog] {}. Ranks that die are noticed by the ends of their connections and at timeouts only.",
               why);
@@ -84,9 +75,11 @@ bool await_ranks(c10d::Store& store, Reception& reception, const Invitation& inv
     if (!socket.open()) {
       if (store.check({kDecision})) return false;
       if (Clock::now() < deadline) continue;
-      const std::string who = absent(missing, options.size);
-      hub.refuse_all(who);
-      raise(ErrorKind::kComm, "[comm.watchdog] {}", who);
+      const std::string why =
+          fmt::format("rank {} of {} did not connect in time: it has ended, or is stuck at its start",
+                      list_ranks(missing), options.size);
+      hub.refuse_all(why);
+      raise(ErrorKind::kComm, "[comm.watchdog] {}", why);
     }
     const Frame& hello = frames.front();
     if (hello.kind != FrameKind::kHello || hello.text != invitation.token || !missing.erase(hello.rank)) continue;
@@ -185,7 +178,7 @@ std::unique_ptr<WatchLoop> start_spoke(c10d::Store& store, const WatchdogOptions
 
 }  // namespace
 
-std::unique_ptr<Watchdog> Watchdog::start(c10d::Store& store, const WatchdogOptions& options, PeerListener& listener) {
+std::unique_ptr<Peers> start_watchdog(c10d::Store& store, const WatchdogOptions& options, PeerListener& listener) {
   const auto deadline = Clock::now() + options.timeout;
   std::unique_ptr<WatchLoop> loop;
   try {
@@ -195,26 +188,8 @@ std::unique_ptr<Watchdog> Watchdog::start(c10d::Store& store, const WatchdogOpti
     raise(ErrorKind::kComm, "[comm.watchdog] rank {} of {} lost the store: {}. Did rank 0 end?", options.rank,
           options.size, first_line(error));
   }
-  if (!loop) return nullptr;
-  loop->begin();
-  return std::unique_ptr<Watchdog>(new Watchdog(std::move(loop)));
-}
-
-Watchdog::Watchdog(std::unique_ptr<WatchLoop> loop) : loop_(std::move(loop)) {}
-Watchdog::~Watchdog() { leave(false); }
-
-bool Watchdog::report_trouble(const Trouble& trouble) {
-  loop_->post(FrameKind::kTrouble, to_text(trouble));
-  return true;
-}
-void Watchdog::report_failure(const std::string& text) { loop_->post(FrameKind::kFailed, text.substr(0, 4000)); }
-
-void Watchdog::leave(bool failed) noexcept {
-  try {
-    loop_->end(failed);
-  } catch (const std::exception& error) {
-    log_warning("[comm.watchdog] {}", error.what());
-  }
+  if (loop) loop->begin();
+  return loop;
 }
 
 }  // namespace tessera::comm

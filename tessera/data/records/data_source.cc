@@ -10,6 +10,7 @@
 #include <set>
 
 #include "tessera/base/error.h"
+#include "tessera/base/text/number.h"
 #include "tessera/base/text/quote.h"
 
 namespace tessera::data {
@@ -29,9 +30,12 @@ constexpr SplitWords kSplits[] = {{"train", {"train", "training"}},
                                   {"validation", {"validation", "valid", "dev", "val"}},
                                   {"test", {"test", "testing", "eval", "evaluation"}}};
 
-bool is_table(fs::path file) {
-  if (file.extension() == ".gz") file = file.stem();
-  return file.extension() == ".csv" || file.extension() == ".tsv";
+// The name of a file, without .gz behind it.
+fs::path unpacked_name(const fs::path& path) { return path.extension() == ".gz" ? path.stem() : path.filename(); }
+
+bool is_table(const fs::path& file) {
+  const auto extension = unpacked_name(file).extension();
+  return extension == ".csv" || extension == ".tsv";
 }
 
 // Of a name as the Hub has them.
@@ -47,20 +51,14 @@ std::string hint_of_the_hub(const std::string& name) {
 }
 
 // The name without its extensions: train-00000-of-00002.parquet, part.jsonl.gz.
-std::string stem_of(const fs::path& path) {
-  fs::path name = path.filename();
-  if (name.extension() == ".gz") name = name.stem();
-  return name.stem().string();
-}
+std::string stem_of(const fs::path& path) { return unpacked_name(path).stem().string(); }
 
 bool is_data_name(const fs::path& path) {
   static const std::set<std::string> kNotData = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json",
                                                  "state.json"};
   if (kNotData.contains(path.filename().string()) || path.filename().string().starts_with('.')) return false;
-  auto extension = path.extension().string();
-  if (extension == ".gz") extension = path.stem().extension().string();
   static const std::set<std::string> kData = {".jsonl", ".ndjson", ".json", ".txt", ".parquet", ".idx"};
-  return kData.contains(extension);
+  return kData.contains(unpacked_name(path).extension().string());
 }
 
 // NAME-00003-of-00010 is shard 3 of 10.
@@ -73,12 +71,9 @@ std::optional<Shard> shard_of(const std::string& stem) {
   const size_t of = stem.rfind("-of-");
   if (of == stem.npos) return std::nullopt;
   const size_t dash = stem.rfind('-', of - 1);
-  const auto number = [](const std::string& text) -> std::optional<size_t> {
-    if (text.empty() || text.size() > 9 ||
-        !std::ranges::all_of(text, [](unsigned char c) { return std::isdigit(c); })) {
-      return std::nullopt;
-    }
-    return std::stoul(text);
+  constexpr size_t kMostDigits = 9;
+  const auto number = [](const std::string& text) {
+    return text.size() <= kMostDigits ? parse_number<size_t>(text) : std::nullopt;
   };
   if (of == 0 || dash == stem.npos) return std::nullopt;
   const auto index = number(stem.substr(dash + 1, of - dash - 1));
@@ -111,6 +106,17 @@ bool is_word_of(const std::string& text, std::string_view word) {
   return false;
 }
 
+// The split of which a word holds; null where none does.
+template <class Holds>
+const char* split_where(Holds holds) {
+  for (const auto& [split, words] : kSplits) {
+    for (const char* word : words) {
+      if (word && holds(word)) return split;
+    }
+  }
+  return nullptr;
+}
+
 // The split a file is of: "train" and so on, the stem of its shards where that is another word; "" for none. Its own
 // name counts before those of its folders.
 std::string split_of(const fs::path& path, const fs::path& root) {
@@ -120,17 +126,9 @@ std::string split_of(const fs::path& path, const fs::path& root) {
     names.push_back(folder.filename().string());
   }
   for (const auto& name : names) {
-    for (const auto& [split, words] : kSplits) {
-      for (const char* word : words) {
-        if (word && name == word) return split;
-      }
-    }
+    if (const char* split = split_where([&](const char* word) { return name == word; })) return split;
     if (&name == &names.front() && shard) return name;  // train_sft-00000-of-00003
-    for (const auto& [split, words] : kSplits) {
-      for (const char* word : words) {
-        if (word && is_word_of(name, word)) return split;
-      }
-    }
+    if (const char* split = split_where([&](const char* word) { return is_word_of(name, word); })) return split;
   }
   return "";
 }
@@ -173,20 +171,14 @@ std::vector<fs::path> of_folder(const DataSource& source, const std::string& pur
                 splits.empty() ? "none at all" : fmt::format("{}", fmt::join(splits, ", ")));
   std::set<fs::path> folders;
   for (const auto& file : files) folders.insert(file.parent_path());
-  std::set<fs::path> outer;  // data/train/... and data/validation/... are of one
+  std::set<std::string> outer;  // data/train/... and data/validation/... are of one
   for (const auto& folder : folders) {
     const auto name = split_of(folder / "x", folder.parent_path());
-    outer.insert(name == wanted && folder != root ? folder.parent_path() : folder);
+    outer.insert((name == wanted && folder != root ? folder.parent_path() : folder).string());
   }
   TESSERA_CHECK(outer.size() == 1, ErrorKind::kConfig,
                 "[data.files] {}: it holds several data sets, in {}. Name one of these folders.", root.string(),
-                fmt::join(
-                    [&] {
-                      std::vector<std::string> names;
-                      for (const auto& folder : outer) names.push_back(folder.string());
-                      return names;
-                    }(),
-                    " and "));
+                fmt::join(outer, " and "));
   return files;
 }
 
@@ -214,8 +206,7 @@ std::vector<DataFile> files_of(const DataSource& source, const std::string& purp
     paths = {path};
   } else if (source.path.find_first_of("*?[{") != std::string::npos) {
     paths = of_pattern(source.path);
-  } else if (fs::exists(source.path + ".idx",
-                        ignored)) {  // as Megatron names a pair of files
+  } else if (fs::exists(source.path + ".idx", ignored)) {  // as Megatron names a pair of files
     paths = {source.path + ".idx"};
   } else {
     raise(ErrorKind::kIo, "[data.files] {}: no such file or folder.{}", source.path, hint_of_the_hub(source.path));

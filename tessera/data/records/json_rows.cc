@@ -3,7 +3,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text/json.h"
-#include "tessera/base/text/json_fault.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/data/records/row_source.h"
 #include "tessera/data/records/text_stream.h"
@@ -84,8 +83,12 @@ class JsonArray : public RowSource {
 
   bool next(Row& row) override {
     if (done_) return false;
-    if (first_) expect('[', "the beginning of an array");
     char c = skip_space();
+    if (first_) {
+      if (c != '[') fail(found_text(c), "the beginning of an array");
+      take();
+      c = skip_space();
+    }
     if (c == ']') {
       if (!first_) fail("a comma before the end of the array", "a record");
       take();
@@ -135,11 +138,6 @@ class JsonArray : public RowSource {
   char skip_space() {
     while (is_json_space(peek()) && at_ < text_.size()) take();
     return peek();
-  }
-  void expect(char wanted, const char* what) {
-    const char c = skip_space();
-    if (c != wanted) fail(found_text(c), what);
-    take();
   }
   void finish() {
     done_ = true;

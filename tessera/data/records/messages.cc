@@ -56,7 +56,9 @@ void check_content(Json& message, const std::string& name, const std::string& wh
   }
 }
 
-const std::map<std::string, std::string>& sharegpt_roles() {
+Json from_sharegpt(const Json& turn, const std::string& name, const std::string& where) {
+  TESSERA_CHECK(turn["from"].is_string() && turn.contains("value") && turn["value"].is_string(), ErrorKind::kFormat,
+                "[data.read] {}: {}: 'from' and 'value' are no strings.", where, name);
   static const std::map<std::string, std::string> kRoles = {{"human", "user"},
                                                             {"user", "user"},
                                                             {"gpt", "assistant"},
@@ -71,15 +73,9 @@ const std::map<std::string, std::string>& sharegpt_roles() {
                                                             {"observation", "tool"},
                                                             {"function_response", "tool"},
                                                             {"function_call", "assistant"}};
-  return kRoles;
-}
-
-Json from_sharegpt(const Json& turn, const std::string& name, const std::string& where) {
-  TESSERA_CHECK(turn["from"].is_string() && turn.contains("value") && turn["value"].is_string(), ErrorKind::kFormat,
-                "[data.read] {}: {}: 'from' and 'value' are no strings.", where, name);
   const auto& from = turn["from"].get_ref<const std::string&>();
-  const auto role = sharegpt_roles().find(from);
-  TESSERA_CHECK(role != sharegpt_roles().end(), ErrorKind::kFormat,
+  const auto role = kRoles.find(from);
+  TESSERA_CHECK(role != kRoles.end(), ErrorKind::kFormat,
                 "[data.read] {}: {} is from {}, wanted human, gpt, system, tool, function_call or observation.", where,
                 name, quote(from));
   Json message = {{"role", role->second}};

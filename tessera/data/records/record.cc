@@ -123,6 +123,22 @@ void rename(Json& row, const std::map<std::string, std::string>& columns, const 
   row = std::move(renamed);
 }
 
+void set_chat(const Json& row, Json messages, Record& record) {
+  record.silent = silent_messages(messages);
+  Json chat = Json::object();
+  chat["messages"] = std::move(messages);
+  add_tools(row, chat, record.where);
+  record.json = std::make_shared<const Json>(std::move(chat));
+}
+
+// The message of the column `system`; nothing where it is absent or empty.
+std::optional<Json> system_message(const Json& row, const std::string& where) {
+  if (!has(row, "system")) return std::nullopt;
+  auto text = text_of(row, "system", where);
+  if (text.empty()) return std::nullopt;
+  return Json{{"role", "system"}, {"content", std::move(text)}};
+}
+
 void read_completion(const Json& row, Record& record) {
   const Json &prompt = row.at("prompt"), &completion = row.at("completion");
   if (!prompt.is_array() && !completion.is_array()) {
@@ -132,37 +148,25 @@ void read_completion(const Json& row, Record& record) {
   }
   // Messages: one conversation, of which the completion's are learnt.
   record.kind = RecordKind::kChat;
-  Json chat = Json::object();
-  chat["messages"] = openai_messages(prompt, "prompt", record.where);
-  const size_t first = chat["messages"].size();
-  for (auto& message : openai_messages(completion, "completion", record.where)) chat["messages"].push_back(message);
-  record.silent = silent_messages(chat["messages"]);
+  Json messages = openai_messages(prompt, "prompt", record.where);
+  const size_t first = messages.size();
+  for (auto& message : openai_messages(completion, "completion", record.where)) messages.push_back(message);
+  set_chat(row, std::move(messages), record);
   std::fill_n(record.silent.begin(), first, uint8_t{1});
-  add_tools(row, chat, record.where);
-  record.json = std::make_shared<const Json>(std::move(chat));
 }
 
 void read_chat(const Json& row, const char* column, Record& record) {
-  Json chat = Json::object();
-  chat["messages"] = openai_messages(row.at(column), column, record.where);
-  if (has(row, "system") && chat["messages"][0]["role"] != "system") {
-    Json system = {{"role", "system"}, {"content", text_of(row, "system", record.where)}};
-    if (!system["content"].get_ref<const std::string&>().empty()) {
-      chat["messages"].insert(chat["messages"].begin(), std::move(system));
-    }
+  Json messages = openai_messages(row.at(column), column, record.where);
+  if (messages[0]["role"] != "system") {
+    if (auto system = system_message(row, record.where)) messages.insert(messages.begin(), std::move(*system));
   }
-  record.silent = silent_messages(chat["messages"]);
-  add_tools(row, chat, record.where);
-  record.json = std::make_shared<const Json>(std::move(chat));
+  set_chat(row, std::move(messages), record);
 }
 
 // The messages in front of the instruction, of LLaMA-Factory's columns `system` and `history`.
 Json messages_before(const Json& row, const std::string& where) {
   Json messages = Json::array();
-  if (has(row, "system")) {
-    auto system = text_of(row, "system", where);
-    if (!system.empty()) messages.push_back({{"role", "system"}, {"content", std::move(system)}});
-  }
+  if (auto system = system_message(row, where)) messages.push_back(std::move(*system));
   if (!has(row, "history")) return messages;
   const Json& history = row.at("history");
   TESSERA_CHECK(history.is_array(), ErrorKind::kFormat,

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "tessera/base/error.h"
 #include "tessera/base/text/json.h"
 #include "tessera/base/text/utf8.h"
 
@@ -102,34 +101,16 @@ bool mark_reasoning(Json& message, const std::string& mark) {
 }
 
 bool mark_at(Place place, Json& message, const std::string& mark) {
-  switch (place) {
-    case Place::kName:
-      return mark_call(message, "name", mark);
-    case Place::kId:
-      return mark_call(message, "id", mark);
-    case Place::kContent:
-      return mark_content(message, mark);
-    case Place::kReasoning:
-      return mark_reasoning(message, mark);
-    case Place::kNone:
-      break;
-  }
-  return false;
+  if (place == Place::kName) return mark_call(message, "name", mark);
+  if (place == Place::kId) return mark_call(message, "id", mark);
+  if (place == Place::kContent) return mark_content(message, mark);
+  return place == Place::kReasoning && mark_reasoning(message, mark);
 }
 
 Place behind(Place place) { return place == Place::kNone ? place : static_cast<Place>(static_cast<int>(place) + 1); }
 
 size_t common_prefix(std::string_view a, std::string_view b) {
   return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
-}
-
-std::optional<std::string> rendered(const text::ChatTemplate& chat, const Json& messages, bool prompt,
-                                    const Json& extra) {
-  try {
-    return chat.render(messages, prompt, extra).text;
-  } catch (const Error&) {
-    return std::nullopt;  // a template that refuses half a conversation
-  }
 }
 
 }  // namespace
@@ -161,7 +142,7 @@ void TurnFinder::choose_marks() {
   for (size_t i = 0; i < messages_.size(); ++i) place_mark(i);
   for (bool moved = true; moved;) {  // at most once for each place
     moved = false;
-    whole_ = rendered(chat_, marked_, false, extra_);
+    whole_ = chat_.try_render(marked_, false, extra_);
     if (!whole_) break;
     for (size_t i = 0; i < messages_.size(); ++i) {
       if (marks_[i].empty() || whole_->find(marks_[i]) != std::string::npos) continue;
@@ -187,7 +168,7 @@ std::optional<std::string> TurnFinder::behind_mark(const std::string& rendered, 
 std::optional<std::string> TurnFinder::render_marked(size_t count, bool prompt, std::optional<size_t> one) const {
   Json messages = Json::array();
   for (size_t i = 0; i < count; ++i) messages.push_back(!one || *one == i ? marked_[i] : messages_[i]);
-  return rendered(chat_, messages, prompt, extra_);
+  return chat_.try_render(messages, prompt, extra_);
 }
 
 std::optional<std::string> TurnFinder::behind_in_whole(size_t message) const {
@@ -224,7 +205,7 @@ std::optional<std::pair<size_t, size_t>> TurnFinder::around_bare_text(size_t ind
   const bool parts = messages_[index].contains("content") && messages_[index]["content"].is_array();
   bare[index] = {{"role", messages_[index].at("role")}, {"content", mark}};
   if (parts) bare[index]["content"] = Json::array({{{"type", "text"}, {"text", mark}}});
-  const auto other = rendered(chat_, bare, false, extra_);
+  const auto other = chat_.try_render(bare, false, extra_);
   const size_t at = other ? other->find(mark) : std::string::npos;
   if (at == std::string::npos || other->find(mark, at + 1) != std::string::npos) return std::nullopt;
   const std::string_view before = std::string_view(*other).substr(0, at),
@@ -242,7 +223,7 @@ std::optional<size_t> TurnFinder::first_of(size_t index) const {
   // The prompt ends with more than the whole prints (an open <think>), or there is none.
   const auto bare = around_bare_text(index);
   if (!bare || bare->first == std::string::npos) return prompt ? std::optional(prompt->place) : std::nullopt;
-  const auto asked = rendered(chat_, messages_, true, extra_);
+  const auto asked = chat_.try_render(messages_, true, extra_);
   if (!asked || asked->size() <= text_.size() || !asked->starts_with(text_)) return bare->first;
   const std::string header = asked->substr(text_.size());
   const size_t least = index > 0 ? common_end(index, false).value_or(Common{0, false}).place : 0;
@@ -295,7 +276,7 @@ std::optional<Turn> TurnFinder::text_elsewhere(size_t index, const Turn& calls) 
   const auto place = [&](bool (*set_mark)(Json&, const std::string&)) {
     Json messages = messages_;
     if (!set_mark(messages[index], mark)) return std::string::npos;
-    const auto whole = rendered(chat_, messages, false, extra_);
+    const auto whole = chat_.try_render(messages, false, extra_);
     const size_t at = whole ? whole->find(mark) : std::string::npos;
     if (at == std::string::npos) return std::string::npos;
     const size_t behind = whole->size() - at - mark.size();
@@ -316,7 +297,7 @@ std::string TurnFinder::text_behind_last() const {
   const auto reads_text = chat_.content_form(next["role"].get_ref<const std::string&>()).reads_text;
   if (!reads_text) next["content"] = Json::array({{{"type", "text"}, {"text", "x"}}});
   messages.push_back(next);
-  const auto longer = rendered(chat_, messages, false, extra_);
+  const auto longer = chat_.try_render(messages, false, extra_);
   const auto tail = behind_in_whole(last);
   const auto longer_tail = longer ? behind_mark(*longer, last) : std::nullopt;
   if (!tail || !longer_tail || !longer_tail->starts_with(*tail)) return "";

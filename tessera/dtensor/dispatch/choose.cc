@@ -150,16 +150,14 @@ class Chooser {
   // Strategies that fit the inputs as they are: the last one listed, as upstream.
   bool exact(Picks& picks) const {
     for (int64_t m = 0; m < ndim_; ++m) {
-      bool found = false;
-      for (size_t s = per_dim_[m].size(); s-- > 0 && !found;) {
-        bool fits = true;
-        for (size_t i = 0; i < call_.inputs.size() && fits; ++i) fits = per_dim_[m][s].inputs[i] == now(i, m);
-        if (fits) {
-          picks[m] = s;
-          found = true;
-        }
-      }
-      if (!found) return false;
+      const auto& list = per_dim_[m];
+      const auto found = std::find_if(list.rbegin(), list.rend(), [&](const Strategy& strategy) {
+        return std::ranges::equal(
+            strategy.inputs, call_.inputs,
+            [m](const Placement& wanted, const TensorInput& input) { return wanted == input.placements[m]; });
+      });
+      if (found == list.rend()) return false;
+      picks[m] = static_cast<size_t>(list.rend() - found) - 1;
     }
     return true;
   }
@@ -176,18 +174,9 @@ class Chooser {
     return choice;
   }
 
-  // Of one tensor there is one reduction, or sums and averages.
   static bool partials_go_together(const Choice& choice) {
-    const auto one = [](const Placements& list) {
-      const Placement* first = nullptr;
-      for (const auto& placement : list) {
-        if (!placement.is_partial()) continue;
-        if (first != nullptr && !can_mix(*first, placement)) return false;
-        first = &placement;
-      }
-      return true;
-    };
-    return std::ranges::all_of(choice.inputs, one) && std::ranges::all_of(choice.outputs, one);
+    return std::ranges::all_of(choice.inputs, tessera::partials_go_together) &&
+           std::ranges::all_of(choice.outputs, tessera::partials_go_together);
   }
 
   bool consistent(const Choice& choice) const {
@@ -208,7 +197,7 @@ class Chooser {
         const Placement& p = choice.inputs[i][m];
         if (p.is_any_shard()) {
           const int64_t k = call_.mesh->shape()[m];
-          least[p.dim] = local_extent(least[p.dim], k, k - 1, p);
+          least[p.dim] = local_extent(least[p.dim], k, k - 1, p.split_factor);
           if (least[p.dim] == 0 && call_.inputs[i].sizes[p.dim] > 0) return true;
         }
       }
@@ -216,12 +205,15 @@ class Chooser {
     return false;
   }
 
+  double cost(const TensorInput& input, const Placements& to) const {
+    const auto item_bytes = static_cast<int64_t>(input.tensor->element_size());
+    return redistribute_cost(input.sizes, item_bytes, *call_.mesh, input.placements, to);
+  }
+
   double cost(const Choice& choice) const {
     double total = 0;
     for (size_t i = 0; i < choice.inputs.size(); ++i) {
-      const auto& input = call_.inputs[i];
-      total += redistribute_cost(input.sizes, static_cast<int64_t>(input.tensor->element_size()), *call_.mesh,
-                                 input.placements, choice.inputs[i]);
+      total += cost(call_.inputs[i], choice.inputs[i]);
     }
     return total;
   }
@@ -274,9 +266,7 @@ class Chooser {
         for (size_t i = 0; i < call_.inputs.size(); ++i) {
           Placements target = call_.inputs[i].placements;
           target[m] = list[s].inputs[i];
-          total +=
-              redistribute_cost(call_.inputs[i].sizes, static_cast<int64_t>(call_.inputs[i].tensor->element_size()),
-                                *call_.mesh, call_.inputs[i].placements, target);
+          total += cost(call_.inputs[i], target);
         }
         order.emplace_back(total, s);
       }

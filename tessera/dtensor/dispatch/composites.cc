@@ -8,12 +8,9 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/_scaled_dot_product_attention_math_native.h>
-#include <ATen/ops/cat_ops.h>
-#include <ATen/ops/copysign_ops.h>
 #include <ATen/ops/cross_entropy_loss_native.h>
 #include <ATen/ops/cumprod_backward_native.h>
 #include <ATen/ops/pad_native.h>
-#include <ATen/ops/sgn_ops.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -22,7 +19,7 @@
 #include <numbers>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dispatch/plan.h"
+#include "tessera/dtensor/dispatch/dispatch.h"
 #include "tessera/dtensor/redistribute/autograd.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
@@ -216,12 +213,12 @@ at::Tensor trace(const at::Tensor& self) { return Trace::apply(self); }
 // Upstream's derivative for real numbers is a plain tensor of zeros.
 at::Tensor sgn(c10::DispatchKeySet keys, const at::Tensor& self) {
   if (!self.is_complex()) return self.sign();
-  return at::_ops::sgn::redispatch((keys & c10::after_autograd_keyset).add(c10::DispatchKey::AutogradOther), self);
+  return at::_ops::sgn::redispatch(keys_of_all_backends(keys), self);
 }
 
 at::Tensor& sgn_(c10::DispatchKeySet keys, at::Tensor& self) {
   if (!self.is_complex()) return self.sign_();
-  return at::_ops::sgn_::redispatch((keys & c10::after_autograd_keyset).add(c10::DispatchKey::AutogradOther), self);
+  return at::_ops::sgn_::redispatch(keys_of_all_backends(keys), self);
 }
 
 // Upstream's derivative by `other` is a plain tensor of zeros.
@@ -253,27 +250,19 @@ bool wants_gradient(const at::Tensor& tensor) { return at::GradMode::is_enabled(
 
 at::Tensor with_sign(c10::DispatchKeySet keys, const at::Tensor& self, const at::Tensor& other) {
   if (wants_gradient(other)) return CopySign::apply(self, other);
-  return at::_ops::copysign_Tensor::redispatch((keys & c10::after_autograd_keyset).add(c10::DispatchKey::AutogradOther),
-                                               self, other);
+  return at::_ops::copysign_Tensor::redispatch(keys_of_all_backends(keys), self, other);
 }
 
 at::Tensor& with_sign_(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& other) {
   if (wants_gradient(other)) return self.copy_(CopySign::apply(self.clone(), other));
-  return at::_ops::copysign__Tensor::redispatch(
-      (keys & c10::after_autograd_keyset).add(c10::DispatchKey::AutogradOther), self, other);
+  return at::_ops::copysign__Tensor::redispatch(keys_of_all_backends(keys), self, other);
 }
 
 // To the shape and strides that self has, as gradient formulas ask for; its derivative is that of an alias.
 at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
                       std::optional<c10::SymInt> offset) {
-  const bool same = self.sizes() == C10_AS_INTARRAYREF_SLOW(sizes) &&
-                    self.strides() == C10_AS_INTARRAYREF_SLOW(strides) && (!offset || *offset == 0);
-  TESSERA_CHECK(
-      same, ErrorKind::kShape,
-      "Sharding dimension mismatch: [dtensor.dispatch] aten::as_strided(self: [{}]): as_strided not supported with "
-      "DTensor, except to the shape and strides that it has. Use view, transpose, slice or unfold, or work on "
-      "to_local().",
-      fmt::join(self.sizes(), ", "));
+  check_as_strided("aten::as_strided", self, C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides),
+                   offset ? offset->expect_int() : 0);
   return at::alias(self);
 }
 
@@ -300,7 +289,7 @@ struct DTensorGradient : torch::autograd::Function<DTensorGradient> {
 
 // Upstream's derivative gives operands of shape [0], which may stand beside any other, at::zeros({0}).
 at::Tensor cat(c10::DispatchKeySet keys, const at::ITensorListRef& given, int64_t dim) {
-  const auto next = (keys & c10::after_autograd_keyset).add(c10::DispatchKey::AutogradOther);
+  const auto next = keys_of_all_backends(keys);
   const auto is_empty = [](const at::Tensor& tensor) {
     return tensor.dim() == 1 && tensor.size(0) == 0 && tensor.requires_grad() && is_dtensor(tensor);
   };
@@ -394,43 +383,44 @@ std::tuple<at::Tensor, at::Tensor> attention_math(const at::Tensor& query, const
 
 }  // namespace
 
-void register_composites() {
-  // Never destroyed: the dispatcher keeps calling the kernels. Volatile, or the pointer would be optimised away and the
-  // leak checker would find nobody who holds them.
-  static auto* volatile libraries = [] {
-    auto* made = new std::vector<std::unique_ptr<torch::Library>>();
-    for (const auto key : {kDTensorKey, c10::DispatchKey::AutogradPrivateUse3}) {
-      made->push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__));
-      made->back()->impl("value_selecting_reduction_backward", TORCH_FN(value_selecting_reduction_backward));
-      made->back()->impl("cummaxmin_backward", TORCH_FN(cummaxmin_backward));
-      made->back()->impl("cumprod_backward", TORCH_FN(cumprod_backward));
-      made->back()->impl("gather_backward", TORCH_FN(gather_backward));
-      made->back()->impl("index_select_backward", TORCH_FN(index_select_backward));
-      made->back()->impl("rms_norm", TORCH_FN(rms_norm));
-      made->back()->impl("cross_entropy_loss", TORCH_FN(cross_entropy_loss));
-      made->back()->impl("_scaled_dot_product_attention_math", TORCH_FN(attention_math));
-      made->back()->impl("_fused_rms_norm", TORCH_FN(fused_rms_norm));
-      made->back()->impl("one_hot", TORCH_FN(one_hot));
-      made->back()->impl("pad", TORCH_FN(pad));
-      made->back()->impl("reshape", TORCH_FN(reshape));
-      made->back()->impl("flatten.using_ints", TORCH_FN(flatten));
-      made->back()->impl("ravel", TORCH_FN(ravel));
-      made->back()->impl("_pad_circular", TORCH_FN(pad_circular));
-    }
-    made->back()->impl("cat", TORCH_FN(cat));
-    made->back()->impl("rsub.Tensor", TORCH_FN(rsub));
-    made->back()->impl("trace", TORCH_FN(trace));
-    made->back()->impl("copysign.Tensor", TORCH_FN(with_sign));
-    made->back()->impl("copysign_.Tensor", TORCH_FN(with_sign_));
-    made->back()->impl("sgn", TORCH_FN(sgn));
-    made->back()->impl("sgn_", TORCH_FN(sgn_));
-    made->back()->impl("mvlgamma", TORCH_FN(log_multigamma));
-    made->back()->impl("mvlgamma_", TORCH_FN(mvlgamma_));
-    made->back()->impl("linalg_matrix_exp", TORCH_FN(matrix_exp));
-    made->back()->impl("as_strided", TORCH_FN(as_strided));  // at the autograd key, above the handler of that name
-    return made;
-  }();
-  (void)libraries;
+void check_as_strided(const std::string& op, const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                      int64_t offset) {
+  TESSERA_CHECK(
+      self.sizes() == sizes && self.strides() == strides && offset == 0, ErrorKind::kShape,
+      "Sharding dimension mismatch: [dtensor.dispatch] {}(self: [{}]): as_strided not supported with DTensor, except "
+      "to the shape and strides that it has. Use view, transpose, slice or unfold, or work on to_local().",
+      op, fmt::join(self.sizes(), ", "));
+}
+
+void register_composites(torch::Library& dtensor, torch::Library& autograd) {
+  for (auto* library : {&dtensor, &autograd}) {
+    library->impl("value_selecting_reduction_backward", TORCH_FN(value_selecting_reduction_backward));
+    library->impl("cummaxmin_backward", TORCH_FN(cummaxmin_backward));
+    library->impl("cumprod_backward", TORCH_FN(cumprod_backward));
+    library->impl("gather_backward", TORCH_FN(gather_backward));
+    library->impl("index_select_backward", TORCH_FN(index_select_backward));
+    library->impl("rms_norm", TORCH_FN(rms_norm));
+    library->impl("cross_entropy_loss", TORCH_FN(cross_entropy_loss));
+    library->impl("_scaled_dot_product_attention_math", TORCH_FN(attention_math));
+    library->impl("_fused_rms_norm", TORCH_FN(fused_rms_norm));
+    library->impl("one_hot", TORCH_FN(one_hot));
+    library->impl("pad", TORCH_FN(pad));
+    library->impl("reshape", TORCH_FN(reshape));
+    library->impl("flatten.using_ints", TORCH_FN(flatten));
+    library->impl("ravel", TORCH_FN(ravel));
+    library->impl("_pad_circular", TORCH_FN(pad_circular));
+  }
+  autograd.impl("cat", TORCH_FN(cat));
+  autograd.impl("rsub.Tensor", TORCH_FN(rsub));
+  autograd.impl("trace", TORCH_FN(trace));
+  autograd.impl("copysign.Tensor", TORCH_FN(with_sign));
+  autograd.impl("copysign_.Tensor", TORCH_FN(with_sign_));
+  autograd.impl("sgn", TORCH_FN(sgn));
+  autograd.impl("sgn_", TORCH_FN(sgn_));
+  autograd.impl("mvlgamma", TORCH_FN(log_multigamma));
+  autograd.impl("mvlgamma_", TORCH_FN(mvlgamma_));
+  autograd.impl("linalg_matrix_exp", TORCH_FN(matrix_exp));
+  autograd.impl("as_strided", TORCH_FN(as_strided));  // at the autograd key, above the handler of that name
 }
 
 }  // namespace tessera

@@ -9,7 +9,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch/dispatch.h"
-#include "tessera/dtensor/dispatch/plain_from_within.h"
 #include "tessera/dtensor/dispatch/plan.h"
 #include "tessera/dtensor/dispatch/plan_cache.h"
 #include "tessera/dtensor/redistribute/autograd.h"
@@ -60,49 +59,29 @@ std::shared_ptr<const Plan> plan_of(const OpEntry& op, c10::ArrayRef<c10::IValue
   }
 }
 
-void dispatch(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack) {
-  at::AutoDispatchBelowADInplaceOrView below;
-  if (const Handler handler = op.handler.load(std::memory_order_acquire)) {
-    handler(op, keys, &stack);
-    return;
-  }
-  dispatch_by_rule(op, keys, stack);
-}
-
 }  // namespace
 
 void dispatch_by_rule(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack) {
   const c10::ArrayRef<c10::IValue> args(stack.data() + stack.size() - op.args.size(), op.args.size());
   static thread_local CallKey key;
   const bool cacheable = key.assign(op, args);
-  if (!cacheable) {
-    if (!has_rule(op)) {
-      decompose(op, keys, &stack);
-    } else if (const auto plan = plan_of(op, args)) {
-      run_plan(op, plan, stack);
-    } else {
-      dispatch_by_rule(op, keys, stack);
-    }
-    return;
-  }
   PlanCache& cache = PlanCache::of_this_thread();
-  const auto* known = cache.find_recent(key.words());
-  const uint64_t hash = known != nullptr ? 0 : key.hash();
-  if (known == nullptr) known = cache.find(hash, key.words());
+  uint64_t hash = 0;
+  const auto* known = cacheable ? cache.find_recent(key.words()) : nullptr;
+  if (cacheable && known == nullptr) {
+    hash = key.hash();
+    known = cache.find(hash, key.words());
+  }
   std::shared_ptr<const Plan> plan;
   if (known != nullptr) {
     plan = *known;
   } else if (!has_rule(op)) {
-    decompose(op, keys, &stack);
-    return;
+    return decompose(op, keys, &stack);
   } else {
     const CallKey own = key;  // a rule that runs operations on DTensors changes the thread's
     plan = plan_of(op, args);
-    if (plan == nullptr) {
-      dispatch_by_rule(op, keys, stack);
-      return;
-    }
-    if (plan->cacheable) cache.insert(hash, own.words(), plan);
+    if (plan == nullptr) return dispatch_by_rule(op, keys, stack);
+    if (cacheable && plan->cacheable) cache.insert(hash, own.words(), plan);
   }
   run_plan(op, plan, stack);
 }
@@ -112,7 +91,9 @@ namespace {
 struct Kernel final : c10::OperatorKernel {
   explicit Kernel(const OpEntry* entry) : entry(entry) {}
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet keys, Stack* stack) {
-    dispatch(*entry, keys, *stack);
+    at::AutoDispatchBelowADInplaceOrView below;
+    if (const Handler handler = entry->handler.load(std::memory_order_acquire)) return handler(*entry, keys, stack);
+    dispatch_by_rule(*entry, keys, *stack);
   }
   const OpEntry* entry;
 };
@@ -129,6 +110,7 @@ struct FallbackKernel final : c10::OperatorKernel {
 struct Registry {
   std::mutex mutex;
   torch::Library aten{torch::Library::IMPL, "aten", kDTensorKey, __FILE__, __LINE__};
+  torch::Library aten_autograd{torch::Library::IMPL, "aten", c10::DispatchKey::AutogradPrivateUse3, __FILE__, __LINE__};
   torch::Library any{torch::Library::IMPL, "_", kDTensorKey, __FILE__, __LINE__};
   torch::Library any_autograd{torch::Library::IMPL, "_", c10::DispatchKey::AutogradPrivateUse3, __FILE__, __LINE__};
   std::vector<std::unique_ptr<torch::Library>> others;
@@ -151,11 +133,11 @@ struct Registry {
       const auto op = dispatcher.findSchema(name);
       if (op && !is_composite(*op)) add(aten, *op);
     }
-    register_composites();
-    register_operand_layouts();
-    register_view_replay();
-    register_folded_products();
-    register_gathering_composites();
+    register_composites(aten, aten_autograd);
+    register_operand_layouts(aten_autograd);
+    register_view_replay(aten_autograd);
+    register_folded_products(aten, aten_autograd);
+    register_gathering_composites(aten, aten_autograd);
   }
 };
 

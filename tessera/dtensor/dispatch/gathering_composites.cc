@@ -9,7 +9,6 @@
 #include <string>
 
 #include "tessera/dtensor/dispatch/dispatch.h"
-#include "tessera/dtensor/dispatch/plain_from_within.h"
 
 namespace tessera {
 
@@ -38,14 +37,9 @@ Bases bases_of(c10::ArrayRef<c10::IValue> args) {
   return bases;
 }
 
-bool is_copied(const c10::IValue& value) {
-  return value.isTensor() && value.toTensor().defined() && is_dtensor_impl(*value.toTensor().unsafeGetTensorImpl()) &&
-         impl_of(value.toTensor())->is_copied_view();
-}
-
 // A view of what was made on the way becomes a tensor of its own; one of an argument keeps refusing writes.
 void own(c10::IValue& result, const Bases& bases) {
-  if (!is_copied(result) || !result.toTensor().is_view()) return;
+  if (!result.isTensor() || !is_copied_view(result.toTensor()) || !result.toTensor().is_view()) return;
   const at::TensorBase& base = result.toTensor()._base();
   if (std::ranges::none_of(bases, [&](const at::Tensor& of) { return of.is_same(base); })) {
     result = own_result(result.toTensor());
@@ -98,34 +92,25 @@ GatheringViews::GatheringViews() : before_(views_gather) { views_gather = true; 
 GatheringViews::~GatheringViews() { views_gather = before_; }
 bool GatheringViews::in_force() { return views_gather; }
 
-at::Tensor own_result(const at::Tensor& result) { return is_copied(result) ? result.clone() : result; }
+at::Tensor own_result(const at::Tensor& result) { return is_copied_view(result) ? result.clone() : result; }
 
-void register_gathering_composites() {
-  // Never destroyed: the dispatcher keeps calling the kernels. Volatile: see register_composites.
-  static auto* volatile libraries = [] {
-    auto* made = new std::vector<std::unique_ptr<torch::Library>>();
-    constexpr auto kAutograd = c10::DispatchKey::AutogradPrivateUse3;
-    for (const auto key : {kDTensorKey, kAutograd}) {
-      made->push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__));
+void register_gathering_composites(torch::Library& dtensor, torch::Library& autograd) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findSchema(name);
+    // Named dims have no boxed form.
+    const bool named = name.overload_name.find("dimname") != std::string::npos ||
+                       name.overload_name.find("names") != std::string::npos;
+    if (!op || name.getNamespace() != "aten" || named || !is_composite(*op) || !gives_new_tensors(op->schema()) ||
+        op->hasKernelForDispatchKey(c10::DispatchKey::AutogradPrivateUse3) ||
+        op->hasKernelForDispatchKey(kDTensorKey)) {
+      continue;
     }
-    auto& dispatcher = c10::Dispatcher::singleton();
-    for (const auto& name : dispatcher.getAllOpNames()) {
-      const auto op = dispatcher.findSchema(name);
-      // Named dims have no boxed form.
-      const bool named = name.overload_name.find("dimname") != std::string::npos ||
-                         name.overload_name.find("names") != std::string::npos;
-      if (!op || name.getNamespace() != "aten" || named || !is_composite(*op) || !gives_new_tensors(op->schema()) ||
-          op->hasKernelForDispatchKey(kAutograd) || op->hasKernelForDispatchKey(kDTensorKey)) {
-        continue;
-      }
-      for (const auto& library : *made) {
-        library->impl(toString(name).c_str(),
-                      torch::CppFunction::makeFromBoxedFunctor(std::make_unique<GatheringKernel>(toString(name))));
-      }
+    for (auto* library : {&dtensor, &autograd}) {
+      library->impl(toString(name).c_str(),
+                    torch::CppFunction::makeFromBoxedFunctor(std::make_unique<GatheringKernel>(toString(name))));
     }
-    return made;
-  }();
-  (void)libraries;
+  }
 }
 
 }  // namespace tessera

@@ -64,9 +64,12 @@ OpEntry::OpEntry(const c10::OperatorHandle& op) : handle(op), name(toString(op.o
     = name.find("::_foreach_") != std::string::npos;
 }
 
-}  // namespace tessera
-
-namespace tessera {
+int OpEntry::arg_named(const char* argument) const {
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (args[i].name == argument) return static_cast<int>(i);
+  }
+  return -1;
+}
 
 const std::string& OpCall::name() const { return op.name; }
 
@@ -77,12 +80,7 @@ int OpCall::input_at(int arg) const {
   return -1;
 }
 
-int OpCall::arg_named(const char* argument) const {
-  for (size_t i = 0; i < op.args.size(); ++i) {
-    if (op.args[i].name == argument) return static_cast<int>(i);
-  }
-  return -1;
-}
+int OpCall::arg_named(const char* argument) const { return op.arg_named(argument); }
 
 std::vector<int64_t> OpCall::ints_at(int arg) const {
   if (!has(arg)) return {};

@@ -60,17 +60,10 @@ struct LayOutOperands final : c10::OperatorKernel {
 
 }  // namespace
 
-void register_operand_layouts() {
-  // Never destroyed: the dispatcher keeps calling the kernels. Volatile: see register_composites.
-  static auto* volatile library = [] {
-    auto* made =
-        new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutogradPrivateUse3, __FILE__, __LINE__);
-    for (const auto& layout : operand_layouts()) {
-      made->impl(layout.name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<LayOutOperands>(&layout)));
-    }
-    return made;
-  }();
-  (void)library;
+void register_operand_layouts(torch::Library& autograd) {
+  for (const auto& layout : operand_layouts()) {
+    autograd.impl(layout.name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<LayOutOperands>(&layout)));
+  }
 }
 
 }  // namespace tessera

@@ -3,49 +3,29 @@
 #include <ATen/TensorIterator.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dispatch/gathered_strides.h"
 #include "tessera/dtensor/dispatch/plan.h"
 
 namespace tessera {
 
 namespace {
 
-// How the tensor at a place in a list lies for the operation: as it is, whatever its parts are moved to, so that
-// results lie as those of plain tensors do; or dense in the same order of dims (what a view gathers).
-enum class Lies : uint8_t { kAsItIs, kInOrder };
-using HowItLies = std::function<Lies(int element)>;
-
-at::Tensor to_meta(const at::Tensor& tensor, Lies how) {
-  const auto options = tensor.options().device(at::kMeta);
-  at::Tensor meta =
-      how == Lies::kInOrder
-          ? at::empty_strided(tensor.sizes(), strides_of_gathered(tensor.sizes(), tensor.strides()), options)
-          : at::empty_strided(tensor.sizes(), tensor.strides(), options);
+at::Tensor to_meta(const at::Tensor& tensor, c10::IntArrayRef strides) {
+  at::Tensor meta = at::empty_strided(tensor.sizes(), strides, tensor.options().device(at::kMeta));
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) meta.unsafeGetTensorImpl()->set_wrapped_number(true);
   return meta;
 }
 
-// An argument on the meta device.
-c10::IValue to_meta(const c10::IValue& value, const HowItLies& how) {
-  int position = 0;
-  if (value.isTensor()) return value.toTensor().defined() ? to_meta(value.toTensor(), how(-1)) : value;
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const auto& element : value.toListRef()) list.push_back(to_meta(element.toTensor(), how(position++)));
-    return list;
-  }
-  if (value.isDevice()) return c10::Device(at::kMeta);
-  if (value.isList() && value.type()->containedType(0)->kind() == c10::TypeKind::OptionalType) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const auto& element : value.toListRef()) {
-      const Lies lies = how(position++);
-      list.push_back(element.isTensor() && element.toTensor().defined()
-                         ? std::optional<at::Tensor>(to_meta(element.toTensor(), lies))
-                         : std::nullopt);
+// The tensors of an argument on the meta device. What a view gathers is dense, in the same order of dims; all else lies
+// as it is, whatever its parts are moved to, so that results lie as those of plain tensors do.
+c10::IValue to_meta(const OpCall& call, int arg, const std::vector<bool>& moved) {
+  return map_tensors(call.args[arg], [&](const at::Tensor& tensor, int element) {
+    bool gathered = false;
+    for (size_t i = 0; i < moved.size() && arg == call.op.view_of; ++i) {
+      gathered = gathered || (moved[i] && call.inputs[i].arg == arg && call.inputs[i].element == element);
     }
-    return list;
-  }
-  return value;
+    return gathered ? to_meta(tensor, strides_of_gathered(tensor.sizes(), tensor.strides()))
+                    : to_meta(tensor, tensor.strides());
+  });
 }
 
 }  // namespace
@@ -53,14 +33,11 @@ c10::IValue to_meta(const c10::IValue& value, const HowItLies& how) {
 std::vector<OutputShape> infer_outputs(const OpCall& call, const std::vector<bool>& moved) {
   Stack stack;
   for (size_t arg = 0; arg < call.args.size(); ++arg) {
-    stack.push_back(to_meta(call.args[arg], [&](int element) {
-      for (size_t i = 0; i < moved.size(); ++i) {
-        if (moved[i] && call.inputs[i].arg == static_cast<int>(arg) && call.inputs[i].element == element) {
-          return call.op.view_of == call.inputs[i].arg ? Lies::kInOrder : Lies::kAsItIs;
-        }
-      }
-      return Lies::kAsItIs;
-    }));
+    if (call.op.args[arg].tensors) {
+      stack.push_back(to_meta(call, static_cast<int>(arg), moved));
+    } else {
+      stack.push_back(call.args[arg].isDevice() ? c10::IValue(c10::Device(at::kMeta)) : call.args[arg]);
+    }
   }
   try {
     call.op.handle.callBoxed(stack);
@@ -112,7 +89,7 @@ std::vector<OutputShape> pointwise_output(const OpCall& call) {
       .check_all_same_device(false)
       .declare_static_dtype_and_device(at::kByte, at::kMeta)
       .add_owned_output(at::Tensor());
-  for (const auto& input : call.inputs) config.add_owned_const_input(to_meta(*input.tensor, Lies::kAsItIs));
+  for (const auto& input : call.inputs) config.add_owned_const_input(to_meta(*input.tensor, input.tensor->strides()));
   auto operands = config.build();
   return {{operands.output().sizes().vec(), operands.output().strides().vec()}};
 }

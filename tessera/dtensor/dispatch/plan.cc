@@ -6,7 +6,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch/dispatch.h"
-#include "tessera/dtensor/dispatch/plain_from_within.h"
 #include "tessera/dtensor/redistribute/alike.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
@@ -17,30 +16,15 @@ namespace {
 class CallReader {
  public:
   CallReader(const OpEntry& op, c10::ArrayRef<c10::IValue> args) : op_(op), args_(args) {
-    for_each([&](int, int, const at::Tensor& tensor) {
+    for_each_tensor(op, args, [&](const at::Tensor& tensor, int, int) {
       if (is_dtensor(tensor)) take_mesh(tensor);
     });
-    for_each([&](int arg, int element, const at::Tensor& tensor) { add(arg, element, tensor); });
+    for_each_tensor(op, args, [&](const at::Tensor& tensor, int arg, int element) { add(arg, element, tensor); });
   }
 
   OpCall call() { return OpCall(op_, args_, mesh_, std::move(inputs_), std::move(outs_)); }
 
  private:
-  template <class Visit>
-  void for_each(Visit visit) {
-    for (const int arg : op_.tensor_args) {
-      if (args_[arg].isTensor()) {
-        if (args_[arg].toTensor().defined()) visit(arg, -1, args_[arg].toTensor());
-      } else if (args_[arg].isList()) {
-        int element = 0;
-        for (const auto& value : args_[arg].toListRef()) {
-          if (value.isTensor() && value.toTensor().defined()) visit(arg, element, value.toTensor());
-          ++element;
-        }
-      }
-    }
-  }
-
   void take_mesh(const at::Tensor& tensor) {
     const MeshPtr& mesh = impl_of(tensor)->mesh();
     TESSERA_CHECK(!mesh_ || *mesh_ == *mesh, ErrorKind::kShape,

@@ -3,7 +3,6 @@
 #include <bit>
 #include <cstring>
 
-#include "tessera/dtensor/dispatch/plan_statistics.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera {
@@ -178,14 +177,5 @@ void PlanCache::insert(uint64_t hash, c10::ArrayRef<uint64_t> words, std::shared
   make_room();
   remember(young_.emplace(hash, Entry{words.vec(), std::move(plan)})->second);
 }
-
-void PlanCache::clear() { *this = {}; }
-
-PlanStatistics plan_statistics() {
-  const auto& cache = PlanCache::of_this_thread();
-  return {.hits = cache.hits, .misses = cache.misses, .plans = cache.size()};
-}
-
-void clear_plans() { PlanCache::of_this_thread().clear(); }
 
 }  // namespace tessera

@@ -39,9 +39,8 @@ class PlanCache {
   const std::shared_ptr<const Plan>* find(uint64_t hash, c10::ArrayRef<uint64_t> words);
   void insert(uint64_t hash, c10::ArrayRef<uint64_t> words, std::shared_ptr<const Plan> plan);
   size_t size() const { return young_.size() + old_.size(); }
-  void clear();
   uint64_t hits = 0;
-  uint64_t misses = 0;
+  uint64_t misses = 0;  // a plan was made; calls whose plan holds for them only are in neither
 
  private:
   struct Entry {

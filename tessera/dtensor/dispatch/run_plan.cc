@@ -2,7 +2,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dispatch/gathered_strides.h"
 #include "tessera/dtensor/dispatch/plan.h"
 #include "tessera/dtensor/random/random_fill.h"
 #include "tessera/dtensor/redistribute/redistribution_scope.h"
@@ -20,14 +19,8 @@ class Localizer {
       : op_(op), mesh_(mesh), next_(plan.redistributions.begin()), end_(plan.redistributions.end()), kept_arg_(kept) {}
 
   void replace(c10::IValue& slot, int arg) {
-    c10::IValue local;
-    if (slot.isTensor() && slot.toTensor().defined()) {
-      local = local_of(slot.toTensor(), arg, -1);
-    } else if (slot.isList()) {
-      local = local_list(slot, arg);
-    } else {
-      return;
-    }
+    c10::IValue local =
+        map_tensors(slot, [&](const at::Tensor& tensor, int element) { return local_of(tensor, arg, element); });
     std::swap(slot, local);
     if (arg == kept_arg_) kept_ = std::move(local);
   }
@@ -46,29 +39,6 @@ class Localizer {
     }
     keys_ = keys_ | local.key_set();
     return local;
-  }
-
-  c10::IValue local_list(const c10::IValue& slot, int arg) {
-    if (slot.isTensorList()) {
-      c10::List<at::Tensor> locals;
-      const auto elements = slot.toListRef();
-      locals.reserve(elements.size());
-      for (size_t i = 0; i < elements.size(); ++i) {
-        const at::Tensor& tensor = elements[i].toTensor();
-        locals.push_back(tensor.defined() ? local_of(tensor, arg, static_cast<int>(i)) : tensor);
-      }
-      return locals;
-    }
-    c10::List<std::optional<at::Tensor>> locals;
-    const auto elements = slot.toListRef();
-    for (size_t i = 0; i < elements.size(); ++i) {
-      if (elements[i].isNone() || !elements[i].toTensor().defined()) {
-        locals.push_back(std::nullopt);
-      } else {
-        locals.push_back(local_of(elements[i].toTensor(), arg, static_cast<int>(i)));
-      }
-    }
-    return locals;
   }
 
   const OpEntry& op_;
@@ -140,11 +110,9 @@ void wrap_outputs(const Plan& plan, const MeshPtr& mesh, Stack& stack, c10::Arra
   }
 }
 
-// A rank outside the mesh computes nothing: its results are empty.
-void push_empty_results(const OpEntry& op, const Plan& plan, const DeviceMesh& mesh, Stack& stack,
-                        c10::ArrayRef<c10::IValue> kept) {
+// A rank outside the mesh computes nothing: its results are empty. wrap_outputs() puts arguments to their places.
+void push_empty_results(const OpEntry& op, const Plan& plan, const DeviceMesh& mesh, Stack& stack) {
   torch::jit::drop(stack, op.args.size());
-  size_t next_kept = 0;
   for (const OutputPlan& output : plan.outputs) {
     c10::List<at::Tensor> parts;
     for (const auto& spec : output.tensors) {
@@ -155,59 +123,30 @@ void push_empty_results(const OpEntry& op, const Plan& plan, const DeviceMesh& m
     } else if (output.kind == OutputPlan::Kind::kList) {
       stack.emplace_back(std::move(parts));
     } else {
-      stack.emplace_back(output.kind == OutputPlan::Kind::kArgument ? kept[next_kept++] : c10::IValue(0));
+      stack.emplace_back(c10::IValue(0));
     }
   }
-}
-
-bool is_copied_view(const c10::IValue& value) {
-  return holds_dtensor(value) && impl_of(value.toTensor())->is_copied_view();
-}
-
-bool holds_copied_view(const c10::IValue& value) {
-  if (!value.isTensorList()) return is_copied_view(value);
-  const auto elements = value.toListRef();
-  return std::ranges::any_of(elements, is_copied_view);
 }
 
 // A write that would be lost must not pass for one.
 void refuse_copied_views(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
-  for (const int arg : op.tensor_args) {
-    if (op.args[arg].mutated && holds_copied_view(args[arg])) [[unlikely]] {
+  for_each_tensor(op, args, [&](const at::Tensor& tensor, int arg, int) {
+    if (op.args[arg].mutated && is_copied_view(tensor)) [[unlikely]] {
       raise(ErrorKind::kShape,
             "Sharding dimension mismatch: [dtensor.dispatch] {}: '{}' is a view along a sharded dim, which holds a "
-            "gathered "
-            "copy, so that what is written to it would be lost. Clone it, or redistribute the tensor before taking the "
-            "view.",
+            "gathered copy, so that what is written to it would be lost. Clone it, or redistribute the tensor before "
+            "taking the view.",
             op.name, op.args[arg].name);
     }
-  }
+  });
 }
 
-// Autograd counts what is written to single tensors, not to those of lists.
-void bump_versions_of_lists(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
-  for (const int arg : op.tensor_args) {
-    if (!op.args[arg].mutated || !args[arg].isTensorList()) continue;
-    for (const auto& element : args[arg].toListRef()) {
-      const at::Tensor& tensor = element.toTensor();
-      if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
-    }
-  }
-}
-
-// Operations on the parts below do not touch the version counters that to_local's readers see.
-void bump_versions(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
-  const auto bump = [](const at::Tensor& tensor) {
-    if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
-  };
-  for (const int arg : op.tensor_args) {
-    if (!op.args[arg].mutated) continue;
-    if (args[arg].isTensor()) {
-      bump(args[arg].toTensor());
-    } else if (args[arg].isTensorList()) {
-      for (const auto& element : args[arg].toListRef()) bump(element.toTensor());
-    }
-  }
+// Counts a write to each tensor that the operation writes to, or to those of lists only.
+void bump_versions(const OpEntry& op, c10::ArrayRef<c10::IValue> args, bool lists_only) {
+  for_each_tensor(op, args, [&](const at::Tensor& tensor, int arg, int element) {
+    const bool counts = op.args[arg].mutated && (element >= 0 || !lists_only);
+    if (counts && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+  });
 }
 
 // Calls visit(tensor, output, element) for each DTensor among new results at the end of the stack.
@@ -298,10 +237,11 @@ void run_plan(const OpEntry& op, const std::shared_ptr<const Plan>& shared_plan,
   const auto [mesh_arg, mesh] = first_dtensor(args, op);
   if (op.mutates) {
     refuse_copied_views(op, args);
-    bump_versions_of_lists(op, args);
+    bump_versions(op, args, /*lists_only=*/true);  // autograd counts those of single tensors
   }
   std::shared_ptr<CopiedView::Made> copied;
-  if (op.view_of >= 0 && (plan.copies_view || is_copied_view(args[op.view_of]))) [[unlikely]] {
+  const auto views_a_copy = [&] { return args[op.view_of].isTensor() && is_copied_view(args[op.view_of].toTensor()); };
+  if (op.view_of >= 0 && (plan.copies_view || views_a_copy())) [[unlikely]] {
     copied = std::make_shared<CopiedView::Made>(CopiedView::Made{op, shared_plan, args.vec()});
     c10::IValue& viewed = copied->args[op.view_of];
     const DTensorImpl& impl = *impl_of(viewed.toTensor());
@@ -314,10 +254,11 @@ void run_plan(const OpEntry& op, const std::shared_ptr<const Plan>& shared_plan,
   }
   if (!mesh->coordinate()) [[unlikely]] {
     if (plan.random) skip_random_operation(*mesh);
-    push_empty_results(op, plan, *mesh, stack, kept);
+    push_empty_results(op, plan, *mesh, stack);
   } else {
     for (const auto& [arg, value] : plan.rewrites) stack[base + arg] = value;
-    if (op.mutates) bump_versions(op, args);
+    // Operations on the parts do not touch the version counters that to_local's readers see.
+    if (op.mutates) bump_versions(op, args, /*lists_only=*/false);
     if (plan.local) {
       plan.local(LocalCall{op, stack, *mesh, localizer.keys()});
     } else {

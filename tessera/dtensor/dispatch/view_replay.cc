@@ -2,28 +2,8 @@
 // base's gradient, which it takes by as_strided, that DTensors lack, or by calling the operation again, if it was told
 // to remember it. It is told so here, for every operation that gives a view. Strides tell as_strided what a base is
 // whose shape was changed in place; here a view remembers what its base was like, and what happened to itself.
+#include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/_conj_ops.h>
-#include <ATen/ops/_neg_view_ops.h>
-#include <ATen/ops/_reshape_alias_ops.h>
-#include <ATen/ops/alias_ops.h>
-#include <ATen/ops/detach_ops.h>
-#include <ATen/ops/diagonal_ops.h>
-#include <ATen/ops/expand_ops.h>
-#include <ATen/ops/permute_ops.h>
-#include <ATen/ops/select_ops.h>
-#include <ATen/ops/slice_ops.h>
-#include <ATen/ops/split_ops.h>
-#include <ATen/ops/split_with_sizes_ops.h>
-#include <ATen/ops/squeeze_ops.h>
-#include <ATen/ops/t_ops.h>
-#include <ATen/ops/transpose_ops.h>
-#include <ATen/ops/unbind_ops.h>
-#include <ATen/ops/unfold_ops.h>
-#include <ATen/ops/unsqueeze_ops.h>
-#include <ATen/ops/view_as_complex_ops.h>
-#include <ATen/ops/view_as_real_ops.h>
-#include <ATen/ops/view_ops.h>
 #include <c10/core/AutogradState.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
@@ -171,11 +151,9 @@ template <class Op, class Schema = typename Op::schema>
 struct Replayed;
 template <class Op, class Result, class... Args>
 struct Replayed<Op, Result(const at::Tensor&, Args...)> {
-  // Goes on to what libtorch has for all back-ends.
   static Result call(c10::DispatchKeySet keys, const at::Tensor& self, Args... args) {
     const RememberViews remember;
-    const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
-    Result views = Op::redispatch(below.add(c10::DispatchKey::AutogradOther), self, std::forward<Args>(args)...);
+    Result views = Op::redispatch(keys_of_all_backends(keys), self, std::forward<Args>(args)...);
     remember_base(views, self);
     return views;
   }
@@ -190,7 +168,7 @@ struct ChangedInPlace;
 template <class Op, class View, class... Args>
 struct ChangedInPlace<Op, View, at::Tensor&(at::Tensor&, Args...)> {
   static at::Tensor& call(c10::DispatchKeySet keys, at::Tensor& self, Args... args) {
-    Op::redispatch((keys & c10::after_autograd_keyset).add(c10::DispatchKey::AutogradOther), self, args...);
+    Op::redispatch(keys_of_all_backends(keys), self, args...);
     remember_change(self, [... kept = held(args)](const at::Tensor& base) { return View::call(base, kept...); });
     return self;
   }
@@ -212,24 +190,17 @@ void add(torch::Library& library) {
 
 }  // namespace
 
-void register_view_replay() {
-  // Never destroyed: the dispatcher keeps calling the kernels. Volatile: see register_composites.
-  static auto* volatile library = [] {
-    using namespace at::_ops;
-    auto* made =
-        new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutogradPrivateUse3, __FILE__, __LINE__);
-    add<select_int, slice_Tensor, view, transpose_int, t, permute, expand, unsqueeze, squeeze, squeeze_dim,
-        squeeze_dims, diagonal, unfold, _reshape_alias, alias, detach, view_dtype, view_as_real, view_as_complex, _conj,
-        _neg_view, unbind_int, split_Tensor, split_with_sizes>(*made);
-    add_changed<squeeze_, squeeze>(*made, "squeeze_");
-    add_changed<squeeze__dim, squeeze_dim>(*made, "squeeze_.dim");
-    add_changed<squeeze__dims, squeeze_dims>(*made, "squeeze_.dims");
-    add_changed<unsqueeze_, unsqueeze>(*made, "unsqueeze_");
-    add_changed<t_, t>(*made, "t_");
-    add_changed<transpose_, transpose_int>(*made, "transpose_");
-    return made;
-  }();
-  (void)library;
+void register_view_replay(torch::Library& autograd) {
+  using namespace at::_ops;
+  add<select_int, slice_Tensor, view, transpose_int, t, permute, expand, unsqueeze, squeeze, squeeze_dim, squeeze_dims,
+      diagonal, unfold, _reshape_alias, alias, detach, view_dtype, view_as_real, view_as_complex, _conj, _neg_view,
+      unbind_int, split_Tensor, split_with_sizes>(autograd);
+  add_changed<squeeze_, squeeze>(autograd, "squeeze_");
+  add_changed<squeeze__dim, squeeze_dim>(autograd, "squeeze_.dim");
+  add_changed<squeeze__dims, squeeze_dims>(autograd, "squeeze_.dims");
+  add_changed<unsqueeze_, unsqueeze>(autograd, "unsqueeze_");
+  add_changed<t_, t>(autograd, "t_");
+  add_changed<transpose_, transpose_int>(autograd, "transpose_");
 }
 
 }  // namespace tessera

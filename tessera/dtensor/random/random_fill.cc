@@ -106,22 +106,21 @@ double fraction(uint32_t high, uint32_t low) {
   return static_cast<double>((uint64_t{high} << 32 | low) >> 11) * 0x1p-53;
 }
 
-// W fractions of a block, as float or double.
+// Values of a block: two of doubles, four of floats.
 template <class T>
-struct Fractions {
-  static constexpr int kCount = 4;
-  static void make(const PhiloxBlock& bits, int digits, T* u) {
-    for (int i = 0; i < kCount; ++i) u[i] = fraction(bits[i], digits);
+constexpr int kValuesOfBlock = std::is_same_v<T, double> ? 2 : 4;
+
+// The fractions of a block, which are u[0] to u[kValuesOfBlock - 1].
+template <class T>
+void fractions(const PhiloxBlock& bits, int digits, T* u) {
+  for (int i = 0; i < kValuesOfBlock<T>; ++i) {
+    if constexpr (std::is_same_v<T, double>) {
+      u[i] = fraction(bits[2 * i], bits[2 * i + 1]);
+    } else {
+      u[i] = fraction(bits[i], digits);
+    }
   }
-};
-template <>
-struct Fractions<double> {
-  static constexpr int kCount = 2;
-  static void make(const PhiloxBlock& bits, int, double* u) {
-    u[0] = fraction(bits[0], bits[1]);
-    u[1] = fraction(bits[2], bits[3]);
-  }
-};
+}
 
 // Two normal values from two fractions (Box and Muller), the first of which must not be 0.
 void normal_pair(double u1, double u2, double* z) {
@@ -145,7 +144,7 @@ void normals(const PhiloxBlock& bits, double* z) {
 
 template <class T>
 void fill_real(T* out, const Region& region, const RandomKey& key, const Distribution& d, int digits) {
-  constexpr int kCount = Fractions<T>::kCount;
+  constexpr int kCount = kValuesOfBlock<T>;
   if (d.law == Law::kNormal || d.law == Law::kLogNormal) {
     fill<kCount>(out, region, key, [=, log_normal = d.law == Law::kLogNormal](const PhiloxBlock& bits, T* values) {
       double z[kCount];
@@ -160,7 +159,7 @@ void fill_real(T* out, const Region& region, const RandomKey& key, const Distrib
   const T low = static_cast<T>(d.a), width = static_cast<T>(d.b - d.a);
   const double log_failure = d.law == Law::kGeometric ? std::log1p(-d.a) : 0;
   fill<kCount>(out, region, key, [=](const PhiloxBlock& bits, T* values) {
-    Fractions<T>::make(bits, digits, values);
+    fractions(bits, digits, values);
     for (int i = 0; i < kCount; ++i) {
       const double u = values[i];
       switch (d.law) {

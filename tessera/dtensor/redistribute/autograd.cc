@@ -9,6 +9,7 @@
 #include "tessera/dtensor/redistribute/alike.h"
 #include "tessera/dtensor/redistribute/redistribution_scope.h"
 #include "tessera/dtensor/tensor/dtensor_impl.h"
+#include "tessera/dtensor/tensor/held_value.h"
 
 namespace tessera {
 
@@ -83,23 +84,19 @@ at::Tensor redistribute_values(const at::Tensor& tensor, const Placements& to, b
 
 namespace {
 
-// What a conversion's backward needs beside tensors, in a form that AutogradContext can keep.
-struct Saved final : torch::CustomClassHolder {
+// What a conversion's backward needs beside tensors.
+struct Saved {
   MeshPtr mesh;
   Placements placements;
   Sizes sizes;
 };
 
 void save(AutogradContext* ctx, MeshPtr mesh, const Placements& placements, c10::IntArrayRef sizes) {
-  auto saved = c10::make_intrusive<Saved>();
-  saved->mesh = std::move(mesh);
-  saved->placements = placements;
-  saved->sizes.assign(sizes.begin(), sizes.end());
-  ctx->saved_data["saved"] = c10::IValue::make_capsule(c10::intrusive_ptr<torch::CustomClassHolder>(std::move(saved)));
+  ctx->saved_data["saved"] = hold_value(Saved{std::move(mesh), placements, Sizes(sizes.begin(), sizes.end())});
   ctx->set_materialize_grads(false);
 }
 
-const Saved& saved(AutogradContext* ctx) { return static_cast<const Saved&>(*ctx->saved_data["saved"].toCapsule()); }
+const Saved& saved(AutogradContext* ctx) { return held_value<Saved>(ctx->saved_data["saved"]); }
 
 }  // namespace
 
@@ -135,12 +132,9 @@ struct FromLocal : Function<FromLocal> {
     const at::Tensor given = on_mesh("from_local.backward", gradients[0], saved(ctx).mesh);
     const at::Tensor gradient = gradient_in("from_local.backward", given, saved(ctx).placements);
     const bool recorded = at::GradMode::is_enabled() && gradient.requires_grad();
-    return {recorded ? to_local_with_gradient(gradient, saved(ctx).placements) : impl_of(gradient)->local(),
-            {},
-            {},
-            {},
-            {},
-            {}};
+    variable_list result(6);
+    result[0] = recorded ? to_local_with_gradient(gradient, saved(ctx).placements) : impl_of(gradient)->local();
+    return result;
   }
 };
 

@@ -157,17 +157,16 @@ namespace {
 at::Tensor scatter_shards(const at::Tensor& tensor, comm::Group& group, const Placement& placement, int root) {
   const int64_t n = tensor.size(placement.dim);
   const int64_t k = group.size();
-  const int64_t most = local_extent(n, k, 0, placement);
+  const int64_t most = local_extent(n, k, 0, placement.split_factor);
   Sizes sizes(tensor.sizes().begin(), tensor.sizes().end());
   sizes[placement.dim] = most;
   std::vector<at::Tensor> parts;
   if (group.rank() == root) {
-    const Runs all = n > 0 ? Runs{{0, n}} : Runs{};
+    Part held;
+    for (const int64_t size : tensor.sizes()) held.push_back(size > 0 ? Runs{{0, size}} : Runs{});
     for (int64_t i = 0; i < k; ++i) {
-      Part held;
-      for (const int64_t size : tensor.sizes()) held.push_back(size > 0 ? Runs{{0, size}} : Runs{});
       Part wanted = held;
-      wanted[placement.dim] = part_of_cut(all, k, i, placement.is_strided_shard() ? placement.split_factor : 1);
+      wanted[placement.dim] = part_of_cut(held[placement.dim], k, i, placement.split_factor);
       at::Tensor part = take(tensor, held, wanted);
       if (part.size(placement.dim) != most) {
         at::Tensor padded = at::zeros(sizes, tensor.options());
@@ -179,13 +178,13 @@ at::Tensor scatter_shards(const at::Tensor& tensor, comm::Group& group, const Pl
   }
   at::Tensor received = at::empty(sizes, tensor.options());
   comm::scatter(group, received, parts, root, "distribute_tensor").wait();
-  return received.narrow(placement.dim, 0, local_extent(n, k, group.rank(), placement)).contiguous();
+  return received.narrow(placement.dim, 0, local_extent(n, k, group.rank(), placement.split_factor)).contiguous();
 }
 
 at::Tensor spread(const at::Tensor& tensor, const MeshPtr& mesh, const Placements& placements, std::optional<int> src) {
   if (!mesh->coordinate()) return at::empty(Sizes(tensor.dim(), 0), tensor.options());
   at::Tensor local = tensor;
-  Placements order = placements;
+  Placements order(placements.size(), Replicate());
   if (src && !tensor.is_meta()) {
     for (size_t i = 0; i < placements.size(); ++i) {
       if (mesh->shape()[i] == 1) continue;
@@ -200,9 +199,7 @@ at::Tensor spread(const at::Tensor& tensor, const MeshPtr& mesh, const Placement
         comm::broadcast(group, local, *src, "distribute_tensor").wait();
       }
     }
-    for (auto& placement : order) placement = placement.is_partial() ? Replicate() : placement;
-  } else {
-    order = Placements(placements.size(), Replicate());
+    order = partial_to_replicated(placements);
   }
   const bool fresh = !local.is_same(tensor);
   return run_steps(local, *mesh, plan_redistribute(tensor.sizes(), *mesh, order, placements), /*may_alias=*/fresh);

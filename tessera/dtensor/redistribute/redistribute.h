@@ -73,7 +73,4 @@ at::Tensor run_steps(const at::Tensor& local, const DeviceMesh& mesh, const Step
 // The same, but the last collective may still be under way.
 InFlight start_steps(const at::Tensor& local, const DeviceMesh& mesh, const Steps& steps, bool may_alias);
 
-// All-reduce and reduce-scatter of booleans travel as bytes: any() is a sum, all() a product.
-ReduceOp byte_op(ReduceOp op);
-
 }  // namespace tessera

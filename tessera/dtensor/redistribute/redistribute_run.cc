@@ -42,6 +42,11 @@ struct Travel {
   double order = 0;  // 0: as they are
 };
 
+// All-reduce of booleans goes by bytes: any() is a sum, all() a product.
+ReduceOp byte_op(ReduceOp op) {
+  return op == ReduceOp::kProduct || op == ReduceOp::kMin ? ReduceOp::kMin : ReduceOp::kMax;
+}
+
 InFlight reduce(const at::Tensor& local, comm::Group& group, const Step& step) {
   const Travel travel(step.partial);
   const at::Tensor values = travel.packed(local);
@@ -215,10 +220,6 @@ InFlight start_step(const at::Tensor& given, const DeviceMesh& mesh, const Step&
 }
 
 }  // namespace
-
-ReduceOp byte_op(ReduceOp op) {
-  return op == ReduceOp::kProduct || op == ReduceOp::kMin ? ReduceOp::kMin : ReduceOp::kMax;
-}
 
 at::Tensor InFlight::end() {
   work.wait();

@@ -212,14 +212,30 @@ c10::SmallVector<Placement, 2> partials_among(const OpCall& call) {
   return found;
 }
 
-void add_linear(const OpCall& call, Proposal& proposal, int input) {
+Strategy passing(const Placement& p, size_t input, size_t count) {
+  Strategy strategy{{p}, c10::SmallVector<Placement, 4>(count, Replicate())};
+  strategy.inputs[input] = p;
+  return strategy;
+}
+
+void add_passing(const OpCall& call, Proposal& proposal, size_t input, bool (*passes)(const Placement&)) {
   for (const Placement& p : partials_among(call)) {
-    if (is_additive(p)) {
-      Strategy strategy{{p}, c10::SmallVector<Placement, 4>(call.inputs.size(), Replicate())};
-      strategy.inputs[input] = p;
-      proposal.strategies.push_back(std::move(strategy));
-    }
+    if (passes(p)) proposal.strategies.push_back(passing(p, input, call.inputs.size()));
   }
+}
+
+Strategy rest_whole(const OpCall& call, Strategy strategy) {
+  strategy.inputs.resize(call.inputs.size(), Replicate());
+  return strategy;
+}
+
+Strategy over_dim(const OpCall& call, c10::IntArrayRef broadcast, int64_t dim) {
+  Strategy strategy{{Shard(dim)}, {}};
+  for (const auto& input : call.inputs) {
+    const int64_t own = own_dim(input, broadcast, dim);
+    strategy.inputs.push_back(own < 0 ? Replicate() : Shard(own));
+  }
+  return strategy;
 }
 
 int64_t own_dim(const TensorInput& input, c10::IntArrayRef broadcast, int64_t dim) {
@@ -227,14 +243,15 @@ int64_t own_dim(const TensorInput& input, c10::IntArrayRef broadcast, int64_t di
   return own < 0 || (input.sizes[own] == 1 && broadcast[dim] != 1) ? -1 : own;
 }
 
-void check_places(const std::string& op, const at::Tensor& index, int64_t n) {
+void check_places(const std::string& op, const at::Tensor& index, int64_t n, bool from_end) {
   if (!index.is_cpu() || index.numel() == 0) return;
   const auto [least, most] = at::aminmax(index);
   const int64_t lowest = least.item<int64_t>();
   const int64_t highest = most.item<int64_t>();
-  TESSERA_CHECK(lowest >= 0 && highest < n, ErrorKind::kShape,
-                "[dtensor.dispatch] {}: index out of range: found {}, wanted one of [0, {}).", op,
-                lowest < 0 ? lowest : highest, n);
+  const int64_t from = from_end ? -n : 0;
+  TESSERA_CHECK(lowest >= from && highest < n, ErrorKind::kShape,
+                "[dtensor.dispatch] {}: index out of range: found {}, wanted one of [{}, {}).", op,
+                lowest < from ? lowest : highest, from, n);
 }
 
 int64_t checked_dim(const OpCall& call, int64_t dim, int64_t ndim) {
@@ -250,6 +267,12 @@ bool is_sharded_on(const TensorInput& input, int64_t dim) {
 c10::IValue local_sizes_value(const OpCall& call, c10::IntArrayRef sizes, const Placements& placements) {
   const Sizes local = local_sizes(sizes, *call.mesh, placements);
   return c10::List<int64_t>(c10::IntArrayRef(local));
+}
+
+decltype(Proposal::rewrite) with_local_sizes(int arg) {
+  return [arg](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
+    return Rewrites{{arg, local_sizes_value(of, shapes[0].sizes, choice.outputs[0])}};
+  };
 }
 
 namespace {

@@ -85,20 +85,39 @@ inline bool is_extreme(const Placement& p) { return p.is_partial(ReduceOp::kMax)
 inline Strategy alike(const OpCall& call, const Placement& p) {
   return {{p}, c10::SmallVector<Placement, 4>(call.inputs.size(), p)};
 }
+// What stays when all ranks write the same value.
+inline bool is_idempotent(const Placement& p) { return p.is_partial(ReduceOp::kAvg) || is_extreme(p); }
+inline bool all_pass(const Placement&) { return true; }
+// The output and one of `count` inputs lie as p, the others are whole.
+Strategy passing(const Placement& p, size_t input, size_t count);
+// The same for each reduction among the inputs that passes.
+void add_passing(const OpCall& call, Proposal& proposal, size_t input, bool (*passes)(const Placement&));
 // The result is linear in one input while the others are whole: additive partials of it pass.
-void add_linear(const OpCall& call, Proposal& proposal, int input);
+inline void add_linear(const OpCall& call, Proposal& proposal, size_t input) {
+  add_passing(call, proposal, input, is_additive);
+}
+// Inputs that the strategy does not name are whole; what it names beyond them, for arguments left out, is dropped.
+Strategy rest_whole(const OpCall& call, Strategy strategy);
+// A dim of the shape that operands broadcast to is cut; operands without it, or that repeat along it, are whole.
+Strategy over_dim(const OpCall& call, c10::IntArrayRef broadcast, int64_t dim);
 // The dim in an operand of a dim of the shape that operands broadcast to; -1 where it is missing or repeated.
 int64_t own_dim(const TensorInput& input, c10::IntArrayRef broadcast, int64_t dim);
 // Whether a tensor of sizes `from` that lies so can be viewed with sizes `to` where it lies.
 bool can_view(const DeviceMesh& mesh, c10::IntArrayRef from, const Placements& placements, c10::IntArrayRef to);
-// Error kShape for a place outside [0, n) in an index of which a rank reads only its own places. On the CPU only, since
-// looking would wait for another device.
-void check_places(const std::string& op, const at::Tensor& index, int64_t n);
+// Error kShape for a place outside [0, n) in an index of which a rank reads only its own places; from_end: outside
+// [-n, n). On the CPU only, since looking would wait for another device.
+void check_places(const std::string& op, const at::Tensor& index, int64_t n, bool from_end = false);
 // A dim in range; Error kShape otherwise.
 int64_t checked_dim(const OpCall& call, int64_t dim, int64_t ndim);
 // A dim that may be negative, in range.
 inline int64_t wrap_dim(int64_t dim, int64_t ndim) { return dim < 0 ? dim + std::max<int64_t>(ndim, 1) : dim; }
 // Local sizes of an output under what was chosen for it, as an argument.
 c10::IValue local_sizes_value(const OpCall& call, c10::IntArrayRef sizes, const Placements& placements);
+// A rewrite that gives the argument `arg` the local sizes of the first output.
+decltype(Proposal::rewrite) with_local_sizes(int arg);
+// An element of a list in which one number may stand for all.
+inline int64_t at_or_only(const std::vector<int64_t>& list, size_t i) {
+  return list.size() == 1 ? list[0] : list.at(i);
+}
 
 }  // namespace tessera

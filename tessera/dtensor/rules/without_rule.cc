@@ -80,23 +80,11 @@ void handle_locally(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
 void handle_replicated(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
   const size_t base = stack->size() - op.args.size();
   MeshPtr mesh;
-  const auto whole_of = [&mesh](const at::Tensor& tensor) {
+  const auto whole_of = [&mesh](const at::Tensor& tensor, int) {
     mesh = is_dtensor(tensor) ? device_mesh(tensor) : mesh;
     return whole(tensor);
   };
-  for (const int arg : op.tensor_args) {
-    c10::IValue& slot = (*stack)[base + arg];
-    if (slot.isTensor() && slot.toTensor().defined()) {
-      slot = whole_of(slot.toTensor());
-    } else if (slot.isList()) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (const auto& element : slot.toListRef()) {
-        const bool given = element.isTensor() && element.toTensor().defined();
-        list.push_back(given ? std::optional(whole_of(element.toTensor())) : std::nullopt);
-      }
-      slot = std::move(list);
-    }
-  }
+  for (const int arg : op.tensor_args) (*stack)[base + arg] = map_tensors((*stack)[base + arg], whole_of);
   op.handle.callBoxed(*stack);
   for (size_t i = base; i < stack->size(); ++i) {
     if ((*stack)[i].isTensor() && (*stack)[i].toTensor().defined()) {
@@ -174,22 +162,12 @@ void handle_in_place_view(const OpEntry& op, c10::DispatchKeySet, Stack* stack) 
   stack->emplace_back(self);
 }
 
-void refuse_as_strided(const OpEntry& op, const at::Tensor& self) {
-  raise(ErrorKind::kShape,
-        "Sharding dimension mismatch: [dtensor.dispatch] {}(self: [{}]): as_strided not supported with DTensor, except "
-        "to the "
-        "shape and strides that it has. Use view, transpose, slice or unfold, or work on to_local().",
-        op.name, fmt::join(self.sizes(), ", "));
-}
-
 // as_strided(self, size, stride, storage_offset) to what self is already.
 void handle_as_strided(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
   const size_t base = stack->size() - op.args.size();
   const at::Tensor self = (*stack)[base].toTensor();
-  const bool same = self.sizes() == c10::IntArrayRef((*stack)[base + 1].toIntVector()) &&
-                    self.strides() == c10::IntArrayRef((*stack)[base + 2].toIntVector()) &&
-                    ((*stack)[base + 3].isNone() || (*stack)[base + 3].toInt() == 0);
-  if (!same) refuse_as_strided(op, self);
+  check_as_strided(op.name, self, (*stack)[base + 1].toIntVector(), (*stack)[base + 2].toIntVector(),
+                   (*stack)[base + 3].isNone() ? 0 : (*stack)[base + 3].toInt());
   torch::jit::drop(*stack, op.args.size());
   stack->emplace_back(op.name.find("strided_") == std::string::npos ? at::alias(self) : self);
 }

@@ -1,6 +1,8 @@
 // Which part of a tensor lies on this rank.
 #include "tessera/dtensor/tensor/layout.h"
 
+#include <c10/util/strides.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -15,10 +17,8 @@ LocalRange local_range(int64_t n, int64_t k, int64_t coordinate) {
   return {std::min(n, chunk * (coordinate + 1)) - offset, offset};
 }
 
-int64_t local_extent(int64_t n, int64_t k, int64_t coordinate, const Placement& placement) {
-  if (placement.is_shard()) return local_range(n, k, coordinate).size;
-  // A strided shard: f pieces by torch.chunk's rule, of each its coordinate-th chunk.
-  const int64_t piece = (n + placement.split_factor - 1) / placement.split_factor;
+int64_t local_extent(int64_t n, int64_t k, int64_t coordinate, int64_t pieces) {
+  const int64_t piece = (n + pieces - 1) / pieces;  // by torch.chunk's rule, too
   if (piece == 0) return 0;
   return n / piece * local_range(piece, k, coordinate).size + local_range(n % piece, k, coordinate).size;
 }
@@ -50,6 +50,15 @@ Cuts cuts_of(const DeviceMesh& mesh, const Placements& placements) {
   }
   cuts.append(last.begin(), last.end());
   return cuts;
+}
+
+std::vector<int64_t> coordinate_at(const DeviceMesh& mesh, int64_t position) {
+  std::vector<int64_t> coordinate(mesh.shape().size());
+  for (size_t dim = coordinate.size(); dim-- > 0;) {
+    coordinate[dim] = position % mesh.shape()[dim];
+    position /= mesh.shape()[dim];
+  }
+  return coordinate;
 }
 
 int64_t length(const Runs& runs) {
@@ -105,20 +114,14 @@ Sizes local_sizes(c10::IntArrayRef global, const DeviceMesh& mesh, const Placeme
   if (!mesh.coordinate()) return Sizes(global.size(), 0);
   for (const Cut& cut : cuts_of(mesh, placements)) {
     int64_t& extent = sizes[cut.dim];
-    const Placement placement = cut.pieces > 1 ? StridedShard(cut.dim, cut.pieces) : Shard(cut.dim);
-    extent = local_extent(extent, mesh.shape()[cut.mesh_dim], (*mesh.coordinate())[cut.mesh_dim], placement);
+    extent = local_extent(extent, mesh.shape()[cut.mesh_dim], (*mesh.coordinate())[cut.mesh_dim], cut.pieces);
   }
   return sizes;
 }
 
 Sizes dense_strides(c10::IntArrayRef sizes) {
-  Sizes strides(sizes.size());
-  int64_t step = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = step;
-    step *= std::max<int64_t>(sizes[i], 1);
-  }
-  return strides;
+  const auto strides = c10::contiguous_strides(sizes);
+  return Sizes(strides.begin(), strides.end());
 }
 
 Sizes strides_in_order(c10::IntArrayRef sizes, c10::IntArrayRef like) {
@@ -134,6 +137,13 @@ Sizes strides_in_order(c10::IntArrayRef sizes, c10::IntArrayRef like) {
   return strides;
 }
 
+Sizes strides_of_gathered(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] > 1 && strides[i] == 0) return dense_strides(sizes);
+  }
+  return strides_in_order(sizes, strides);
+}
+
 bool lies_as(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::IntArrayRef wanted) {
   bool same = true;
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -147,7 +157,6 @@ void check_placements(const char* verb, const DeviceMesh& mesh, Placements& plac
   TESSERA_CHECK(static_cast<int64_t>(placements.size()) == mesh.ndim(), ErrorKind::kShape,
                 "[dtensor.{}] placements {}: found {}, wanted {}, one for each dim of {}. Add or drop some.", verb,
                 to_string(placements), placements.size(), mesh.ndim(), mesh.to_string());
-  std::optional<Placement> partial;
   for (auto& placement : placements) {
     if (placement.is_any_shard()) {
       TESSERA_CHECK(placement.dim >= -ndim && placement.dim < ndim, ErrorKind::kShape,
@@ -157,19 +166,27 @@ void check_placements(const char* verb, const DeviceMesh& mesh, Placements& plac
       TESSERA_CHECK(placement.split_factor >= 1, ErrorKind::kShape,
                     "[dtensor.{}] placements {}: found split factor {}, wanted 1 or more.", verb, to_string(placements),
                     placement.split_factor);
-    } else if (placement.is_partial()) {
-      TESSERA_CHECK(!partial || *partial == placement || can_mix(*partial, placement), ErrorKind::kShape,
-                    "[dtensor.{}] placements {}: found different reductions on one tensor, wanted one. "
-                    "Redistribute the tensor before this.",
-                    verb, to_string(placements));
-      partial = placement;
     }
   }
+  TESSERA_CHECK(partials_go_together(placements), ErrorKind::kShape,
+                "[dtensor.{}] placements {}: found different reductions on one tensor, wanted one. "
+                "Redistribute the tensor before this.",
+                verb, to_string(placements));
 }
 
 bool can_mix(const Placement& a, const Placement& b) {
   const auto additive = [](const Placement& p) { return p.is_partial(ReduceOp::kSum) || p.is_partial(ReduceOp::kAvg); };
   return a == b || (additive(a) && additive(b));
+}
+
+bool partials_go_together(const Placements& placements) {
+  const Placement* last = nullptr;
+  for (const auto& placement : placements) {
+    if (!placement.is_partial()) continue;
+    if (last != nullptr && !can_mix(*last, placement)) return false;
+    last = &placement;
+  }
+  return true;
 }
 
 LocalBox local_box(const std::vector<int64_t>& global_shape, const DeviceMesh& mesh, const Placements& placements) {

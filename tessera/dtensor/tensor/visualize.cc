@@ -67,12 +67,7 @@ std::string visualize_sharding(const at::Tensor& tensor) {
   std::vector<Runs> rows;
   std::vector<Runs> columns;
   for (int64_t position = 0; position < mesh.size(); ++position) {
-    c10::SmallVector<int64_t, 4> coordinate(mesh.ndim());
-    int64_t rest = position;
-    for (int64_t dim = mesh.ndim(); dim-- > 0;) {
-      coordinate[dim] = rest % mesh.shape()[dim];
-      rest /= mesh.shape()[dim];
-    }
+    const auto coordinate = coordinate_at(mesh, position);
     rows.push_back(runs_of(tensor.size(0), 0, mesh, cuts, coordinate));
     columns.push_back(tensor.dim() == 2 ? runs_of(tensor.size(1), 1, mesh, cuts, coordinate) : Runs{{0, 1}});
   }

@@ -19,7 +19,7 @@ bool boxes_meet(c10::IntArrayRef a_offset, c10::IntArrayRef a_shape, c10::IntArr
 bool box_lies_inside(c10::IntArrayRef offset, c10::IntArrayRef shape, c10::IntArrayRef whole) {
   if (offset.size() != whole.size() || shape.size() != whole.size()) return false;
   for (size_t d = 0; d < whole.size(); ++d) {
-    if (offset[d] < 0 || shape[d] > whole[d] - offset[d]) return false;
+    if (offset[d] < 0 || shape[d] < 0 || shape[d] > whole[d] - offset[d]) return false;
   }
   return true;
 }

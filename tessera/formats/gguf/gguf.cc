@@ -172,43 +172,45 @@ std::optional<double> GgufFile::find_float(std::string_view key) const {
       *value);
 }
 
-std::optional<bool> GgufFile::find_bool(std::string_view key) const {
+template <class T>
+const T* GgufFile::find_held(std::string_view key, const char* wanted) const {
   const auto* value = find(key);
-  if (!value) return std::nullopt;
-  if (const auto* held = std::get_if<bool>(value)) return *held;
-  wrong_type(path(), key, "a truth value");
+  if (!value) return nullptr;
+  const T* held = std::get_if<T>(value);
+  if (!held) wrong_type(path(), key, wanted);
+  return held;
+}
+
+template <class T>
+const std::vector<T>* GgufFile::find_items(std::string_view key, const char* wanted) const {
+  const auto* array = find_held<GgufArray>(key, wanted);
+  if (!array) return nullptr;
+  const auto* items = std::get_if<std::vector<T>>(&array->items);
+  if (!items) wrong_type(path(), key, wanted);
+  return items;
+}
+
+std::optional<bool> GgufFile::find_bool(std::string_view key) const {
+  const auto* held = find_held<bool>(key, "a truth value");
+  return held ? std::optional(*held) : std::nullopt;
 }
 
 std::optional<std::string> GgufFile::find_string(std::string_view key) const {
-  const auto* value = find(key);
-  if (!value) return std::nullopt;
-  if (const auto* held = std::get_if<std::string>(value)) return *held;
-  wrong_type(path(), key, "a string");
+  const auto* held = find_held<std::string>(key, "a string");
+  return held ? std::optional(*held) : std::nullopt;
 }
 
 const std::vector<std::string>* GgufFile::find_strings(std::string_view key) const {
-  const auto* value = find(key);
-  if (!value) return nullptr;
-  const auto* array = std::get_if<GgufArray>(value);
-  const auto* held = array ? std::get_if<std::vector<std::string>>(&array->items) : nullptr;
-  if (!held) wrong_type(path(), key, "an array of strings");
-  return held;
+  return find_items<std::string>(key, "an array of strings");
 }
 
 const std::vector<float>* GgufFile::find_floats(std::string_view key) const {
-  const auto* value = find(key);
-  if (!value) return nullptr;
-  const auto* array = std::get_if<GgufArray>(value);
-  const auto* held = array ? std::get_if<std::vector<float>>(&array->items) : nullptr;
-  if (!held) wrong_type(path(), key, "an array of float32");
-  return held;
+  return find_items<float>(key, "an array of float32");
 }
 
 std::optional<std::vector<int64_t>> GgufFile::find_ints(std::string_view key) const {
-  const auto* value = find(key);
-  if (!value) return std::nullopt;
-  const auto* array = std::get_if<GgufArray>(value);
-  if (!array) wrong_type(path(), key, "an array of integers");
+  const auto* array = find_held<GgufArray>(key, "an array of integers");
+  if (!array) return std::nullopt;
   return std::visit(
       [&](const auto& items) -> std::vector<int64_t> {
         using T = typename std::decay_t<decltype(items)>::value_type;

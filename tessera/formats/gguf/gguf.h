@@ -80,6 +80,11 @@ class GgufFile {
  private:
   GgufFile() = default;
   const GgufValue* find(std::string_view key) const;
+  // Null when the key is absent; Error kFormat, which says what was wanted, for a value of another type.
+  template <class T>
+  const T* find_held(std::string_view key, const char* wanted) const;
+  template <class T>
+  const std::vector<T>* find_items(std::string_view key, const char* wanted) const;
   std::shared_ptr<const MappedFile> file_;
   uint32_t version_ = 0;
   std::map<std::string, GgufValue, std::less<>> metadata_;

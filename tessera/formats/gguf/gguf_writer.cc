@@ -14,6 +14,7 @@ namespace {
 
 constexpr uint64_t kAlignment = 32;
 
+// Numbers and truth values, which are a byte.
 template <class T>
 void put(std::string& out, T value) {
   out.append(reinterpret_cast<const char*>(&value), sizeof value);
@@ -28,30 +29,15 @@ void put(std::string& out, const GgufArray& array) {
   put(out, static_cast<uint32_t>(array.items.index()));
   std::visit(
       [&](const auto& items) {
-        using T = typename std::decay_t<decltype(items)>::value_type;
         put(out, static_cast<uint64_t>(items.size()));
-        for (const auto& item : items) {
-          if constexpr (std::is_same_v<T, bool>) {
-            put(out, static_cast<uint8_t>(item));
-          } else {
-            put(out, item);
-          }
-        }
+        for (const auto& item : items) put(out, item);
       },
       array.items);
 }
 
 void put(std::string& out, const GgufValue& value) {
   put(out, static_cast<uint32_t>(value.index()));
-  std::visit(
-      [&](const auto& held) {
-        if constexpr (std::is_same_v<std::decay_t<decltype(held)>, bool>) {
-          put(out, static_cast<uint8_t>(held));
-        } else {
-          put(out, held);
-        }
-      },
-      value);
+  std::visit([&](const auto& held) { put(out, held); }, value);
 }
 
 at::Tensor quantized_q8_0(const at::Tensor& tensor) {

@@ -140,6 +140,12 @@ WireMessage node_proto(const Graph& graph, const Node& node) {
   return out;
 }
 
+void check_size(const Graph& graph, const WireMessage& message) {
+  TESSERA_CHECK(message.bytes().size() <= kLargestMessage, ErrorKind::kConfig,
+                "[onnx.write] {}: the model is over 2 GiB, which protobuf cannot hold. Set external_from_bytes.",
+                quote(graph.name()));
+}
+
 WireMessage graph_proto(const Graph& graph, ExternalFile* external, int64_t external_from_bytes) {
   WireMessage out;
   for (const auto& node : graph.nodes()) out.message(1, node_proto(graph, node));
@@ -148,9 +154,7 @@ WireMessage graph_proto(const Graph& graph, ExternalFile* external, int64_t exte
     const auto& tensor = *graph.tensor(value);
     const bool beside = static_cast<int64_t>(tensor.nbytes()) >= external_from_bytes;
     out.message(5, tensor_proto(tensor, graph.name(value), beside ? external : nullptr));
-    TESSERA_CHECK(out.bytes().size() <= kLargestMessage, ErrorKind::kConfig,
-                  "[onnx.write] {}: the model is over 2 GiB, which protobuf cannot hold. Set external_from_bytes.",
-                  quote(graph.name()));
+    check_size(graph, out);
   }
   const auto describe = [&](uint32_t field, Value value) {
     out.message(field, value_proto(graph.name(value), graph.type(value)));
@@ -177,17 +181,14 @@ std::string model_proto(const Graph& graph, ExternalFile* external, int64_t exte
   out.text(3, version());
   out.message(7, graph_proto(graph, external, external_from_bytes));
   out.message(8, opset);
-  TESSERA_CHECK(out.bytes().size() <= kLargestMessage, ErrorKind::kConfig,
-                "[onnx.write] {}: the model is over 2 GiB, which protobuf cannot hold. Set external_from_bytes.",
-                quote(graph.name()));
+  check_size(graph, out);
   return out.bytes();
 }
 
 bool wants_external(const Graph& graph, int64_t from_bytes) {
-  for (const auto& value : graph.initializers()) {
-    if (static_cast<int64_t>(graph.tensor(value)->nbytes()) >= from_bytes) return true;
-  }
-  return false;
+  return std::ranges::any_of(graph.initializers(), [&](const Value& value) {
+    return static_cast<int64_t>(graph.tensor(value)->nbytes()) >= from_bytes;
+  });
 }
 
 void remove_file(const std::filesystem::path& path) {

@@ -126,6 +126,12 @@ std::string misfit(PadMode mode, int64_t size, int64_t begin, int64_t end) {
   return "";
 }
 
+// A size that grows, or shrinks, by a number; unknown where it is no number and changes.
+Dim resized(const Dim& size, int64_t by) {
+  if (const auto* number = std::get_if<int64_t>(&size)) return *number + by;
+  return by == 0 ? size : Dim{};
+}
+
 // The type of the result; what does not fit is an error where the size is a number.
 ValueType padded_type(const PadCall& call, const Sides& sides) {
   ValueType out = call.type();
@@ -171,12 +177,7 @@ Value pad_and_crop(const PadCall& call, const Sides& sides, ValueType type) {
   for (size_t dim = 0; dim < sides.begin.size(); ++dim) {
     grown.begin[dim] = std::max<int64_t>(sides.begin[dim], 0);
     grown.end[dim] = std::max<int64_t>(sides.end[dim], 0);
-    auto& size = grown_type.shape[dim];
-    if (auto* number = std::get_if<int64_t>(&size)) {
-      *number += grown.begin[dim] + grown.end[dim];
-    } else if (grown.begin[dim] + grown.end[dim] > 0) {
-      size = Dim{};
-    }
+    grown_type.shape[dim] = resized(grown_type.shape[dim], grown.begin[dim] + grown.end[dim]);
     if (sides.begin[dim] >= 0 && sides.end[dim] >= 0) continue;
     axes.push_back(static_cast<int64_t>(dim));
     starts.push_back(std::max<int64_t>(-sides.begin[dim], 0));
@@ -211,8 +212,7 @@ Value circular_dim(const PadCall& call, Value input, int64_t axis, int64_t begin
   Value middle = input;
   if (begin < 0 || end < 0) {
     const int64_t start = std::max<int64_t>(-begin, 0), stop = end < 0 ? end : kToEnd;
-    size = std::holds_alternative<int64_t>(size) ? Dim{std::get<int64_t>(size) - start + std::min<int64_t>(end, 0)}
-                                                 : Dim{};
+    size = resized(size, std::min<int64_t>(end, 0) - start);
     middle = slice(graph, input, {start}, {stop}, {axis}, type);
   }
   std::vector<Value> parts;
@@ -220,8 +220,7 @@ Value circular_dim(const PadCall& call, Value input, int64_t axis, int64_t begin
   parts.push_back(middle);
   if (end > 0) parts.push_back(wrapped(call, middle, axis, 0, end, end));
   if (parts.size() == 1) return middle;
-  const int64_t more = std::max<int64_t>(begin, 0) + std::max<int64_t>(end, 0);
-  size = std::holds_alternative<int64_t>(size) ? Dim{std::get<int64_t>(size) + more} : Dim{};
+  size = resized(size, std::max<int64_t>(begin, 0) + std::max<int64_t>(end, 0));
   return graph.node({.op_type = "Concat", .inputs = std::move(parts), .attributes = {{"axis", axis}}}, std::move(type));
 }
 

@@ -69,6 +69,12 @@ void place_entries(std::map<std::string, SafetensorsEntry, std::less<>>& entries
   }
 }
 
+std::vector<IndexRange> whole_ranges(const SafetensorsEntry& entry) {
+  std::vector<IndexRange> ranges;
+  for (const int64_t size : entry.shape) ranges.push_back({0, size});
+  return ranges;
+}
+
 }  // namespace
 
 std::string_view safetensors_dtype_name(c10::ScalarType dtype) {
@@ -117,15 +123,10 @@ const SafetensorsEntry& SafetensorsFile::entry(std::string_view name) const {
   return found->second;
 }
 
-at::Tensor SafetensorsFile::tensor(std::string_view name) const {
-  std::vector<IndexRange> all;
-  for (const int64_t size : entry(name).shape) all.push_back({0, size});
-  return read_slice(name, all);
-}
+at::Tensor SafetensorsFile::tensor(std::string_view name) const { return read_slice(name, whole_ranges(entry(name))); }
 
 at::Tensor SafetensorsFile::read_rows(std::string_view name, int64_t begin, int64_t end) const {
-  std::vector<IndexRange> ranges;
-  for (const int64_t size : entry(name).shape) ranges.push_back({0, size});
+  auto ranges = whole_ranges(entry(name));
   TESSERA_CHECK(!ranges.empty(), ErrorKind::kShape, "[safetensors] {}: tensor {} has no dimension to take rows of",
                 path().string(), quote(name));
   ranges[0] = {begin, end};

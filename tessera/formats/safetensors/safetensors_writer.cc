@@ -1,6 +1,7 @@
 #include "tessera/formats/safetensors/safetensors_writer.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/accumulate.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -14,9 +15,7 @@ namespace tessera {
 namespace {
 
 uint64_t size_bytes(const SafetensorsSpec& spec) {
-  uint64_t bytes = c10::elementSize(spec.dtype);
-  for (const int64_t size : spec.shape) bytes *= static_cast<uint64_t>(size);
-  return bytes;
+  return c10::elementSize(spec.dtype) * static_cast<uint64_t>(c10::multiply_integers(spec.shape));
 }
 
 }  // namespace
@@ -93,7 +92,6 @@ SafetensorsFolderWriter::SafetensorsFolderWriter(std::filesystem::path dir, std:
   }
   if (shards_.empty()) shards_.emplace_back();
   for (size_t i = 0; i < shards_.size(); ++i) {
-    shards_[i].missing = shards_[i].specs.size();
     shards_[i].file_name = shards_.size() == 1 ? "model.safetensors"
                                                : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards_.size());
   }
@@ -103,12 +101,14 @@ void SafetensorsFolderWriter::write(std::string_view name, const at::Tensor& ten
   const auto found = shard_of_.find(name);
   TESSERA_CHECK(found != shard_of_.end(), ErrorKind::kInternal, "[safetensors] {}: tensor {} was not announced",
                 dir_.string(), quote(name));
-  auto& shard = shards_[found->second];
+  writer_of(shards_[found->second]).write(name, tensor);
+}
+
+SafetensorsWriter& SafetensorsFolderWriter::writer_of(Shard& shard) const {
   if (!shard.writer) {
     shard.writer = std::make_unique<SafetensorsWriter>(dir_ / shard.file_name, shard.specs, options_.metadata);
   }
-  shard.writer->write(name, tensor);
-  --shard.missing;
+  return *shard.writer;
 }
 
 void SafetensorsFolderWriter::finish() {
@@ -116,10 +116,7 @@ void SafetensorsFolderWriter::finish() {
                                   {"weight_map", nlohmann::ordered_json::object()}};
   for (const auto& [name, shard] : shard_of_) index["weight_map"][name] = shards_[shard].file_name;
   for (auto& shard : shards_) {
-    if (!shard.writer) {
-      shard.writer = std::make_unique<SafetensorsWriter>(dir_ / shard.file_name, shard.specs, options_.metadata);
-    }
-    shard.writer->finish();
+    writer_of(shard).finish();
     shard.writer.reset();
   }
   if (shards_.size() > 1) publish_file(dir_ / "model.safetensors.index.json", index.dump(2) + "\n");

@@ -73,8 +73,9 @@ class SafetensorsFolderWriter {
     std::string file_name;
     std::vector<SafetensorsSpec> specs;
     std::unique_ptr<SafetensorsWriter> writer;
-    size_t missing = 0;
   };
+  SafetensorsWriter& writer_of(Shard& shard) const;
+
   std::filesystem::path dir_;
   SafetensorsFolderOptions options_;
   std::vector<Shard> shards_;

@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
+#include "tessera/formats/torch/torch_dtypes.h"
 
 namespace tessera {
 namespace {
@@ -79,13 +80,6 @@ std::vector<int64_t> moved(std::vector<int64_t> index, c10::IntArrayRef offset) 
   return index;
 }
 
-std::string name_of(c10::ScalarType dtype) {
-  return dtype == at::kHalf       ? "float16"
-         : dtype == at::kBFloat16 ? "bfloat16"
-         : dtype == at::kFloat    ? "float32"
-                                  : c10::toString(dtype);
-}
-
 }  // namespace
 
 std::optional<NonFiniteValues> find_non_finite(const at::TensorBase& given) {
@@ -125,7 +119,7 @@ void check_converted(const at::TensorBase& stored, const at::TensorBase& convert
   raise(ErrorKind::kFormat,
         "{}: tensor {} holds {} at [{}], beyond the range of {} ({} of {} values). Take bfloat16 or float32.", where,
         quote(name), value.item<double>(), fmt::join(moved(found->first, offset), ", "),
-        name_of(converted.scalar_type()), found->count, found->total);
+        torch_dtype_name(converted.scalar_type()), found->count, found->total);
 }
 
 bool has_finite_values(GgmlType type, std::span<const std::byte> blocks) {

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "tessera/base/error.h"
+#include "tessera/formats/detail/boxes.h"
 
 namespace tessera {
 namespace {
@@ -14,15 +15,6 @@ constexpr size_t kMaxCoordinatesPerBox = 256;
 constexpr uint64_t kMaxComparisons = uint64_t{1} << 26;
 
 bool is_empty_box(const DcpChunk& box) { return std::ranges::find(box.sizes, 0) != box.sizes.end(); }
-
-bool boxes_share_an_element(const DcpChunk& a, const DcpChunk& b) {
-  for (size_t dim = 0; dim < a.sizes.size(); ++dim) {
-    if (a.offsets[dim] + a.sizes[dim] <= b.offsets[dim] || b.offsets[dim] + b.sizes[dim] <= a.offsets[dim]) {
-      return false;
-    }
-  }
-  return true;
-}
 
 // How many boxes hold an element is a function on the grid, and it is the sum, over the corners of all boxes that lie
 // at or before the element in every dimension, of the corner's sign: + where an even number of its coordinates are
@@ -134,7 +126,7 @@ std::optional<std::pair<size_t, size_t>> find_overlap(std::span<const DcpChunk> 
                   "[dcp] {}: {} chunks lie side by side in so many places that they are too many to check", where,
                   boxes.size());
     for (const size_t other : open) {
-      if (boxes_share_an_element(boxes[other], boxes[box])) {
+      if (detail::boxes_meet(boxes[other].offsets, boxes[other].sizes, boxes[box].offsets, boxes[box].sizes)) {
         return std::pair{std::min(other, box), std::max(other, box)};
       }
     }

@@ -9,6 +9,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
+#include "tessera/formats/detail/boxes.h"
+#include "tessera/formats/folder_links.h"
 #include "tessera/formats/torch/box_cover.h"
 #include "tessera/formats/torch/torch_dtypes.h"
 
@@ -38,12 +40,7 @@ void check_whole_size(const DcpTensor& tensor, const std::string& where) {
 }
 
 void check_chunk_inside(const DcpTensor& tensor, const DcpChunk& chunk, const std::string& where) {
-  bool inside = chunk.offsets.size() == tensor.size.size() && chunk.sizes.size() == tensor.size.size();
-  for (size_t dim = 0; inside && dim < tensor.size.size(); ++dim) {
-    inside = chunk.offsets[dim] >= 0 && chunk.sizes[dim] >= 0 && chunk.offsets[dim] <= tensor.size[dim] &&
-             chunk.sizes[dim] <= tensor.size[dim] - chunk.offsets[dim];
-  }
-  if (!inside) {
+  if (!detail::box_lies_inside(chunk.offsets, chunk.sizes, tensor.size)) {
     refuse_dcp(where, "the chunk at {} of size {} does not lie inside the tensor of size {}", shown(chunk.offsets),
                shown(chunk.sizes), shown(tensor.size));
   }
@@ -71,14 +68,7 @@ void check_dcp_tensor(const DcpTensor& tensor, const std::string& where, const D
 }
 
 void check_relative_path(const std::string& path, const std::string& where) {
-  bool inside = !path.empty() && path.find('\0') == path.npos && path.find('\\') == path.npos;
-  for (size_t at = 0; inside && at <= path.size();) {
-    const size_t slash = std::min(path.find('/', at), path.size());
-    const auto part = std::string_view(path).substr(at, slash - at);
-    inside = !part.empty() && part != "." && part != "..";
-    at = slash + 1;
-  }
-  if (!inside) refuse_dcp(where, "{} is no path inside the checkpoint's folder", quote(path));
+  if (!is_inner_path(path)) refuse_dcp(where, "{} is no path inside the checkpoint's folder", quote(path));
 }
 
 void check_storage_info(const DcpStorageInfo& info, const std::string& where) {

@@ -1,6 +1,7 @@
 #include "tessera/formats/torch/pickle_value.h"
 
-#include <cstring>
+#include <algorithm>
+#include <bit>
 
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
@@ -79,18 +80,9 @@ PickleValue PickleValue::persistent(PickleValue id) {
 }
 
 PickleKind PickleValue::kind() const {
-  switch (value_.index()) {
-    case 0:
-      return PickleKind::kNone;
-    case 1:
-      return PickleKind::kBool;
-    case 2:
-      return PickleKind::kInt;
-    case 3:
-      return PickleKind::kFloat;
-    default:
-      return std::get<4>(value_)->kind;
-  }
+  constexpr PickleKind kWithoutNode[] = {PickleKind::kNone, PickleKind::kBool, PickleKind::kInt, PickleKind::kFloat};
+  const auto* node = std::get_if<4>(&value_);
+  return node ? (*node)->kind : kWithoutNode[value_.index()];
 }
 
 const detail::PickleNode& PickleValue::node(PickleKind wanted_kind, const char* wanted) const {
@@ -108,23 +100,16 @@ bool PickleValue::is_object(std::string_view qualified_name) const {
   return kind() == PickleKind::kObject && callee().is_global(qualified_name);
 }
 
-bool PickleValue::as_bool() const {
-  const auto* value = std::get_if<bool>(&value_);
-  TESSERA_CHECK(value, ErrorKind::kFormat, "[pickle] found {}, wanted True or False", describe());
+template <class T>
+T PickleValue::number(const char* wanted) const {
+  const auto* value = std::get_if<T>(&value_);
+  TESSERA_CHECK(value, ErrorKind::kFormat, "[pickle] found {}, wanted {}", describe(), wanted);
   return *value;
 }
 
-int64_t PickleValue::as_int() const {
-  const auto* value = std::get_if<int64_t>(&value_);
-  TESSERA_CHECK(value, ErrorKind::kFormat, "[pickle] found {}, wanted an integer", describe());
-  return *value;
-}
-
-double PickleValue::as_float() const {
-  const auto* value = std::get_if<double>(&value_);
-  TESSERA_CHECK(value, ErrorKind::kFormat, "[pickle] found {}, wanted a float", describe());
-  return *value;
-}
+bool PickleValue::as_bool() const { return number<bool>("True or False"); }
+int64_t PickleValue::as_int() const { return number<int64_t>("an integer"); }
+double PickleValue::as_float() const { return number<double>("a float"); }
 
 const std::string& PickleValue::as_text() const { return detail::text_of(node(PickleKind::kText, "text")); }
 const std::string& PickleValue::as_bytes() const { return detail::text_of(node(PickleKind::kBytes, "bytes")); }
@@ -223,45 +208,17 @@ std::string PickleValue::describe() const {
 
 bool same_pickle(const PickleValue& a, const PickleValue& b) {
   if (a.kind() != b.kind()) return false;
-  const auto* same_node = a.identity();
-  if (same_node && same_node == b.identity()) return true;
-  const auto same_items = [](std::span<const PickleValue> left, std::span<const PickleValue> right) {
-    return std::ranges::equal(left, right, same_pickle);
-  };
-  switch (a.kind()) {
-    case PickleKind::kNone:
-      return true;
-    case PickleKind::kBool:
-      return a.as_bool() == b.as_bool();
-    case PickleKind::kInt:
-      return a.as_int() == b.as_int();
-    case PickleKind::kFloat: {
-      const double left = a.as_float(), right = b.as_float();
-      return std::memcmp(&left, &right, sizeof left) == 0;
-    }
-    case PickleKind::kText:
-      return a.as_text() == b.as_text();
-    case PickleKind::kBytes:
-      return a.as_bytes() == b.as_bytes();
-    case PickleKind::kList:
-    case PickleKind::kTuple:
-    case PickleKind::kSet:
-      return same_items(a.items(), b.items());
-    case PickleKind::kGlobal:
-      return a.qualified_name() == b.qualified_name();
-    case PickleKind::kPersistent:
-      return same_pickle(a.persistent_id(), b.persistent_id());
-    case PickleKind::kObject:
-      return a.is_instance() == b.is_instance() && same_pickle(a.callee(), b.callee()) &&
-             same_pickle(a.state(), b.state()) && same_items(a.args(), b.args());
-    case PickleKind::kDict:
-      if (a.is_ordered_dict() != b.is_ordered_dict() || a.dict_size() != b.dict_size()) return false;
-      for (size_t i = 0; i < a.dict_size(); ++i) {
-        if (!same_pickle(a.key(i), b.key(i)) || !same_pickle(a.value(i), b.value(i))) return false;
-      }
-      return !a.is_ordered_dict() || same_pickle(a.state(), b.state());
+  if (a.kind() == PickleKind::kFloat) {
+    return std::bit_cast<int64_t>(a.as_float()) == std::bit_cast<int64_t>(b.as_float());
   }
-  return false;
+  if (a.value_ == b.value_) return true;
+  if (!a.identity()) return false;
+  const auto &left = *std::get<4>(a.value_), &right = *std::get<4>(b.value_);
+  if (a.kind() == PickleKind::kText || a.kind() == PickleKind::kBytes) {
+    return detail::text_of(left) == detail::text_of(right);
+  }
+  return left.ordered == right.ordered && left.instance == right.instance &&
+         std::ranges::equal(parts_of(left), parts_of(right), same_pickle);
 }
 
 }  // namespace tessera

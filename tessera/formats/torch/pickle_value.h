@@ -108,8 +108,11 @@ class PickleValue {
 
  private:
   friend class Unpickler;
+  friend bool same_pickle(const PickleValue& a, const PickleValue& b);
   explicit PickleValue(std::shared_ptr<detail::PickleNode> node) : value_(std::move(node)) {}
   const detail::PickleNode& node(PickleKind kind, const char* wanted) const;
+  template <class T>
+  T number(const char* wanted) const;
   std::variant<std::monostate, bool, int64_t, double, std::shared_ptr<detail::PickleNode>> value_;
 };
 

@@ -1,6 +1,7 @@
 #include "tessera/formats/torch/torch_save.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/accumulate.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -18,6 +19,10 @@ namespace tessera {
 namespace {
 
 constexpr size_t kMaxTensorDims = 64;
+
+bool is_tensor_call(const PickleValue& value) {
+  return value.is_object("torch._utils._rebuild_tensor_v2") || value.is_object("torch._utils._rebuild_tensor_v3");
+}
 
 // What is read of one record on the way from the archive to the tensors.
 class TorchRecordReader {
@@ -39,7 +44,35 @@ class TorchRecordReader {
     return unpickle(archive_.data(*entry), where_);
   }
 
-  void find_tensors(const PickleValue& value, std::unordered_map<const void*, TorchTensorInfo>& found);
+  void find_tensors(const PickleValue& value, std::unordered_map<const void*, TorchTensorInfo>& found) {
+    if (!value.identity() || !seen_.insert(value.identity()).second) return;
+    switch (value.kind()) {
+      case PickleKind::kObject:
+        if (value.is_object("torch._utils._rebuild_parameter")) {
+          found.emplace(value.identity(), rebuilt_parameter(value));
+        } else if (is_tensor_call(value)) {
+          found.emplace(value.identity(), rebuilt_tensor(value));
+        } else {
+          for (const auto& arg : value.args()) find_tensors(arg, found);
+          find_tensors(value.state(), found);
+        }
+        return;
+      case PickleKind::kDict:
+        for (size_t i = 0; i < value.dict_size(); ++i) {
+          find_tensors(value.key(i), found);
+          find_tensors(value.value(i), found);
+        }
+        if (value.is_ordered_dict()) find_tensors(value.state(), found);
+        return;
+      case PickleKind::kList:
+      case PickleKind::kTuple:
+      case PickleKind::kSet:
+        for (const auto& item : value.items()) find_tensors(item, found);
+        return;
+      default:
+        return;
+    }
+  }
 
  private:
   template <class... Args>
@@ -53,13 +86,129 @@ class TorchRecordReader {
     return std::string_view(reinterpret_cast<const char*>(data.data()), data.size());
   }
 
-  TorchTensorInfo rebuilt_tensor(const PickleValue& value) const;
-  TorchTensorInfo rebuilt_parameter(const PickleValue& value) const;
+  TorchTensorInfo rebuilt_tensor(const PickleValue& value) const {
+    const bool untyped = value.is_object("torch._utils._rebuild_tensor_v3");
+    const auto args = value.args();
+    const size_t wanted = untyped ? 7 : 6;
+    if (args.size() != wanted && args.size() != wanted + 1) {
+      fail("{} with {} arguments, wanted {}", value.describe(), args.size(), wanted);
+    }
+    TorchTensorInfo info;
+    if (untyped) {
+      const bool is_dtype = args[6].kind() == PickleKind::kGlobal && args[6].global_module() == "torch";
+      const auto dtype = is_dtype ? find_torch_dtype(args[6].global_name()) : std::nullopt;
+      if (!dtype) fail("a tensor whose dtype is {}", args[6].describe());
+      info.dtype = *dtype;
+    }
+    resolve_storage(args[0], untyped, info);
+    if (args[1].kind() != PickleKind::kInt || args[1].as_int() < 0) fail("a tensor from {} on", args[1].describe());
+    info.storage_offset = args[1].as_int();
+    info.sizes = dims_of(args[2], "size");
+    info.strides = dims_of(args[3], "stride");
+    if (info.strides.size() != info.sizes.size()) {
+      fail("a tensor of {} sizes and {} strides", info.sizes.size(), info.strides.size());
+    }
+    if (args[4].kind() != PickleKind::kBool) fail("a tensor whose requires_grad is {}", args[4].describe());
+    info.requires_grad = args[4].as_bool();
+    check_hooks_and_bits(args, wanted);
+    check_extent(info);
+    return info;
+  }
+
+  TorchTensorInfo rebuilt_parameter(const PickleValue& value) const {
+    const auto args = value.args();
+    const bool is_tensor = args.size() == 3 && is_tensor_call(args[0]);
+    if (!is_tensor || args[1].kind() != PickleKind::kBool) fail("a parameter that is no tensor");
+    if (args[2].kind() != PickleKind::kDict || args[2].dict_size() != 0) fail("a parameter with backward hooks");
+    auto info = rebuilt_tensor(args[0]);
+    info.requires_grad = args[1].as_bool();
+    info.is_parameter = true;
+    return info;
+  }
+
   // Fills in the storage; `untyped` where the dtype is not the storage's.
-  void resolve_storage(const PickleValue& storage, bool untyped, TorchTensorInfo& info) const;
-  std::vector<int64_t> dims_of(const PickleValue& value, const char* what) const;
-  void check_extent(const TorchTensorInfo& info) const;
-  void check_hooks_and_bits(std::span<const PickleValue> args, size_t metadata_at) const;
+  void resolve_storage(const PickleValue& storage, bool untyped, TorchTensorInfo& info) const {
+    if (storage.kind() != PickleKind::kPersistent) fail("a tensor whose storage is {}", storage.describe());
+    const auto& id = storage.persistent_id();
+    const bool is_id = id.kind() == PickleKind::kTuple && id.items().size() == 5 &&
+                       id.items()[0].kind() == PickleKind::kText && id.items()[0].as_text() == "storage" &&
+                       id.items()[1].kind() == PickleKind::kGlobal && id.items()[2].kind() == PickleKind::kText &&
+                       id.items()[4].kind() == PickleKind::kInt && id.items()[4].as_int() >= 0;
+    if (!is_id) fail("a storage whose id is {}, wanted ('storage', class, key, device, elements)", id.describe());
+    const auto& cls = id.items()[1];
+    if (untyped != cls.is_global("torch.storage.UntypedStorage")) fail("a tensor over a {}", cls.describe());
+    if (!untyped) {
+      const auto dtype = cls.global_module() == "torch" ? find_torch_storage(cls.global_name()) : std::nullopt;
+      if (!dtype) fail("a tensor over a {}, which is no class of storages", cls.describe());
+      info.dtype = *dtype;
+    }
+    const auto& key = id.items()[2].as_text();
+    const auto* entry = archive_.find(folder_ + "data/" + key);
+    if (!entry) fail("the archive holds no {}, which a tensor needs", quote(folder_ + "data/" + key));
+    const auto elements = static_cast<uint64_t>(id.items()[4].as_int());
+    const uint64_t item_bytes = untyped ? 1 : info.item_bytes();
+    if (entry->size_bytes() % item_bytes != 0 || entry->size_bytes() / item_bytes != elements) {
+      fail("{} holds {} bytes, wanted {} elements of {} bytes", quote(entry->name), entry->size_bytes(), elements,
+           item_bytes);
+    }
+    info.storage_begin = entry->begin;
+    info.storage_end = entry->end;
+    info.storage_crc = entry->crc;
+    info.storage_name = entry->name;
+  }
+
+  std::vector<int64_t> dims_of(const PickleValue& value, const char* what) const {
+    const bool is_size = value.is_object("torch.Size") && value.args().size() == 1;
+    const auto& tuple = is_size ? value.args()[0] : value;
+    if (tuple.kind() != PickleKind::kTuple || tuple.items().size() > kMaxTensorDims) {
+      fail("a tensor whose {} is {}", what, value.describe());
+    }
+    std::vector<int64_t> dims;
+    for (const auto& item : tuple.items()) {
+      if (item.kind() != PickleKind::kInt || item.as_int() < 0) fail("a tensor with a {} of {}", what, item.describe());
+      dims.push_back(item.as_int());
+    }
+    return dims;
+  }
+
+  void check_extent(const TorchTensorInfo& info) const {
+    const auto available = static_cast<int64_t>((info.storage_end - info.storage_begin) / info.item_bytes());
+    int64_t last = info.storage_offset;  // of its elements, the one with the highest position
+    int64_t numel = 1;
+    bool fits = info.storage_offset <= available;
+    const bool is_empty = std::ranges::find(info.sizes, 0) != info.sizes.end();
+    for (size_t dim = 0; fits && !is_empty && dim < info.sizes.size(); ++dim) {
+      int64_t reach = 0;
+      fits = !__builtin_mul_overflow(info.sizes[dim] - 1, info.strides[dim], &reach) &&
+             !__builtin_add_overflow(last, reach, &last) && !__builtin_mul_overflow(numel, info.sizes[dim], &numel);
+    }
+    int64_t bytes = 0;
+    fits = fits && (is_empty || last < available) &&
+           !__builtin_mul_overflow(numel, static_cast<int64_t>(info.item_bytes()), &bytes);
+    if (!fits) {
+      fail("a tensor of shape [{}], strides [{}] from element {} on does not lie inside its storage of {} elements",
+           fmt::join(info.sizes, ", "), fmt::join(info.strides, ", "), info.storage_offset, available);
+    }
+  }
+
+  // Arguments 5 and 6: backward hooks, which are never saved, and the dict of lazy bits.
+  void check_hooks_and_bits(std::span<const PickleValue> args, size_t metadata_at) const {
+    const auto& hooks = args[5];
+    if (!hooks.is_none() && (hooks.kind() != PickleKind::kDict || hooks.dict_size() != 0)) {
+      fail("a tensor with backward hooks, {}", hooks.describe());
+    }
+    if (args.size() <= metadata_at || args[metadata_at].is_none()) return;
+    const auto& metadata = args[metadata_at];
+    if (metadata.kind() != PickleKind::kDict) fail("a tensor whose metadata is {}", metadata.describe());
+    for (size_t i = 0; i < metadata.dict_size(); ++i) {
+      const auto& bit = metadata.value(i);
+      if (bit.kind() == PickleKind::kBool && !bit.as_bool()) continue;
+      fail(
+          "a tensor with the bit {} set, whose values are not those of its bytes. Save tensor.resolve_conj() and "
+          ".resolve_neg().",
+          metadata.key(i).describe());
+    }
+  }
 
   const std::string& where_;
   ZipArchive archive_;
@@ -67,182 +216,11 @@ class TorchRecordReader {
   std::unordered_set<const void*> seen_;
 };
 
-std::vector<int64_t> TorchRecordReader::dims_of(const PickleValue& value, const char* what) const {
-  const bool is_size = value.is_object("torch.Size") && value.args().size() == 1;
-  const auto& tuple = is_size ? value.args()[0] : value;
-  if (tuple.kind() != PickleKind::kTuple || tuple.items().size() > kMaxTensorDims) {
-    fail("a tensor whose {} is {}", what, value.describe());
-  }
-  std::vector<int64_t> dims;
-  for (const auto& item : tuple.items()) {
-    if (item.kind() != PickleKind::kInt || item.as_int() < 0) fail("a tensor with a {} of {}", what, item.describe());
-    dims.push_back(item.as_int());
-  }
-  return dims;
-}
-
-void TorchRecordReader::resolve_storage(const PickleValue& storage, bool untyped, TorchTensorInfo& info) const {
-  if (storage.kind() != PickleKind::kPersistent) fail("a tensor whose storage is {}", storage.describe());
-  const auto& id = storage.persistent_id();
-  const bool is_id = id.kind() == PickleKind::kTuple && id.items().size() == 5 &&
-                     id.items()[0].kind() == PickleKind::kText && id.items()[0].as_text() == "storage" &&
-                     id.items()[1].kind() == PickleKind::kGlobal && id.items()[2].kind() == PickleKind::kText &&
-                     id.items()[4].kind() == PickleKind::kInt && id.items()[4].as_int() >= 0;
-  if (!is_id) fail("a storage whose id is {}, wanted ('storage', class, key, device, elements)", id.describe());
-  const auto& cls = id.items()[1];
-  if (untyped != cls.is_global("torch.storage.UntypedStorage")) fail("a tensor over a {}", cls.describe());
-  if (!untyped) {
-    const auto dtype = cls.global_module() == "torch" ? find_torch_storage(cls.global_name()) : std::nullopt;
-    if (!dtype) fail("a tensor over a {}, which is no class of storages", cls.describe());
-    info.dtype = *dtype;
-  }
-  const auto& key = id.items()[2].as_text();
-  const auto* entry = archive_.find(folder_ + "data/" + key);
-  if (!entry) fail("the archive holds no {}, which a tensor needs", quote(folder_ + "data/" + key));
-  const auto elements = static_cast<uint64_t>(id.items()[4].as_int());
-  const uint64_t item_bytes = untyped ? 1 : info.item_bytes();
-  if (entry->size_bytes() % item_bytes != 0 || entry->size_bytes() / item_bytes != elements) {
-    fail("{} holds {} bytes, wanted {} elements of {} bytes", quote(entry->name), entry->size_bytes(), elements,
-         item_bytes);
-  }
-  info.storage_begin = entry->begin;
-  info.storage_end = entry->end;
-  info.storage_crc = entry->crc;
-  info.storage_name = entry->name;
-}
-
-void TorchRecordReader::check_extent(const TorchTensorInfo& info) const {
-  const auto available = static_cast<int64_t>((info.storage_end - info.storage_begin) / info.item_bytes());
-  int64_t last = info.storage_offset;  // of its elements, the one with the highest position
-  int64_t numel = 1;
-  bool fits = info.storage_offset <= available;
-  const bool is_empty = std::ranges::find(info.sizes, 0) != info.sizes.end();
-  for (size_t dim = 0; fits && !is_empty && dim < info.sizes.size(); ++dim) {
-    int64_t reach = 0;
-    fits = !__builtin_mul_overflow(info.sizes[dim] - 1, info.strides[dim], &reach) &&
-           !__builtin_add_overflow(last, reach, &last) && !__builtin_mul_overflow(numel, info.sizes[dim], &numel);
-  }
-  int64_t bytes = 0;
-  fits = fits && (is_empty || last < available) &&
-         !__builtin_mul_overflow(numel, static_cast<int64_t>(info.item_bytes()), &bytes);
-  if (!fits) {
-    fail("a tensor of shape [{}], strides [{}] from element {} on does not lie inside its storage of {} elements",
-         fmt::join(info.sizes, ", "), fmt::join(info.strides, ", "), info.storage_offset, available);
-  }
-}
-
-// Arguments 5 and 6: backward hooks, which are never saved, and the dict of lazy bits.
-void TorchRecordReader::check_hooks_and_bits(std::span<const PickleValue> args, size_t metadata_at) const {
-  const auto& hooks = args[5];
-  if (!hooks.is_none() && (hooks.kind() != PickleKind::kDict || hooks.dict_size() != 0)) {
-    fail("a tensor with backward hooks, {}", hooks.describe());
-  }
-  if (args.size() <= metadata_at || args[metadata_at].is_none()) return;
-  const auto& metadata = args[metadata_at];
-  if (metadata.kind() != PickleKind::kDict) fail("a tensor whose metadata is {}", metadata.describe());
-  for (size_t i = 0; i < metadata.dict_size(); ++i) {
-    const auto& bit = metadata.value(i);
-    if (bit.kind() == PickleKind::kBool && !bit.as_bool()) continue;
-    fail(
-        "a tensor with the bit {} set, whose values are not those of its bytes. Save tensor.resolve_conj() and "
-        ".resolve_neg().",
-        metadata.key(i).describe());
-  }
-}
-
-TorchTensorInfo TorchRecordReader::rebuilt_tensor(const PickleValue& value) const {
-  const bool untyped = value.is_object("torch._utils._rebuild_tensor_v3");
-  const auto args = value.args();
-  const size_t wanted = untyped ? 7 : 6;
-  if (args.size() != wanted && args.size() != wanted + 1) {
-    fail("{} with {} arguments, wanted {}", value.describe(), args.size(), wanted);
-  }
-  TorchTensorInfo info;
-  if (untyped) {
-    const bool is_dtype = args[6].kind() == PickleKind::kGlobal && args[6].global_module() == "torch";
-    const auto dtype = is_dtype ? find_torch_dtype(args[6].global_name()) : std::nullopt;
-    if (!dtype) fail("a tensor whose dtype is {}", args[6].describe());
-    info.dtype = *dtype;
-  }
-  resolve_storage(args[0], untyped, info);
-  if (args[1].kind() != PickleKind::kInt || args[1].as_int() < 0) fail("a tensor from {} on", args[1].describe());
-  info.storage_offset = args[1].as_int();
-  info.sizes = dims_of(args[2], "size");
-  info.strides = dims_of(args[3], "stride");
-  if (info.strides.size() != info.sizes.size()) {
-    fail("a tensor of {} sizes and {} strides", info.sizes.size(), info.strides.size());
-  }
-  if (args[4].kind() != PickleKind::kBool) fail("a tensor whose requires_grad is {}", args[4].describe());
-  info.requires_grad = args[4].as_bool();
-  check_hooks_and_bits(args, wanted);
-  check_extent(info);
-  return info;
-}
-
-TorchTensorInfo TorchRecordReader::rebuilt_parameter(const PickleValue& value) const {
-  const auto args = value.args();
-  const bool is_tensor = args.size() == 3 && (args[0].is_object("torch._utils._rebuild_tensor_v2") ||
-                                              args[0].is_object("torch._utils._rebuild_tensor_v3"));
-  if (!is_tensor || args[1].kind() != PickleKind::kBool) fail("a parameter that is no tensor");
-  if (args[2].kind() != PickleKind::kDict || args[2].dict_size() != 0) fail("a parameter with backward hooks");
-  auto info = rebuilt_tensor(args[0]);
-  info.requires_grad = args[1].as_bool();
-  info.is_parameter = true;
-  return info;
-}
-
-void TorchRecordReader::find_tensors(const PickleValue& value,
-                                     std::unordered_map<const void*, TorchTensorInfo>& found) {
-  if (!value.identity() || !seen_.insert(value.identity()).second) return;
-  switch (value.kind()) {
-    case PickleKind::kObject:
-      if (value.is_object("torch._utils._rebuild_parameter")) {
-        found.emplace(value.identity(), rebuilt_parameter(value));
-      } else if (value.is_object("torch._utils._rebuild_tensor_v2") ||
-                 value.is_object("torch._utils._rebuild_tensor_v3")) {
-        found.emplace(value.identity(), rebuilt_tensor(value));
-      } else {
-        for (const auto& arg : value.args()) find_tensors(arg, found);
-        find_tensors(value.state(), found);
-      }
-      return;
-    case PickleKind::kDict:
-      for (size_t i = 0; i < value.dict_size(); ++i) {
-        find_tensors(value.key(i), found);
-        find_tensors(value.value(i), found);
-      }
-      if (value.is_ordered_dict()) find_tensors(value.state(), found);
-      return;
-    case PickleKind::kList:
-    case PickleKind::kTuple:
-    case PickleKind::kSet:
-      for (const auto& item : value.items()) find_tensors(item, found);
-      return;
-    default:
-      return;
-  }
-}
-
 }  // namespace
 
 int64_t TorchTensorInfo::numel() const {
-  int64_t count = 1;
-  for (const int64_t size : sizes) {
-    if (size == 0) return 0;
-  }
-  for (const int64_t size : sizes) count *= size;
-  return count;
-}
-
-bool TorchTensorInfo::is_contiguous() const {
-  if (numel() == 0) return true;
-  int64_t dense = 1;
-  for (size_t dim = sizes.size(); dim-- > 0;) {
-    if (sizes[dim] == 1) continue;
-    if (strides[dim] != dense) return false;
-    dense *= sizes[dim];
-  }
-  return true;
+  if (std::ranges::find(sizes, 0) != sizes.end()) return 0;  // whatever the other sizes are
+  return c10::multiply_integers(sizes);
 }
 
 TorchRecord TorchRecord::parse(std::span<const std::byte> bytes, const std::string& where) {

@@ -52,8 +52,6 @@ struct TorchTensorInfo {
   int64_t numel() const;
   uint64_t item_bytes() const { return c10::elementSize(dtype); }
   uint64_t nbytes() const { return static_cast<uint64_t>(numel()) * item_bytes(); }
-  // Elements lie densely in row-major order: bytes [begin(), begin() + nbytes()) are the tensor.
-  bool is_contiguous() const;
   // Of the first element.
   uint64_t begin() const { return storage_begin + static_cast<uint64_t>(storage_offset) * item_bytes(); }
 };

@@ -1,6 +1,7 @@
 #include "tessera/formats/torch/torch_save_writer.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/strides.h>
 #include <fmt/ranges.h>
 
 #include "tessera/base/error.h"
@@ -40,13 +41,8 @@ PickleValue tensor_pickle(c10::ScalarType dtype, std::span<const int64_t> sizes,
   const auto storage_name = torch_storage_name(dtype);
   const bool untyped = storage_name.empty();
   const int64_t numel = product_of(sizes);
-  std::vector<PickleValue> shape, strides(sizes.size());
-  for (const int64_t size : sizes) shape.emplace_back(size);
-  int64_t stride = 1;
-  for (size_t dim = sizes.size(); dim-- > 0;) {
-    strides[dim] = stride;
-    stride *= std::max<int64_t>(sizes[dim], 1);
-  }
+  const auto dense = c10::contiguous_strides(c10::IntArrayRef(sizes.data(), sizes.size()));
+  std::vector<PickleValue> shape(sizes.begin(), sizes.end()), strides(dense.begin(), dense.end());
   const auto cls = untyped ? PickleValue::global("torch.storage", "UntypedStorage")
                            : PickleValue::global("torch", std::string(storage_name));
   const auto units = untyped ? numel * static_cast<int64_t>(c10::elementSize(dtype)) : numel;
@@ -76,13 +72,6 @@ uint64_t archive_bytes(const PickleValue& root, std::span<const uint64_t> storag
 
 }  // namespace
 
-struct TorchSaveWriter::Storage {
-  at::Tensor tensor;
-};
-
-TorchSaveWriter::TorchSaveWriter() = default;
-TorchSaveWriter::~TorchSaveWriter() = default;
-
 PickleValue TorchSaveWriter::add(const at::Tensor& tensor, const TensorRecordOptions& options) {
   TESSERA_CHECK(tensor.defined(), ErrorKind::kFormat, "[torch_save] an undefined tensor cannot be saved");
   const bool has_bytes = tensor.layout() == at::kStrided && !tensor.is_meta() && tensor.has_storage();
@@ -98,9 +87,9 @@ PickleValue TorchSaveWriter::add(const at::Tensor& tensor, const TensorRecordOpt
   size_t index = storages_.size();
   if (whole) {
     const auto [found, added] = whole_.emplace(storage, index);
-    if (!added && storages_[found->second].tensor.scalar_type() == dtype) index = found->second;
+    if (!added && storages_[found->second].scalar_type() == dtype) index = found->second;
   }
-  if (index == storages_.size()) storages_.push_back({tensor.detach()});
+  if (index == storages_.size()) storages_.push_back(tensor.detach());
   return tensor_pickle(dtype, {tensor.sizes().data(), tensor.sizes().size()}, std::to_string(index),
                        options.requires_grad);
 }
@@ -110,7 +99,7 @@ uint64_t TorchSaveWriter::write(const PickleValue& root, const ByteSink& sink) {
   zip.add(entry_name("data.pkl"), bytes_of(pickle(root, {.protocol = 2})));
   for (const auto& [name, content] : kBeforeData) zip.add(entry_name(name), bytes_of(content));
   for (size_t i = 0; i < storages_.size(); ++i) {
-    const auto& tensor = storages_[i].tensor;
+    const at::Tensor tensor(storages_[i]);
     zip.add(data_name(i), tensor.nbytes(), [&](const ByteSink& data) {
       const auto plain = tensor.resolve_conj().resolve_neg().cpu().contiguous();
       data({static_cast<const std::byte*>(plain.const_data_ptr()), plain.nbytes()});

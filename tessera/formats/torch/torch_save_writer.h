@@ -15,6 +15,7 @@
 // it. Errors of the sink pass through. Error kFormat for dtypes and layouts that a file cannot hold. No communication.
 #pragma once
 
+#include <ATen/core/TensorBase.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -48,11 +49,6 @@ uint64_t object_record_bytes(const PickleValue& object);
 // An object with any number of tensors in it. One writer belongs to one thread and writes once.
 class TorchSaveWriter {
  public:
-  TorchSaveWriter();
-  ~TorchSaveWriter();
-  TorchSaveWriter(const TorchSaveWriter&) = delete;
-  TorchSaveWriter& operator=(const TorchSaveWriter&) = delete;
-
   // What stands for the tensor in the tree, in as many places as wanted. The tensor is kept until the writer goes and
   // must not change before write().
   PickleValue add(const at::Tensor& tensor, const TensorRecordOptions& options = {});
@@ -60,8 +56,7 @@ class TorchSaveWriter {
   uint64_t write(const PickleValue& root, const ByteSink& sink);
 
  private:
-  struct Storage;
-  std::vector<Storage> storages_;
+  std::vector<at::TensorBase> storages_;
   std::unordered_map<const void*, size_t> whole_;  // storages that lie in the file as they are, by their address
 };
 

@@ -62,6 +62,7 @@ class Unpickler {
 
   // Nodes.
   void count_made(uint64_t bytes);
+  void add_cost(detail::PickleNode& node, uint64_t cost) const;
   void push_text(PickleKind kind, std::string_view text);
   void push_parts(PickleKind kind, std::vector<PickleValue> parts);
   void push_node(std::shared_ptr<detail::PickleNode> node, uint64_t own_cost);
@@ -74,10 +75,6 @@ class Unpickler {
 
   // What opcodes do.
   void opcode(detail::PickleOp op);
-  void text_opcode(detail::PickleOp op);
-  void container_opcode(detail::PickleOp op);
-  void memo_opcode(detail::PickleOp op);
-  void other_opcode(detail::PickleOp op);
   void memoize(uint64_t index);
   void recall(uint64_t index);
   void global(std::string_view module, std::string_view name);

@@ -76,13 +76,17 @@ void Unpickler::count_made(uint64_t bytes) {
   }
 }
 
-void Unpickler::push_node(std::shared_ptr<PickleNode> node, uint64_t own_cost) {
-  count_made(own_cost);
-  node->cost += own_cost;
-  if (node->cost > max_cost_) {
+void Unpickler::add_cost(PickleNode& node, uint64_t cost) const {
+  node.cost += cost;
+  if (node.cost > max_cost_) {
     fail("written out without references this would be more than {} bytes, from {} bytes of input", max_cost_,
          bytes_.size());
   }
+}
+
+void Unpickler::push_node(std::shared_ptr<PickleNode> node, uint64_t own_cost) {
+  count_made(own_cost);
+  add_cost(*node, own_cost);
   push(PickleValue(std::move(node)));
 }
 
@@ -110,11 +114,7 @@ void Unpickler::adopt(PickleNode& parent, const PickleValue& child) {
   const auto* held = std::get_if<4>(&child.value_);
   if (!held) return;
   seal(child);
-  parent.cost += (*held)->cost;
-  if (parent.cost > max_cost_) {
-    fail("written out without references this would be more than {} bytes, from {} bytes of input", max_cost_,
-         bytes_.size());
-  }
+  add_cost(parent, (*held)->cost);
   parent.depth = std::max(parent.depth, (*held)->depth + 1);
   if (parent.depth > limits_.max_depth) fail("values are nested more than {} deep", limits_.max_depth);
 }
@@ -164,9 +164,21 @@ void Unpickler::append(PickleKind kind, std::vector<PickleValue> items, const ch
   }
 }
 
-// Each hands on the opcodes that it does not know.
+void Unpickler::memoize(uint64_t index) {
+  // Writers number from 0, and each entry takes bytes.
+  if (index >= bytes_.size()) fail("memo entry {} in a pickle of {} bytes", index, bytes_.size());
+  if (index >= memo_.size()) memo_.resize(index + 1);
+  memo_[index] = top();
+}
+
+void Unpickler::recall(uint64_t index) {
+  if (index >= memo_.size() || !memo_[index]) fail("memo entry {} was never set", index);
+  push(*memo_[index]);
+}
+
 void Unpickler::opcode(PickleOp op) {
   switch (op) {
+    // None, truth values and numbers.
     case PickleOp::kNone:
       return push(PickleValue());
     case PickleOp::kNewTrue:
@@ -185,13 +197,7 @@ void Unpickler::opcode(PickleOp op) {
       fail("an integer of {} bytes; only 64-bit integers are read", number<uint32_t>());
     case PickleOp::kBinFloat:
       return push(PickleValue(big_endian_float()));
-    default:
-      return text_opcode(op);
-  }
-}
-
-void Unpickler::text_opcode(PickleOp op) {
-  switch (op) {
+    // Text and bytes.
     case PickleOp::kShortBinUnicode:
     case PickleOp::kShortBinString:  // the text of Python 2
       return push_text(PickleKind::kText, sized<uint8_t>());
@@ -206,13 +212,7 @@ void Unpickler::text_opcode(PickleOp op) {
       return push_text(PickleKind::kBytes, sized<uint32_t>());
     case PickleOp::kBinBytes8:
       return push_text(PickleKind::kBytes, sized<uint64_t>());
-    default:
-      return container_opcode(op);
-  }
-}
-
-void Unpickler::container_opcode(PickleOp op) {
-  switch (op) {
+    // Containers.
     case PickleOp::kEmptyList:
       return push_parts(PickleKind::kList, {});
     case PickleOp::kEmptyTuple:
@@ -244,25 +244,7 @@ void Unpickler::container_opcode(PickleOp op) {
       return append(PickleKind::kDict, pop_to_mark(), "SETITEMS");
     case PickleOp::kAddItems:
       return append(PickleKind::kSet, pop_to_mark(), "ADDITEMS");
-    default:
-      return memo_opcode(op);
-  }
-}
-
-void Unpickler::memoize(uint64_t index) {
-  // Writers number from 0, and each entry takes bytes.
-  if (index >= bytes_.size()) fail("memo entry {} in a pickle of {} bytes", index, bytes_.size());
-  if (index >= memo_.size()) memo_.resize(index + 1);
-  memo_[index] = top();
-}
-
-void Unpickler::recall(uint64_t index) {
-  if (index >= memo_.size() || !memo_[index]) fail("memo entry {} was never set", index);
-  push(*memo_[index]);
-}
-
-void Unpickler::memo_opcode(PickleOp op) {
-  switch (op) {
+    // The memo.
     case PickleOp::kMemoize:
       return memoize(memo_.size());
     case PickleOp::kBinPut:
@@ -273,13 +255,7 @@ void Unpickler::memo_opcode(PickleOp op) {
       return recall(number<uint8_t>());
     case PickleOp::kLongBinGet:
       return recall(number<uint32_t>());
-    default:
-      return other_opcode(op);
-  }
-}
-
-void Unpickler::other_opcode(PickleOp op) {
-  switch (op) {
+    // The stack, frames, and what is called.
     case PickleOp::kFrame:
       if (const auto length = number<uint64_t>(); length > bytes_.size() - position_) {
         fail("a frame of {} bytes, {} are left. The pickle is cut off or damaged.", length, bytes_.size() - position_);
@@ -296,28 +272,22 @@ void Unpickler::other_opcode(PickleOp op) {
       return;
     case PickleOp::kGlobal: {
       const auto module = line();
-      global(module, line());
-      return;
+      return global(module, line());
     }
     case PickleOp::kStackGlobal: {
       const auto name = pop();
       const auto module = pop();
       if (module.kind() != PickleKind::kText || name.kind() != PickleKind::kText) fail("STACK_GLOBAL without names");
-      global(module.as_text(), name.as_text());
-      return;
+      return global(module.as_text(), name.as_text());
     }
     case PickleOp::kReduce:
-      reduce();
-      return;
+      return reduce();
     case PickleOp::kNewObj:
-      new_object();
-      return;
+      return new_object();
     case PickleOp::kBuild:
-      build();
-      return;
+      return build();
     case PickleOp::kBinPersId:
-      push_parts(PickleKind::kPersistent, {pop()});
-      return;
+      return push_parts(PickleKind::kPersistent, {pop()});
     default:
       fail("opcode 0x{:02x} is not read", static_cast<unsigned>(op));
   }

@@ -6,6 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/base/text/utf8.h"
+#include "tessera/formats/folder_links.h"
 #include "tessera/formats/torch/crc32.h"
 #include "tessera/formats/torch/detail/zip_layout.h"
 
@@ -87,14 +88,9 @@ ZipDirectory find_zip_directory(const ZipBytes& bytes) {
 }
 
 void check_zip_name(const ZipBytes& bytes, std::string_view name) {
-  bool inside = !name.empty() && name.find('\0') == name.npos && name.find('\\') == name.npos;
-  for (size_t at = 0; inside && at <= name.size();) {
-    const size_t slash = std::min(name.find('/', at), name.size());
-    const auto part = name.substr(at, slash - at);
-    inside = !part.empty() && part != "." && part != "..";
-    at = slash + 1;
+  if (!is_inner_path(name) || !is_valid_utf8(name)) {
+    bytes.fail("entry {} has no name of a file inside a folder", quote(name));
   }
-  if (!inside || !is_valid_utf8(name)) bytes.fail("entry {} has no name of a file inside a folder", quote(name));
 }
 
 // The 64-bit values that stand in the extra field for those that say "see there".

@@ -138,13 +138,7 @@ void copy_fsdp1_to_fsdp2(nn::Module& fsdp1, nn::Module& fsdp2) {
   });
   for (const auto& [place, piece, target] : members) local_part(target).copy_(part_like(place, piece, target));
   for (const auto& [source, target] : plain) {
-    const FlatPlace place{.name = "a tensor outside FSDP1",
-                          .shape = source.sizes().vec(),
-                          .strides = {},
-                          .ranges = std::vector<FlatRange>(model.group()->ranks().size(), {0, source.numel()}),
-                          .sharded = false,
-                          .group = model.group(),
-                          .device = source.device()};
+    const auto place = replicated_place("a tensor outside FSDP1", source, model.group());
     local_part(target).copy_(part_like(place, source.reshape({-1}), target));
   }
 }

@@ -51,12 +51,6 @@ FlatRange intersection(const FlatRange& a, const FlatRange& b) {
   return both.empty() ? FlatRange{} : both;
 }
 
-int64_t numel_of(at::IntArrayRef shape) {
-  int64_t numel = 1;
-  for (const int64_t size : shape) numel *= size;
-  return numel;
-}
-
 std::vector<FlatRange> chunk_ranges(at::IntArrayRef shape, int64_t ranks) {
   TESSERA_CHECK(!shape.empty(), ErrorKind::kShape,
                 "[fsdp1.chunk] found a tensor without dims, expected one that has rows. Give it shape [1].");

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/accumulate.h>
 
 #include <cstdint>
 #include <optional>
@@ -30,7 +31,7 @@ struct FlatRange {
 
 // What both have; {0, 0} when that is nothing.
 FlatRange intersection(const FlatRange& a, const FlatRange& b);
-int64_t numel_of(at::IntArrayRef shape);
+inline int64_t numel_of(at::IntArrayRef shape) { return c10::multiply_integers(shape); }
 
 // The rows of dim 0 that torch.chunk gives each rank, as ranges of the flattened tensor: ceil(rows / ranks) to each as
 // long as there are any. Error kShape for a shape without dims.

@@ -12,6 +12,7 @@
 #include "tessera/base/log.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/fsdp1/state/placed_values.h"
+#include "tessera/fsdp1/state/saved_states.h"
 #include "tessera/state/broadcast_state.h"
 
 namespace tessera {
@@ -172,14 +173,6 @@ class FlattenPlan {
   bool partial_units_;
 };
 
-const StateDict& states_of(const StateDict& dict) {
-  const auto* states = dict.find("state");
-  TESSERA_CHECK(states && states->is_dict(), ErrorKind::kShape,
-                "[fsdp1.load] `optim_state_dict` must have the keys \"state\"to be a valid optimizer state dict. Pass "
-                "what optim_state_dict returned.");
-  return states->dict();
-}
-
 // A named optimizer's own states, for parameters of which this rank has nothing.
 class OwnStates {
  public:
@@ -218,10 +211,10 @@ FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const Stat
                                              const FlattenOptions& options) {
   comm::Group& group = options.group ? *options.group : *model.group();
   comm::attempt_together(group, [&] {
-    if (!options.rank0_only || group.rank() == 0) states_of(optim_state_dict);
+    if (!options.rank0_only || group.rank() == 0) states_of(optim_state_dict, "[fsdp1.load]");
   });
   const StateDict tree = options.rank0_only ? broadcast_processed_state(group, optim_state_dict) : optim_state_dict;
-  const StateDict& states = states_of(tree);
+  const StateDict& states = states_of(tree, "[fsdp1.load]");
   std::optional<FlattenPlan> plan;
   comm::Facts facts;
   comm::attempt_together(group, [&] {

@@ -5,11 +5,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "tessera/base/error.h"
-#include "tessera/base/log.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/fsdp1/state/placed_values.h"
@@ -30,53 +28,23 @@ struct ModelTensor {
   c10::ScalarType saved_dtype = c10::ScalarType::Undefined;  // UnmanagedTensor's
 };
 
-struct ModelForm {
-  ValueOptions values;
-  bool local = false;
-  bool rank0_only = false;
-};
+// Whether values are each rank's flat shard.
+bool is_local(const SavedForm& form) {
+  return form.type == StateDictType::kLocal && form.values.form == ValueForm::kSharded;
+}
 
-ModelForm model_form(const StateDictSettings& settings, const Fsdp1Units& model) {
-  ModelForm form;
-  std::visit(
-      [&](const auto& config) {
-        if constexpr (requires { config.offload_to_cpu; }) form.values.offload_to_cpu = config.offload_to_cpu;
-        if constexpr (requires { config.rank0_only; }) form.rank0_only = config.rank0_only;
-      },
-      settings.state_dict_config);
-  form.values.device_mesh = settings.device_mesh;
-  const auto& units = model.units();
-  const auto sharded = std::ranges::count_if(units, [](const auto& unit) { return unit.sharded(); });
-  if (settings.type == StateDictType::kFull || sharded == 0) {
-    if (settings.type != StateDictType::kFull) {
-      log_warning("[fsdp1.state_dict] {} without sharding (NO_SHARD, or a group of one rank): whole tensors",
-                  to_string(settings.type));
-    }
-    form.values.form = form.rank0_only ? ValueForm::kWholeOnFirstRank : ValueForm::kWhole;
-    return form;
-  }
-  form.values.form = ValueForm::kSharded;
-  form.local = settings.type == StateDictType::kLocal;
-  if (!form.local) return form;
+SavedForm model_form(const StateDictSettings& settings, const Fsdp1Units& model) {
+  const auto form = saved_form(settings, settings.state_dict_config, model, "[fsdp1.state_dict]");
+  if (!is_local(form)) return form;
   TESSERA_CHECK(!settings.device_mesh, ErrorKind::kConfig,
                 "[fsdp1.state_dict] Found state_dict_type LOCAL_STATE_DICT. DeviceMesh is not compatible with "
                 "LOCAL_STATE_DICT. Please set state_dict_type to SHARDED_STATE_DICT to get DTensor state_dict.");
-  TESSERA_CHECK(sharded == static_cast<int64_t>(units.size()), ErrorKind::kConfig,
+  const auto sharded = std::ranges::count_if(model.units(), &Fsdp1Unit::sharded);
+  TESSERA_CHECK(sharded == static_cast<int64_t>(model.units().size()), ErrorKind::kConfig,
                 "[fsdp1.state_dict] ``local_state_dict`` can only be used when parameters are flatten and sharded: "
                 "{} of {} units are. Use SHARDED_STATE_DICT.",
-                sharded, units.size());
+                sharded, model.units().size());
   return form;
-}
-
-FlatPlace replicated_place(const std::string& name, const at::Tensor& tensor, const Fsdp1Units& model) {
-  const auto& group = model.group();
-  return {.name = name,
-          .shape = tensor.sizes().vec(),
-          .strides = {},
-          .ranges = std::vector<FlatRange>(static_cast<size_t>(group->size()), {0, tensor.numel()}),
-          .sharded = false,
-          .group = group,
-          .device = tensor.device()};
 }
 
 std::vector<ModelTensor> model_tensors(nn::Module& root, const Fsdp1Units& model, bool local) {
@@ -99,7 +67,8 @@ std::vector<ModelTensor> model_tensors(nn::Module& root, const Fsdp1Units& model
   }
   for (const auto& [names, tensor, is_parameter, saved_dtype] : unmanaged_tensors(root, model)) {
     const bool frozen = is_parameter && !tensor.requires_grad();
-    tensors.push_back({replicated_place(names[0], tensor, model), names, tensor.detach(), false, frozen, saved_dtype});
+    tensors.push_back(
+        {replicated_place(names[0], tensor, model.group()), names, tensor.detach(), false, frozen, saved_dtype});
   }
   return tensors;
 }
@@ -131,12 +100,6 @@ struct LoadPlan {
   IncompatibleKeys keys;
 };
 
-std::string quoted_list(const std::vector<std::string>& names) {
-  std::string text;
-  for (size_t i = 0; i < names.size() && i < 10; ++i) text += fmt::format("{}{}", i ? ", " : "", quote(names[i]));
-  return names.size() > 10 ? text + fmt::format(" and {} more", names.size() - 10) : text;
-}
-
 void check_strict(const IncompatibleKeys& keys) {
   std::string text;
   if (!keys.missing.empty()) text += fmt::format("Missing key(s) in state_dict: {}. ", quoted_list(keys.missing));
@@ -164,13 +127,7 @@ void check_given(const ModelTensor& tensor, const std::string& name, const State
 }
 
 LoadPlan plan_load(const std::vector<ModelTensor>& tensors, const StateDict& dict, const Fsdp1LoadOptions& options) {
-  std::unordered_map<std::string, const StateValue*> given;
-  for (const auto& [key, value] : dict) {
-    const auto name = clean_fqn(to_string(key));
-    TESSERA_CHECK(given.emplace(name, &value).second, ErrorKind::kShape,
-                  "[fsdp1.load] two values are for {}, once the names of wrappers are taken away. Leave one.",
-                  quote(name));
-  }
+  const auto given = values_by_clean_fqn(dict, "[fsdp1.load]");
   LoadPlan plan;
   std::unordered_set<std::string> known;
   for (const auto& tensor : tensors) {
@@ -213,19 +170,16 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b, c10::ScalarType dtype) 
 
 // What a dict of the model is made of, by the type that is in force.
 struct ModelView {
-  StateDictSettings settings;
-  ModelForm form;
+  SavedForm form;
   std::vector<ModelTensor> tensors;
 
   ModelView(nn::Module& root, const Fsdp1Units& model)
-      : settings(get_state_dict_type(root)),
-        form(model_form(settings, model)),
-        tensors(model_tensors(root, model, form.local)) {}
+      : form(model_form(get_state_dict_type(root), model)), tensors(model_tensors(root, model, is_local(form))) {}
 };
 
 }  // namespace
 
-StateDict fsdp1_state_dict(nn::Module& root) {
+StateDict fsdp1_state_dict(nn::Module& root, bool ignore_frozen_params) {
   const c10::NoGradGuard no_grad;
   const auto model = Fsdp1Units::of(root);
   comm::Group& group = *model.group();
@@ -240,25 +194,22 @@ StateDict fsdp1_state_dict(nn::Module& root) {
                     tensor.names[0]);
     }
   });
-  const auto& [settings, form, tensors] = *view;
-  check_alike(group,
-              {{"state_dict_type",
-                fmt::format("{} {} {} {}", to_string(settings.type), form.rank0_only, form.values.offload_to_cpu,
-                            settings.device_mesh ? settings.device_mesh->to_string() : "")}},
-              "Set the same state_dict_type on all ranks.");
+  const auto& [form, tensors] = *view;
+  check_same_form(group, form);
+  const bool local = is_local(form);
   StateDict dict;
   for (const auto& tensor : tensors) {
     StateValue value;
     if (!tensor.managed) {
       if (form.rank0_only && group.rank() != 0) continue;
-      const bool as_it_is = form.local || tensor.saved_dtype == c10::ScalarType::Undefined;
+      const bool as_it_is = local || tensor.saved_dtype == c10::ScalarType::Undefined;
       const at::Tensor copy = as_it_is ? tensor.own.clone() : tensor.own.to(tensor.saved_dtype, false, /*copy=*/true);
       value = form.values.offload_to_cpu ? copy.cpu() : copy;
     } else {
-      value = form.local ? local_value(tensor, form.values.offload_to_cpu)
-                         : value_of_ranges(tensor.place, tensor.own, form.values);
+      value = local ? local_value(tensor, form.values.offload_to_cpu)
+                    : value_of_ranges(tensor.place, tensor.own, form.values);
     }
-    if (form.rank0_only && group.rank() != 0) continue;
+    if ((form.rank0_only && group.rank() != 0) || (ignore_frozen_params && tensor.frozen)) continue;
     for (const auto& name : tensor.names) dict.set(name, value);
   }
   return dict;
@@ -272,7 +223,7 @@ IncompatibleKeys load_fsdp1_state_dict(nn::Module& root, const StateDict& state_
   comm::attempt_together(group, [&] { view.emplace(root, model); });
   const auto& form = view->form;
   auto& tensors = view->tensors;
-  check_alike(group, {{"state_dict_type", fmt::format("{} {}", to_string(view->settings.type), form.rank0_only)}},
+  check_alike(group, {{"state_dict_type", fmt::format("{} {}", to_string(form.type), form.rank0_only)}},
               "Set the same state_dict_type on all ranks.");
   const StateDict tree = form.rank0_only ? broadcast_processed_state(group, state_dict) : state_dict;
   LoadPlan plan;

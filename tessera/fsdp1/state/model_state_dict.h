@@ -20,8 +20,9 @@ namespace tessera {
 // Copies, on the device of the model unless offload_to_cpu. LOCAL_STATE_DICT: one "_flat_param" a unit, a ShardedTensor
 // over the flat tensor that holds this rank's shard without its padding. Without sharding sharded and local types give
 // whole tensors, with a warning. Errors kShape: tensors without dims that are to be sharded; kConfig: local beside a
-// device mesh, local of a model of which only some units are sharded.
-StateDict fsdp1_state_dict(nn::Module& model);
+// device mesh, local of a model of which only some units are sharded. ignore_frozen_params: parameters that need no
+// gradient are left out.
+StateDict fsdp1_state_dict(nn::Module& model, bool ignore_frozen_params = false);
 
 struct Fsdp1LoadOptions {
   bool strict = true;                 // missing and unexpected keys are Errors

@@ -18,42 +18,12 @@
 namespace tessera {
 namespace {
 
-struct OptimForm {
-  ValueOptions values;
-  bool rank0_only = false;
-};
-
-OptimForm optim_form(const StateDictSettings& settings, const Fsdp1Units& model) {
+SavedForm optim_form(const StateDictSettings& settings, const Fsdp1Units& model) {
   const auto full = complete_settings(settings);
-  OptimForm form;
   TESSERA_CHECK(full.type != StateDictType::kLocal || !full.device_mesh, ErrorKind::kConfig,
                 "[fsdp1.save] Found state_dict_type LOCAL_STATE_DICT. DeviceMesh is not compatible with "
                 "LOCAL_STATE_DICT. Please set state_dict_type to SHARDED_STATE_DICT to get DTensor state_dict.");
-  std::visit(
-      [&](const auto& config) {
-        if constexpr (requires { config.offload_to_cpu; }) form.values.offload_to_cpu = config.offload_to_cpu;
-        if constexpr (requires { config.rank0_only; }) form.rank0_only = config.rank0_only;
-      },
-      full.optim_state_dict_config);
-  if (full.type == StateDictType::kFull) {
-    form.values.form = form.rank0_only ? ValueForm::kWholeOnFirstRank : ValueForm::kWhole;
-    return form;
-  }
-  form.values.form = ValueForm::kSharded;
-  form.values.device_mesh = full.device_mesh;
-  const auto& units = model.units();
-  if (std::ranges::none_of(units, [](const auto& unit) { return unit.sharded(); })) {
-    log_warning("[fsdp1.save] {} without sharding (NO_SHARD, or a group of one rank): whole tensors",
-                to_string(full.type));
-    form.values.form = ValueForm::kWhole;
-  }
-  return form;
-}
-
-comm::Facts form_facts(const OptimForm& form) {
-  return {{"state dict form",
-           fmt::format("{}{}{} {}", static_cast<int>(form.values.form), form.rank0_only, form.values.offload_to_cpu,
-                       form.values.device_mesh ? form.values.device_mesh->to_string() : "")}};
+  return saved_form(full, full.optim_state_dict_config, model, "[fsdp1.save]");
 }
 
 StateValue offloaded(const StateValue& value, bool offload_to_cpu) {
@@ -63,7 +33,7 @@ StateValue offloaded(const StateValue& value, bool offload_to_cpu) {
 
 // COLLECTIVE over the group. What every original parameter in it gets.
 std::vector<StateDict> unflatten_states(const Fsdp1Units& model, const Fsdp1Units::Parameter& parameter,
-                                        const AgreedState& agreed, const StateDict* state, const OptimForm& form) {
+                                        const AgreedState& agreed, const StateDict* state, const SavedForm& form) {
   const auto& unit = model.units()[*parameter.unit];
   std::vector<StateDict> unflat(parameter.fqns.size());
   for (size_t i = 0; i < unflat.size(); ++i) {
@@ -119,7 +89,7 @@ StateDict optim_state_dict(const Fsdp1Units& model, const StateDictSettings& set
                            const std::vector<std::string>& optimizer_parameters, const StateDict& saved,
                            const std::shared_ptr<comm::Group>& group_or_default) {
   comm::Group& group = group_or_default ? *group_or_default : *model.group();
-  OptimForm form;
+  SavedForm form;
   LocalStates local;
   std::optional<StateList> param_groups;
   comm::attempt_together(group, [&] {
@@ -129,7 +99,7 @@ StateDict optim_state_dict(const Fsdp1Units& model, const StateDictSettings& set
       param_groups = unflatten_param_groups(*groups, model, optimizer_parameters);
     }
   });
-  check_alike(group, form_facts(form), "Set the same state_dict_type on all ranks.");
+  check_same_form(group, form);
   const auto agreed = agree_on_states(model, local, group);
 
   const bool to_save = !form.rank0_only || group.rank() == 0;
@@ -180,7 +150,7 @@ StateDict optim_state_dict_to_load(nn::Module& model, optim::Optimizer& optimize
                                    const OptimStateDictToLoadOptions& options) {
   const auto units = Fsdp1Units::of(model);
   comm::Group& group = options.group ? *options.group : *units.group();
-  OptimForm form;
+  SavedForm form;
   comm::attempt_together(group, [&] { form = optim_form(get_state_dict_type(model), units); });
   check_alike(group, {{"rank0_only", form.rank0_only ? "true" : "false"}},
               "Set the same state_dict_type on all ranks.");

@@ -10,6 +10,8 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/layout.h"
+#include "tessera/state/broadcast_state.h"
 #include "tessera/state/sharded_tensor.h"
 #include "tessera/state/state_message.h"
 
@@ -33,21 +35,7 @@ StateValue chunk_value(const FlatPlace& place, const at::Tensor& piece, bool off
   const auto want = chunk_ranges(place.shape, place.group->size());
   at::Tensor local = logical_part(place, piece, want);
   if (offload_to_cpu) local = local.cpu();
-  auto chunks = std::make_shared<ShardedTensor>();
-  chunks->size = place.shape;
-  chunks->dtype = piece.scalar_type();
-  chunks->group = place.group;
-  const int64_t rows = place.shape[0], ranks = place.group->size(), most = (rows + ranks - 1) / ranks;
-  for (int64_t rank = 0; rank < ranks && most * rank < rows; ++rank) {
-    ShardMetadata metadata{.shard_offsets = std::vector<int64_t>(place.shape.size()),
-                           .shard_sizes = place.shape,
-                           .placement = shard_placement(*place.group, static_cast<int>(rank), local.device())};
-    metadata.shard_offsets[0] = most * rank;
-    metadata.shard_sizes[0] = std::min(most, rows - most * rank);
-    if (rank == place.group->rank()) chunks->local_shards.push_back({local.view(metadata.shard_sizes), metadata});
-    chunks->shards_metadata.push_back(std::move(metadata));
-  }
-  return chunks;
+  return chunks_of_ranks(local, place.shape, place.group);
 }
 
 StateValue dtensor_value(const FlatPlace& place, const at::Tensor& piece, const MeshPtr& mesh, bool offload_to_cpu) {
@@ -122,24 +110,15 @@ std::optional<std::vector<FlatRange>> mesh_ranges(at::IntArrayRef shape, const D
     if (!placement.is_replicate() && !placement.is_shard(0)) return std::nullopt;
   }
   const int64_t row = numel_of(shape.slice(1));
+  const Cuts cuts = cuts_of(mesh, placements);
   std::vector<FlatRange> ranges;
   for (const int rank : group.ranks()) {
     const auto found = std::find(mesh.ranks().begin(), mesh.ranks().end(), rank);
     if (found == mesh.ranks().end()) return std::nullopt;
-    auto left = static_cast<int64_t>(found - mesh.ranks().begin());
-    std::vector<int64_t> coordinate(static_cast<size_t>(mesh.ndim()));
-    for (int64_t dim = mesh.ndim() - 1; dim >= 0; --dim) {
-      coordinate[static_cast<size_t>(dim)] = left % mesh.size(dim);
-      left /= mesh.size(dim);
-    }
-    int64_t offset = 0, rows = shape[0];
-    for (size_t dim = 0; dim < placements.size(); ++dim) {
-      if (placements[dim].is_replicate()) continue;
-      const auto part = local_range(rows, mesh.size(static_cast<int64_t>(dim)), coordinate[dim]);
-      offset += part.offset;
-      rows = part.size;
-    }
-    ranges.push_back(rows * row == 0 ? FlatRange{} : FlatRange{offset * row, (offset + rows) * row});
+    // Plain shards of dim 0 give a rank one run of rows, or none.
+    const Runs rows = runs_of(shape[0], 0, mesh, cuts, coordinate_at(mesh, found - mesh.ranks().begin()));
+    const bool has_any = !rows.empty() && row > 0;
+    ranges.push_back(has_any ? FlatRange{rows[0].start * row, (rows[0].start + rows[0].size) * row} : FlatRange{});
   }
   return ranges;
 }
@@ -150,21 +129,6 @@ std::optional<ValueShape> value_shape(const StateValue& value) {
   }
   if (value.is_sharded() && value.sharded()) return ValueShape{value.sharded()->size, value.sharded()->dtype};
   return std::nullopt;
-}
-
-std::string scalar_text(const StateValue& value) {
-  if (value.is_none()) return "None";
-  if (value.is_string()) return quote(value.string());
-  if (value.is_bool()) return std::get<bool>(value.variant()) ? "True" : "False";
-  if (value.is_int()) return fmt::format("{}", value.integer());
-  if (value.is_double()) return fmt::format("{}", value.number());
-  if (!value.is_tensor() || !value.tensor().defined() || is_dtensor(value.tensor()) || value.tensor().is_meta() ||
-      value.tensor().dim() > 0 || value.tensor().is_complex()) {
-    return type_name(value);
-  }
-  const auto scalar = value.tensor().item();
-  return scalar.isIntegral(/*includeBool=*/true) ? fmt::format("{}", scalar.toLong())
-                                                 : fmt::format("{}", scalar.toDouble());
 }
 
 std::string describe_value(const StateValue& value) {
@@ -187,6 +151,13 @@ std::string describe_value(const StateValue& value) {
     text += " " + scalar_text(value);
   }
   return text;
+}
+
+void check_same_form(comm::Group& group, const SavedForm& form) {
+  const auto& mesh = form.values.device_mesh;
+  const auto text = fmt::format("{} {} {} {}", to_string(form.type), form.rank0_only, form.values.offload_to_cpu,
+                                mesh ? mesh->to_string() : "");
+  check_alike(group, {{"state_dict_type", text}}, "Set the same state_dict_type on all ranks.");
 }
 
 StateValue value_of_ranges(const FlatPlace& place, const at::Tensor& piece, const ValueOptions& options) {

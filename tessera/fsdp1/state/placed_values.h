@@ -13,7 +13,9 @@
 #include <optional>
 #include <vector>
 
+#include "tessera/base/log.h"
 #include "tessera/dtensor/tensor/placement.h"
+#include "tessera/fsdp1/state/state_dict_type.h"
 #include "tessera/fsdp1/state/units.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/state/state_value.h"
@@ -27,6 +29,38 @@ struct ValueOptions {
   MeshPtr device_mesh = {};  // kSharded: DTensors over it instead of ShardedTensors
   bool offload_to_cpu = false;
 };
+
+// The form that settings ask for, and which ranks get the values.
+struct SavedForm {
+  StateDictType type = StateDictType::kFull;
+  ValueOptions values;
+  bool rank0_only = false;
+};
+// `config` is the settings' for weights or for optimizer states. Where no unit is sharded, values are whole, with a
+// warning, which begins with `where`, for types that ask for parts.
+template <class Config>
+SavedForm saved_form(const StateDictSettings& settings, const Config& config, const Fsdp1Units& model,
+                     const char* where) {
+  SavedForm form{.type = settings.type, .values = {.device_mesh = settings.device_mesh}};
+  std::visit(
+      [&](const auto& held) {
+        if constexpr (requires { held.offload_to_cpu; }) form.values.offload_to_cpu = held.offload_to_cpu;
+        if constexpr (requires { held.rank0_only; }) form.rank0_only = held.rank0_only;
+      },
+      config);
+  if (settings.type != StateDictType::kFull && model.any_sharded()) {
+    form.values.form = ValueForm::kSharded;
+    return form;
+  }
+  if (settings.type != StateDictType::kFull) {
+    log_warning("{} {} without sharding (NO_SHARD, or a group of one rank): whole tensors", where,
+                to_string(settings.type));
+  }
+  form.values.form = form.rank0_only ? ValueForm::kWholeOnFirstRank : ValueForm::kWhole;
+  return form;
+}
+// Error kConfig on all ranks when they have different forms. COLLECTIVE over the group.
+void check_same_form(comm::Group& group, const SavedForm& form);
 
 // `piece`: what this rank has of the place, 1-d, of place.own().numel() elements. None on ranks that get nothing.
 // Nothing is shared with `piece`. Errors kShape: a piece of another size; sharded tensors without dims; a mesh that has
@@ -48,8 +82,6 @@ struct ValueShape {
   c10::ScalarType dtype;
 };
 std::optional<ValueShape> value_shape(const StateValue& value);
-// As messages show it: numbers, text and tensors without dims by value, anything else by type.
-std::string scalar_text(const StateValue& value);
 // What ranks must agree on before they exchange a value: type, shape, dtype, how it lies; of numbers the value.
 std::string describe_value(const StateValue& value);
 

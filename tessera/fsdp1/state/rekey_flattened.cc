@@ -82,11 +82,6 @@ class SavedGroups {
   std::vector<size_t> empty_;
 };
 
-StateValue value_of_key(const StateKey& key) {
-  const auto* id = std::get_if<int64_t>(&key);
-  return id ? StateValue(*id) : StateValue(std::get<std::string>(key));
-}
-
 }  // namespace
 
 ParameterGroupNames parameter_group_names(const optim::Optimizer& optimizer) {
@@ -114,9 +109,9 @@ StateDict rekey_flattened(const FlattenedOptimState& flat, const Fsdp1Units& mod
   StateList groups;
   for (const auto& names : optimizer_groups) {
     StateDict group = saved.settings_of(names);
-    if (group.contains("param_names")) group.erase("param_names");
+    group.erase("param_names");
     StateList params;
-    for (const auto& name : names) params.push_back(value_of_key(keys.at(name)));
+    for (const auto& name : names) params.push_back(to_value(keys.at(name)));
     group.set("params", std::move(params));
     groups.emplace_back(std::move(group));
   }

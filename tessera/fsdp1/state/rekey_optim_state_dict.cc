@@ -7,28 +7,25 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/fsdp1/state/optim_state_dict.h"
+#include "tessera/fsdp1/state/saved_states.h"
 #include "tessera/state/broadcast_state.h"
+#include "tessera/state/model_names.h"
 #include "tessera/state/optimizer_dict.h"
 
 namespace tessera {
 namespace {
 
-const StateDict& rekeyed_states(const StateDict& dict) {
-  const auto* states = dict.find("state");
-  TESSERA_CHECK(states && states->is_dict(), ErrorKind::kShape,
-                "[fsdp1.rekey] `optim_state_dict` must have the keys \"state\"to be a valid optimizer state dict");
-  return states->dict();
-}
-
-void check_one_kind_of_keys(const StateDict& states, size_t& names) {
-  names = 0;
+// How many keys are names: all of them, or none.
+size_t count_names(const StateDict& states) {
+  size_t names = 0;
   std::vector<std::string> keys;
   for (const auto& [key, value] : states) {
     names += std::holds_alternative<std::string>(key) ? 1 : 0;
-    if (keys.size() < 20) keys.push_back(quote(to_string(key)));
+    keys.push_back(to_string(key));
   }
   TESSERA_CHECK(names == 0 || names == states.size(), ErrorKind::kShape,
-                "[fsdp1.rekey] Invalid parameter keys: [{}]. Expected names only or ids only.", fmt::join(keys, ", "));
+                "[fsdp1.rekey] Invalid parameter keys: [{}]. Expected names only or ids only.", quoted_list(keys));
+  return names;
 }
 
 void check_one_name_each(nn::Module& model) {
@@ -48,11 +45,9 @@ void check_one_name_each(nn::Module& model) {
 
 StateDict rekey_optim_state_dict(const StateDict& optim_state_dict, OptimStateKeyType type, nn::Module& model,
                                  const std::vector<std::string>& optimizer_parameters) {
-  const auto& states = rekeyed_states(optim_state_dict);
-  size_t names = 0;
-  check_one_kind_of_keys(states, names);
+  const auto& states = states_of(optim_state_dict, "[fsdp1.rekey]");
   const bool to_names = type == OptimStateKeyType::kParamName;
-  if (names == (to_names ? states.size() : 0)) return optim_state_dict;
+  if (count_names(states) == (to_names ? states.size() : 0)) return optim_state_dict;
   check_one_name_each(model);
   std::map<std::string, int64_t> ids;
   for (size_t id = 0; id < optimizer_parameters.size(); ++id) ids[optimizer_parameters[id]] = static_cast<int64_t>(id);
@@ -78,15 +73,10 @@ StateDict rekey_optim_state_dict(const StateDict& optim_state_dict, OptimStateKe
   for (const auto& group : groups->list()) {
     StateDict copy = clone_state(group).dict();
     std::vector<StateKey> keys;
-    for (const auto& key : copy.at("params").list()) {
-      keys.push_back(rekeyed(key.is_int() ? StateKey(key.integer()) : StateKey(key.string())));
-    }
+    for (const auto& param : copy.at("params").list()) keys.push_back(rekeyed(to_key(param)));
     std::ranges::sort(keys);
     StateList params;
-    for (const auto& key : keys) {
-      const auto* id = std::get_if<int64_t>(&key);
-      params.push_back(id ? StateValue(*id) : StateValue(std::get<std::string>(key)));
-    }
+    for (const auto& key : keys) params.push_back(to_value(key));
     copy.set("params", std::move(params));
     rekeyed_groups.emplace_back(std::move(copy));
   }

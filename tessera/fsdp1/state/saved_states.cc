@@ -197,14 +197,19 @@ void check_unit_complete(const Fsdp1Units& model, const std::set<std::string>& h
 
 }  // namespace
 
+const StateDict& states_of(const StateDict& optim_state_dict, const char* where) {
+  const auto* states = optim_state_dict.find("state");
+  TESSERA_CHECK(states && states->is_dict(), ErrorKind::kShape,
+                "{} `optim_state_dict` must have the keys \"state\"to be a valid optimizer state dict. Pass what "
+                "optim_state_dict or optimizer_state_dict returned.",
+                where);
+  return states->dict();
+}
+
 LocalStates find_local_states(const Fsdp1Units& model, const std::vector<std::string>& optimizer_parameters,
                               const StateDict& saved) {
   LocalStates local;
-  const auto* states = saved.find("state");
-  TESSERA_CHECK(states && states->is_dict(), ErrorKind::kShape,
-                "[fsdp1.save] `optim_state_dict` must have the keys \"state\"to be a valid optimizer state dict. Pass "
-                "what optimizer_state_dict returned.");
-  const auto& dict = states->dict();
+  const auto& dict = states_of(saved, "[fsdp1.save]");
   // A dict of a named optimizer has no ids; beside ids, text is state of the user.
   const bool named =
       std::ranges::none_of(dict, [](const auto& item) { return std::holds_alternative<int64_t>(item.first); });

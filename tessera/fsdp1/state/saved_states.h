@@ -12,6 +12,9 @@
 
 namespace tessera {
 
+// The dict "state" of an optimizer's dict. Error kShape, which begins with `where`, when there is none.
+const StateDict& states_of(const StateDict& optim_state_dict, const char* where);
+
 // An optimizer's dict with its parameters found.
 struct LocalStates {
   std::vector<std::pair<const Fsdp1Units::Parameter*, const StateDict*>> entries;  // in the order of the ids

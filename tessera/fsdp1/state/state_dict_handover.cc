@@ -15,6 +15,7 @@
 #include "tessera/fsdp1/state/optim_state_dict.h"
 #include "tessera/fsdp1/state/state_dict_type.h"
 #include "tessera/fsdp1/state/units.h"
+#include "tessera/state/hyperparameter_values.h"
 #include "tessera/state/model_names.h"
 #include "tessera/state/optimizer_forms.h"
 
@@ -54,34 +55,16 @@ optim::Optimizer& only_optimizer(const std::vector<optim::Optimizer*>& optimizer
 struct Fsdp1Handover {
   using Plan = std::function<void(const Fsdp1Units& units)>;
   // COLLECTIVE: what one rank refuses, here or in `plan`, is thrown on all.
-  Fsdp1Handover(nn::Module& model, const StateDictOptions& options, Direction direction, const Plan& plan = {})
-      : units(Fsdp1Units::of(model)) {
+  Fsdp1Handover(nn::Module& model, const StateDictOptions& options, Direction direction, const Plan& plan = {}) {
+    const auto units = Fsdp1Units::of(model);
     comm::attempt_together(*units.group(), [&] {
       check_fsdp1_options(options);
       scope.emplace(model, fsdp1_settings(model, options, direction));
       if (plan) plan(units);
     });
   }
-  const Fsdp1Units units;
   std::optional<StateDictTypeScope> scope;
 };
-
-std::unordered_set<std::string> frozen_names(nn::Module& model, const Fsdp1Units& units) {
-  std::unordered_set<std::string> frozen;
-  for (const auto& unit : units.units()) {
-    const auto trained = unit.trained();
-    for (size_t member = 0; member < trained.size(); ++member) {
-      if (!trained[member]) frozen.insert(unit.fqns[member]);
-    }
-    for (const auto& [alias, member] : unit.aliases) {
-      if (!trained[member]) frozen.insert(alias);
-    }
-  }
-  for (const auto& [names, tensor, is_parameter, saved_dtype] : unmanaged_tensors(model, units)) {
-    if (is_parameter && !tensor.requires_grad()) frozen.insert(names.begin(), names.end());
-  }
-  return frozen;
-}
 
 // Names of the original parameters of each group.
 ParameterGroupNames original_groups(const Fsdp1Units& units, const optim::Optimizer& optimizer) {
@@ -95,12 +78,6 @@ ParameterGroupNames original_groups(const Fsdp1Units& units, const optim::Optimi
     }
   }
   return groups;
-}
-
-bool is_stateless(const optim::Optimizer& optimizer) {
-  const auto groups = std::vector<optim::Hyperparameters>(optimizer.param_groups().size());
-  return std::ranges::all_of(optimizer.check_hyperparameters(groups),
-                             [](const auto& states) { return states.empty(); });
 }
 
 // Every parameter that needs a gradient has a state, under any of its names.
@@ -141,15 +118,7 @@ void check_has_states(const Fsdp1Units& units, const optim::Optimizer& optimizer
 
 StateDict Fsdp1State::get_model_state_dict(nn::Module& model, const StateDictOptions& options) const {
   const Fsdp1Handover handover(model, options, Direction::kGet);
-  auto out = fsdp1_state_dict(model);
-  if (options.ignore_frozen_params) {
-    const auto frozen = frozen_names(model, handover.units);
-    StateDict trained;
-    for (const auto& [key, value] : out) {
-      if (!frozen.contains(to_string(key))) trained.set(key, value);
-    }
-    out = std::move(trained);
-  }
+  auto out = fsdp1_state_dict(model, options.ignore_frozen_params);
   verify_model_state_dict(out, options);
   return out;
 }
@@ -181,7 +150,7 @@ void Fsdp1State::set_optimizer_state_dict(nn::Module& model, const std::vector<o
     const bool is_named = states.is_dict() && std::ranges::none_of(states.dict(), [](const auto& item) {
                             return std::holds_alternative<int64_t>(item.first);
                           });
-    if (options.strict && is_named && !is_stateless(optimizer)) check_has_states(units, optimizer, states.dict());
+    if (options.strict && is_named && !keeps_no_state(optimizer)) check_has_states(units, optimizer, states.dict());
   });
   optim_state_dict_to_load(model, only_optimizer(optimizers), nested,
                            {.load_directly = true, .partial_units = !options.strict});

@@ -1,48 +1,22 @@
 #include "tessera/fsdp1/state/state_dict_type.h"
 
 #include <memory>
-#include <mutex>
-#include <string>
-#include <utility>
+#include <optional>
 #include <vector>
 
 #include "tessera/base/enum_name.h"
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/fsdp1/fully_sharded_data_parallel.h"
+#include "tessera/fsdp1/fsdp1_state.h"
 
 namespace tessera {
 namespace {
 
-using Attachment = nn::Module::Attachment;
-
-// By the sharding state of a unit, which dies with its module.
-struct SettingsTable {
-  std::mutex mutex;
-  std::vector<std::pair<std::weak_ptr<Attachment>, StateDictSettings>> rows;
-
-  StateDictSettings* find(const std::shared_ptr<Attachment>& unit) {
-    for (auto& [key, settings] : rows) {
-      if (!key.owner_before(unit) && !unit.owner_before(key)) return &settings;
-    }
-    return nullptr;
-  }
-};
-
-SettingsTable& settings_table() {
-  static SettingsTable table;
-  return table;
-}
-
-std::vector<std::shared_ptr<Attachment>> unit_attachments(nn::Module& root, const char* verb) {
-  std::vector<std::shared_ptr<Attachment>> units;
-  const auto modules = root.named_modules();
-  for (const auto& handle : flat_parameter_handles(root)) {
-    std::string name = handle->prefix();
-    if (!name.empty()) name.pop_back();
-    for (const auto& [path, module] : modules) {
-      if (path == name && module->sharding()) units.push_back(module->sharding());
-    }
+// The wrapped modules below `root` that have parameters.
+std::vector<Fsdp1State*> wrapped_units(nn::Module& root, const char* verb) {
+  std::vector<Fsdp1State*> units;
+  for (const auto& [path, state] : fsdp1_states(root)) {
+    if (state->group()) units.push_back(state);
   }
   TESSERA_CHECK(!units.empty(), ErrorKind::kConfig,
                 "[fsdp1.{}] no module of this model is wrapped by FSDP1. Call wrap_fsdp1 first.", verb);
@@ -50,12 +24,10 @@ std::vector<std::shared_ptr<Attachment>> unit_attachments(nn::Module& root, cons
 }
 
 // Of the units, which must agree.
-StateDictSettings common_settings(SettingsTable& table, const std::vector<std::shared_ptr<Attachment>>& units,
-                                  const char* verb) {
+StateDictSettings common_settings(const std::vector<Fsdp1State*>& units, const char* verb) {
   std::optional<StateDictSettings> common;
-  for (const auto& unit : units) {
-    const auto* own = table.find(unit);
-    const auto settings = own ? *own : complete_settings({});
+  for (const auto* unit : units) {
+    const auto settings = unit->state_dict_settings ? *unit->state_dict_settings : complete_settings({});
     TESSERA_CHECK(!common || *common == settings, ErrorKind::kConfig,
                   "[fsdp1.{}] All FSDP modules should have the same state_dict_type: found {} and {}, or configs that "
                   "differ. Set it at the root only.",
@@ -65,16 +37,9 @@ StateDictSettings common_settings(SettingsTable& table, const std::vector<std::s
   return *common;
 }
 
-void store_settings(SettingsTable& table, const std::vector<std::shared_ptr<Attachment>>& units,
-                    const StateDictSettings& settings) {
-  std::erase_if(table.rows, [](const auto& row) { return row.first.expired(); });
-  for (const auto& unit : units) {
-    if (auto* own = table.find(unit)) {
-      *own = settings;
-    } else {
-      table.rows.emplace_back(unit, settings);
-    }
-  }
+void store_settings(const std::vector<Fsdp1State*>& units, const StateDictSettings& settings) {
+  const auto shared = std::make_shared<const StateDictSettings>(settings);
+  for (auto* unit : units) unit->state_dict_settings = shared;
 }
 
 template <class Config, class Variant>
@@ -117,19 +82,14 @@ StateDictSettings complete_settings(const StateDictSettings& settings) {
 
 StateDictSettings set_state_dict_type(nn::Module& root, const StateDictSettings& settings) {
   const auto full = complete_settings(settings);
-  const auto units = unit_attachments(root, "set_state_dict_type");
-  auto& table = settings_table();
-  const std::lock_guard lock(table.mutex);
-  const auto before = common_settings(table, units, "set_state_dict_type");
-  store_settings(table, units, full);
+  const auto units = wrapped_units(root, "set_state_dict_type");
+  const auto before = common_settings(units, "set_state_dict_type");
+  store_settings(units, full);
   return before;
 }
 
 StateDictSettings get_state_dict_type(nn::Module& root) {
-  const auto units = unit_attachments(root, "get_state_dict_type");
-  auto& table = settings_table();
-  const std::lock_guard lock(table.mutex);
-  return common_settings(table, units, "get_state_dict_type");
+  return common_settings(wrapped_units(root, "get_state_dict_type"), "get_state_dict_type");
 }
 
 StateDictTypeScope::StateDictTypeScope(nn::Module& root, const StateDictSettings& settings)
@@ -137,10 +97,7 @@ StateDictTypeScope::StateDictTypeScope(nn::Module& root, const StateDictSettings
 
 StateDictTypeScope::~StateDictTypeScope() {
   try {
-    const auto units = unit_attachments(root_, "state_dict_type");
-    auto& table = settings_table();
-    const std::lock_guard lock(table.mutex);
-    store_settings(table, units, before_);
+    store_settings(wrapped_units(root_, "state_dict_type"), before_);
   } catch (const std::exception& error) {
     log_warning("[fsdp1.state_dict_type] the settings before could not be restored: {}", error.what());
   }

@@ -7,7 +7,9 @@
 #include "tessera/base/text/quote.h"
 #include "tessera/fsdp1/state/flatten_optim_state.h"
 #include "tessera/fsdp1/state/placed_values.h"
+#include "tessera/state/model_names.h"
 #include "tessera/state/sharded_tensor.h"
+#include "tessera/state/state_dict_structure.h"
 #include "tessera/state/state_message.h"
 
 namespace tessera {
@@ -19,15 +21,6 @@ StateKind state_kind(const StateValue& value) {
   const auto shape = value_shape(value);
   if (!shape) return StateKind::kOther;
   return shape->shape.empty() ? StateKind::kScalarTensor : StateKind::kTensor;
-}
-
-std::string names_of(const std::vector<std::string>& fqns) {
-  std::string text;
-  for (const auto& fqn : fqns) {
-    if (text.size() > 300) return text + ", ...";
-    text += (text.empty() ? "" : ", ") + quote(fqn);
-  }
-  return text;
 }
 
 std::set<std::string> state_names(const StateDict& state, const std::string& fqn) {
@@ -53,19 +46,7 @@ void check_local_parts(const std::string& name, const StateValue& value) {
 }
 
 bool has_tensors(const StateValue& value) {
-  if (value.is_tensor() || value.is_sharded()) return true;
-  if (value.is_tuple()) return has_tensors(StateValue(std::get<StateTuple>(value.variant()).items));
-  if (value.is_list()) {
-    for (const auto& each : value.list()) {
-      if (has_tensors(each)) return true;
-    }
-  }
-  if (value.is_dict()) {
-    for (const auto& [key, each] : value.dict()) {
-      if (has_tensors(each)) return true;
-    }
-  }
-  return false;
+  return any_leaf(value, [](const StateValue& leaf) { return leaf.is_tensor() || leaf.is_sharded(); });
 }
 
 class StateCheck {
@@ -93,7 +74,7 @@ class StateCheck {
                     "[fsdp1.load] Differing optimizer state types for state {}: {} is {}, {} is {}, and unflattened "
                     "parameter names {}. Save them with one optimizer.",
                     quote(name_), unit_.fqns[values_[0].first], type_name(*values_[0].second), unit_.fqns[member],
-                    type_name(*value), names_of(unit_.fqns));
+                    type_name(*value), quoted_list(unit_.fqns));
       check_local_parts(unit_.fqns[member] + "." + name_, *value);
     }
     if (kind == StateKind::kTensor) check_tensors();
@@ -108,7 +89,7 @@ class StateCheck {
                   "[fsdp1.load] All unflattened parameters comprising a single flat parameter must have "
                   "positive-dimension tensor state with the same dtype but got dtypes {} for state {} and unflattened "
                   "parameter names {}. Convert them.",
-                  fmt::join(dtypes, ", "), quote(name_), names_of(unit_.fqns));
+                  fmt::join(dtypes, ", "), quote(name_), quoted_list(unit_.fqns));
     for (const auto& [member, value] : values_) {
       const auto& shape = unit_.places[member].shape;
       TESSERA_CHECK(value_shape(*value)->shape == shape, ErrorKind::kShape,
@@ -147,7 +128,7 @@ class StateCheck {
         kind == StateKind::kScalarTensor ? "scalar state with the same value and dtype" : "state with the same value",
         fmt::join(shown, ", "),
         dtypes.empty() ? std::string() : fmt::format(" and dtypes {{{}}}", fmt::join(dtypes, ", ")), quote(name_),
-        names_of(unit_.fqns));
+        quoted_list(unit_.fqns));
   }
 
   const Fsdp1Unit& unit_;
@@ -170,7 +151,7 @@ void check_unit_states(const Fsdp1Unit& unit, const UnitStates& states, bool par
         own == names, ErrorKind::kShape,
         "[fsdp1.load] Differing optimizer state names for the unflattened parameters: {}: {} has ({}), {} has "
         "({}). Save them with one optimizer.",
-        names_of(unit.fqns), unit.fqns[states.begin()->first], fmt::join(names, ", "), unit.fqns[member],
+        quoted_list(unit.fqns), unit.fqns[states.begin()->first], fmt::join(names, ", "), unit.fqns[member],
         fmt::join(own, ", "));
   }
   if (unit.layout().use_orig_params() && !partial) {

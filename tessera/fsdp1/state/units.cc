@@ -13,6 +13,17 @@ FlatPlace FlatPlace::named(const std::string& suffix) const {
   return copy;
 }
 
+FlatPlace replicated_place(const std::string& name, const at::Tensor& tensor,
+                           const std::shared_ptr<comm::Group>& group) {
+  return {.name = name,
+          .shape = tensor.sizes().vec(),
+          .strides = {},
+          .ranges = std::vector<FlatRange>(static_cast<size_t>(group->size()), {0, tensor.numel()}),
+          .sharded = false,
+          .group = group,
+          .device = tensor.device()};
+}
+
 Fsdp1Unit::Fsdp1Unit(std::shared_ptr<FlatParameterHandle> of) : handle(std::move(of)) {
   const auto& group = handle->group();
   const auto ranks = static_cast<size_t>(group->size()), own = static_cast<size_t>(group->rank());

@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -41,14 +42,16 @@ struct FlatPlace {
   FlatPlace named(const std::string& suffix) const;
 };
 
+// Of a contiguous tensor that every rank of the group has whole.
+FlatPlace replicated_place(const std::string& name, const at::Tensor& tensor,
+                           const std::shared_ptr<comm::Group>& group);
+
 struct Fsdp1Unit {
   explicit Fsdp1Unit(std::shared_ptr<FlatParameterHandle> of);
 
   const FlatParameterLayout& layout() const { return handle->layout(); }
   bool sharded() const { return handle->sharding_strategy() != ShardingStrategy::kNoShard; }
   const FlatPlace& place(size_t member) const { return places[member]; }
-  // Where member's piece of this rank begins in the shard.
-  int64_t offset_in_shard(size_t member) const { return offsets[member]; }
   // The whole flat parameter as a 1-d tensor of unpadded_numel() elements.
   FlatPlace flat_place() const;
   // The piece of a member in something that lies as the shard does; a view.
@@ -59,7 +62,7 @@ struct Fsdp1Unit {
   std::shared_ptr<FlatParameterHandle> handle;
   std::vector<std::string> fqns;  // of the members, from the root
   std::vector<FlatPlace> places;
-  std::vector<int64_t> offsets;
+  std::vector<int64_t> offsets;  // of each member's piece in this rank's shard
   // Other names of members, from the root.
   std::vector<std::pair<std::string, size_t>> aliases;
 };
@@ -88,6 +91,7 @@ class Fsdp1Units {
   const std::vector<Parameter>& parameters() const { return parameters_; }
   bool use_orig_params() const { return units_[0].layout().use_orig_params(); }
   const std::shared_ptr<comm::Group>& group() const { return units_[0].handle->group(); }
+  bool any_sharded() const { return std::ranges::any_of(units_, &Fsdp1Unit::sharded); }
   // nullptr when there is none.
   const Parameter* find(const std::string& name) const;
   // By FQN, other names of shared parameters included.

@@ -110,18 +110,14 @@ AttentionGradients causal_attention_backward_of(const at::Tensor& grad, const at
 
 Attended call_causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const FirstKey& first_key,
                                double scale) {
-  static const auto op =
-      operation<Attended(const at::Tensor&, const at::Tensor&, const at::Tensor&, const FirstKey&, double)>(
-          "tessera::causal_attention");
+  static const auto op = operation<decltype(causal_attention_of)>("tessera::causal_attention");
   return op.call(q, k, v, first_key, scale);
 }
 
 AttentionGradients call_causal_attention_backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
                                                   const at::Tensor& v, const at::Tensor& log_sums,
                                                   const FirstKey& first_key, double scale) {
-  static const auto op =
-      operation<AttentionGradients(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                   const at::Tensor&, const FirstKey&, double)>("tessera::causal_attention_backward");
+  static const auto op = operation<decltype(causal_attention_backward_of)>("tessera::causal_attention_backward");
   return op.call(grad, q, k, v, log_sums, first_key, scale);
 }
 
@@ -200,23 +196,14 @@ void propose_causal_attention_backward(const OpCall& call, Proposal& proposal) {
 }  // namespace
 
 void define_causal_attention(torch::Library& library) {
-  library.def(
-      "causal_attention(Tensor query, Tensor key, Tensor value, Tensor? first_key, float scale) -> (Tensor, Tensor)");
-  library.impl("causal_attention",
-               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(causal_attention_of)));
-  library.impl("causal_attention",
-               torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_causal_attention)));
-  library.def(
-      "causal_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor log_sums, "
-      "Tensor? first_key, float scale) -> (Tensor, Tensor, Tensor)");
-  library.impl("causal_attention_backward",
-               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(causal_attention_backward_of)));
-  has_no_derivative(library, "causal_attention_backward");
-}
-
-void register_causal_attention_rules() {
-  register_rule("tessera::causal_attention", propose_causal_attention);
-  register_rule("tessera::causal_attention_backward", propose_causal_attention_backward);
+  define_operation(
+      library,
+      "causal_attention(Tensor query, Tensor key, Tensor value, Tensor? first_key, float scale) -> (Tensor, Tensor)",
+      TORCH_FN(causal_attention_of), TORCH_FN(differentiable_causal_attention), propose_causal_attention);
+  define_operation(library,
+                   "causal_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor log_sums, "
+                   "Tensor? first_key, float scale) -> (Tensor, Tensor, Tensor)",
+                   TORCH_FN(causal_attention_backward_of), no_derivative(), propose_causal_attention_backward);
 }
 
 bool runs_causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
@@ -239,19 +226,16 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
                       given.size(1) == q.size(2) && !is_dtensor(given),
                   ErrorKind::kShape, "[kernels.attention] first_key: found {} elements of {}, wanted int64 [{}, {}]",
                   given.numel(), c10::toString(given.scalar_type()), q.size(0), q.size(2));
-    first_key =
-        !is_dtensor(q) ? given : from_local(given, device_mesh(q), Placements(placements(q).size(), Replicate()));
+    first_key = replicated_beside(given, q);
   }
   const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3))));
-  auto* const kept = is_dtensor(q) ? nullptr : KeptResults::current();
-  if (kept == nullptr) return std::get<0>(call_causal_attention(q, k, v, first_key, scale));
-  if (kept->mode() == KeptResults::Mode::kReplay) {
-    const auto known = kept->next();
-    return CausalAttentionNode::apply(q, k, v, first_key, scale, FirstKey(known.at(0)), FirstKey(known.at(1)))[0];
-  }
-  const auto [result, log_sums] = call_causal_attention(q, k, v, first_key, scale);
-  kept->keep({result, log_sums});
-  return result;
+  const bool keeps = KeptResults::current() != nullptr && !is_dtensor(q);
+  if (!keeps) return std::get<0>(call_causal_attention(q, k, v, first_key, scale));
+  const auto known = KeptResults::computed_or_kept([&] {
+    const auto [result, log_sums] = call_causal_attention(q, k, v, first_key, scale);
+    return std::vector<at::Tensor>{result, log_sums};
+  });
+  return CausalAttentionNode::apply(q, k, v, first_key, scale, FirstKey(known.at(0)), FirstKey(known.at(1)))[0];
 }
 
 }  // namespace tessera::kernels

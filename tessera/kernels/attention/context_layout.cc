@@ -6,18 +6,14 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/tensor/held_value.h"
 
 namespace tessera::kernels {
 namespace {
 
 constexpr std::string_view kUnshardName = "context";
 
-struct HeldLayout final : torch::CustomClassHolder {
-  HeldLayout(const ContextLayout& layout, std::shared_ptr<comm::Group> group)
-      : layout(layout), group(std::move(group)) {}
-  ContextLayout layout;
-  std::shared_ptr<comm::Group> group;
-};
+using GroupPtr = std::shared_ptr<comm::Group>;
 
 at::Tensor wire_form(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kBool ? tensor.to(at::kByte) : tensor;
@@ -32,20 +28,22 @@ at::Tensor parts_of_ranks(const at::Tensor& one, int64_t dim, int64_t ranks, int
 }
 
 struct Unshard : torch::autograd::Function<Unshard> {
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& own,
-                            const c10::intrusive_ptr<HeldLayout>& held, int64_t dim) {
-    ctx->saved_data["held"] = c10::IValue::make_capsule(held);
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& own, const ContextLayout& layout,
+                            const GroupPtr& group, int64_t dim) {
+    ctx->saved_data["layout"] = hold_value(layout);
+    ctx->saved_data["group"] = hold_value(group);
     ctx->saved_data["dim"] = dim;
-    return held->layout.gathered(*held->group, own, dim, kUnshardName);
+    return layout.gathered(*group, own, dim, kUnshardName);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
     TESSERA_CHECK(!c10::GradMode::is_enabled(), ErrorKind::kInternal,
                   "[context.unshard] has no second derivative. Differentiate without create_graph.");
-    const auto& held = static_cast<HeldLayout&>(*ctx->saved_data["held"].toCapsule());
+    const auto& layout = held_value<ContextLayout>(ctx->saved_data["layout"]);
+    const auto& group = held_value<GroupPtr>(ctx->saved_data["group"]);
     const int64_t dim = ctx->saved_data["dim"].toInt();
-    return {held.layout.scattered_sum(*held.group, grads[0], dim, kUnshardName), {}, {}};
+    return {layout.scattered_sum(*group, grads[0], dim, kUnshardName), {}, {}, {}};
   }
 };
 
@@ -153,7 +151,7 @@ at::Tensor ContextLayout::unshard(const std::shared_ptr<comm::Group>& group, con
                 dim, own.defined() ? c10::str(own.sizes()) : "that is undefined", size,
                 rank < ranks_ ? tokens_of(rank) : 0, tokens_, rank, ranks_);
   const int64_t at = dim < 0 ? dim + own.dim() : dim;
-  return Unshard::apply(wire_form(own), c10::make_intrusive<HeldLayout>(*this, group), at).to(own.scalar_type());
+  return Unshard::apply(wire_form(own), *this, group, at).to(own.scalar_type());
 }
 
 }  // namespace tessera::kernels

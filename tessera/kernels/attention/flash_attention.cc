@@ -18,15 +18,28 @@ constexpr int64_t kHeadVector = 8, kLargestHead = 256;
 
 at::Tensor rows_without_gaps(const at::Tensor& tensor) { return tensor.stride(-1) == 1 ? tensor : tensor.contiguous(); }
 
-bool is_packed(const FlashOptions& options) { return options.begins.defined(); }
-bool has_window(const FlashOptions& options) { return options.causal && options.window > 0; }
+// What the options say, as the kernels are told it.
+struct KernelCall {
+  std::optional<at::Tensor> begins;
+  std::optional<int64_t> longest;      // where there are `begins`
+  std::optional<int64_t> window;       // of causal attention
+  std::optional<int64_t> left, right;  // the window for flash attention, which is told it in place of `causal`
+  std::optional<double> scale;
+};
 
-std::optional<at::Tensor> begins_of(const FlashOptions& options) {
-  return is_packed(options) ? std::optional(options.begins) : std::nullopt;
-}
-
-std::optional<double> scale_of(const FlashOptions& options) {
-  return options.scale > 0 ? std::optional(options.scale) : std::nullopt;
+KernelCall call_of(const FlashOptions& options) {
+  KernelCall call;
+  if (options.begins.defined()) {
+    call.begins = options.begins;
+    call.longest = options.longest;
+  }
+  if (options.causal && options.window > 0) {
+    call.window = options.window;
+    call.left = options.window - 1;
+    call.right = 0;
+  }
+  if (options.scale > 0) call.scale = options.scale;
+  return call;
 }
 
 // ---- memory-efficient attention ----
@@ -37,20 +50,7 @@ enum EfficientMask : int64_t { kNoMask = 0, kCausalFromTopLeft = 1 };
 
 bool in_16_bits(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
 
-struct EfficientCall {
-  std::optional<at::Tensor> begins;
-  std::optional<int64_t> longest, window;
-  int64_t mask;
-  std::optional<double> scale;
-};
-
-EfficientCall efficient_call_of(const FlashOptions& options) {
-  return {.begins = begins_of(options),
-          .longest = is_packed(options) ? std::optional(options.longest) : std::nullopt,
-          .window = has_window(options) ? std::optional(options.window) : std::nullopt,
-          .mask = options.causal ? kCausalFromTopLeft : kNoMask,
-          .scale = scale_of(options)};
-}
+int64_t mask_of(const FlashOptions& options) { return options.causal ? kCausalFromTopLeft : kNoMask; }
 
 // Rows of documents are one row of the kernels, which know no groups of heads.
 at::Tensor as_rows(const at::Tensor& tensor) { return tensor.dim() == 3 ? tensor.unsqueeze(0) : tensor; }
@@ -58,12 +58,12 @@ at::Tensor as_given(const at::Tensor& rows, const at::Tensor& like) { return lik
 
 FlashResult efficient_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                               const FlashOptions& options) {
-  const auto call = efficient_call_of(options);
+  const auto call = call_of(options);
   const int64_t heads = q.size(-2);
   const auto results = at::_efficient_attention_forward(
       rows_without_gaps(as_rows(q)), rows_without_gaps(as_rows(repeat_heads(k, /*dim=*/-2, heads))),
       rows_without_gaps(as_rows(repeat_heads(v, /*dim=*/-2, heads))), /*bias=*/std::nullopt, call.begins, call.begins,
-      call.longest, call.longest, /*dropout_p=*/0.0, call.mask, /*compute_log_sumexp=*/true, call.scale,
+      call.longest, call.longest, /*dropout_p=*/0.0, mask_of(options), /*compute_log_sumexp=*/true, call.scale,
       /*seqlen_k=*/std::nullopt, call.window);
   const auto& log_sums = std::get<1>(results);
   return {as_given(std::get<0>(results), q), call.begins ? log_sums : log_sums.narrow(2, 0, q.size(1))};
@@ -73,7 +73,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> efficient_backward(const at::Tens
                                                                   const at::Tensor& k, const at::Tensor& v,
                                                                   const FlashResult& result,
                                                                   const FlashOptions& options) {
-  const auto call = efficient_call_of(options);
+  const auto call = call_of(options);
   const int64_t heads = q.size(-2), longest_q = call.longest.value_or(as_rows(q).size(1)),
                 longest_k = call.longest.value_or(as_rows(k).size(1));
   const int64_t missing = (kSumsTogether - result.log_sums.size(2) % kSumsTogether) % kSumsTogether;
@@ -86,34 +86,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> efficient_backward(const at::Tens
       rows_without_gaps(as_rows(repeat_heads(k, /*dim=*/-2, heads))),
       rows_without_gaps(as_rows(repeat_heads(v, /*dim=*/-2, heads))),
       /*bias=*/std::nullopt, as_rows(result.out).contiguous(), call.begins, call.begins, longest_q, longest_k, log_sums,
-      /*dropout_p=*/0.0, random, random, call.mask,
+      /*dropout_p=*/0.0, random, random, mask_of(options),
       /*bias_requires_grad=*/false, call.scale, /*num_splits_key=*/std::nullopt, call.window);
   return {as_given(grad_q, q), sum_heads(as_given(grad_k, k), /*dim=*/-2, k.size(-2)),
           sum_heads(as_given(grad_v, v), /*dim=*/-2, v.size(-2))};
 }
 
 // ---- flash attention ----
-
-struct FlashCall {
-  std::optional<at::Tensor> begins;
-  int64_t queries, keys;
-  bool causal;
-  std::optional<double> scale;
-  std::optional<int64_t> left, right;  // a window is told in place of `causal`
-};
-
-FlashCall call_of(const at::Tensor& q, const at::Tensor& k, const FlashOptions& options) {
-  const bool packed = is_packed(options), window = has_window(options);
-  FlashCall call{.begins = begins_of(options),
-                 .queries = packed ? options.longest : q.size(1),
-                 .keys = packed ? options.longest : k.size(1),
-                 .causal = options.causal && !window,
-                 .scale = scale_of(options),
-                 .left = std::nullopt,
-                 .right = std::nullopt};
-  if (window) call.left = options.window - 1, call.right = 0;
-  return call;
-}
 
 // Whose result is known, so that what it adds is the derivative.
 struct KnownFlash : torch::autograd::Function<KnownFlash> {
@@ -173,10 +152,11 @@ bool runs_flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Te
 FlashResult flash_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const FlashOptions& options) {
   const at::AutoDispatchBelowADInplaceOrView below;
   if (!in_16_bits(q.scalar_type())) return efficient_forward(q, k, v, options);
-  const auto call = call_of(q, k, options);
+  const auto call = call_of(options);
   const auto results = at::_flash_attention_forward(
-      rows_without_gaps(q), rows_without_gaps(k), rows_without_gaps(v), call.begins, call.begins, call.queries,
-      call.keys, /*dropout_p=*/0.0, call.causal, /*return_debug_mask=*/false, call.scale, call.left, call.right);
+      rows_without_gaps(q), rows_without_gaps(k), rows_without_gaps(v), call.begins, call.begins,
+      call.longest.value_or(q.size(1)), call.longest.value_or(k.size(1)), /*dropout_p=*/0.0,
+      options.causal && !call.window, /*return_debug_mask=*/false, call.scale, call.left, call.right);
   return {std::get<0>(results), std::get<1>(results)};
 }
 
@@ -185,27 +165,23 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(const at::Tensor& 
                                                               const FlashResult& result, const FlashOptions& options) {
   const at::AutoDispatchBelowADInplaceOrView below;
   if (!in_16_bits(q.scalar_type())) return efficient_backward(gradient, q, k, v, result, options);
-  const auto call = call_of(q, k, options);
+  const auto call = call_of(options);
   const auto begins = call.begins.value_or(at::Tensor());
   // Of dropout, which there is none of.
   const auto random = at::empty({2}, q.options().dtype(at::kUInt64)), unused = at::empty({0}, q.options());
   return at::_flash_attention_backward(
       rows_without_gaps(gradient), rows_without_gaps(q), rows_without_gaps(k), rows_without_gaps(v),
-      rows_without_gaps(result.out), result.log_sums.contiguous(), begins, begins, call.queries, call.keys,
-      /*dropout_p=*/0.0, call.causal, random, unused, call.scale, call.left, call.right);
+      rows_without_gaps(result.out), result.log_sums.contiguous(), begins, begins, call.longest.value_or(q.size(1)),
+      call.longest.value_or(k.size(1)),
+      /*dropout_p=*/0.0, options.causal && !call.window, random, unused, call.scale, call.left, call.right);
 }
 
 at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const FlashOptions& options) {
-  auto* const kept = KeptResults::current();
-  FlashResult result;
-  if (kept != nullptr && kept->mode() == KeptResults::Mode::kReplay) {
-    const auto known = kept->next();
-    result = {known.at(0), known.at(1)};
-  } else {
-    result = flash_forward(q, k, v, options);
-    if (kept != nullptr) kept->keep({result.out, result.log_sums});
-  }
-  return KnownFlash::apply(q, k, v, result.out, result.log_sums, begins_of(options), options.longest, options.causal,
+  const auto known = KeptResults::computed_or_kept([&] {
+    const auto result = flash_forward(q, k, v, options);
+    return std::vector<at::Tensor>{result.out, result.log_sums};
+  });
+  return KnownFlash::apply(q, k, v, known.at(0), known.at(1), call_of(options).begins, options.longest, options.causal,
                            options.window, options.scale);
 }
 

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "tessera/kernels/dispatch/result_form.h"
+
 namespace tessera::kernels {
 
 at::Tensor repeat_heads(const at::Tensor& tensor, int64_t dim, int64_t heads) {
@@ -16,8 +18,7 @@ at::Tensor repeat_heads(const at::Tensor& tensor, int64_t dim, int64_t heads) {
 at::Tensor sum_heads(const at::Tensor& tensor, int64_t dim, int64_t groups) {
   if (tensor.size(dim) == groups) return tensor;
   const int64_t at = dim < 0 ? dim + tensor.dim() : dim;
-  const auto sums = tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return tensor.to(sums).unflatten(at, {groups, tensor.size(at) / groups}).sum(at + 1);
+  return tensor.to(wide_type(tensor.scalar_type())).unflatten(at, {groups, tensor.size(at) / groups}).sum(at + 1);
 }
 
 }  // namespace tessera::kernels

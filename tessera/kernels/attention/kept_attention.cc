@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/attention/head_groups.h"
 #include "tessera/kernels/autograd/kept_results.h"
 
 namespace tessera::kernels {
@@ -33,28 +34,19 @@ struct KnownAttention : torch::autograd::Function<KnownAttention> {
   }
 };
 
-at::Tensor with_heads(const at::Tensor& tensor, int64_t heads) {
-  const int64_t groups = tensor.size(1);
-  return groups == heads ? tensor : tensor.repeat_interleave(heads / groups, 1);
-}
-
 }  // namespace
 
 bool keeps_attention(const at::Tensor& q) { return KeptResults::current() != nullptr && q.is_cpu() && !is_dtensor(q); }
 
 at::Tensor kept_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const KeptAttentionOptions& options) {
-  auto& kept = *KeptResults::current();
-  const auto keys = with_heads(k, q.size(1)), values = with_heads(v, q.size(1));
-  if (kept.mode() == KeptResults::Mode::kReplay) {
-    const auto known = kept.next();
-    return KnownAttention::apply(q, keys, values, known.at(0), known.at(1), options.mask, options.causal,
-                                 options.scale);
-  }
-  const auto [output, log_sums] = at::_scaled_dot_product_flash_attention_for_cpu(
-      q, keys, values, /*dropout_p=*/0.0, options.causal, options.mask, options.scale);
-  kept.keep({output, log_sums});
-  return output;
+  const auto keys = repeat_heads(k, /*dim=*/1, q.size(1)), values = repeat_heads(v, /*dim=*/1, q.size(1));
+  const auto known = KeptResults::computed_or_kept([&] {
+    const auto [output, log_sums] = at::_scaled_dot_product_flash_attention_for_cpu(
+        q, keys, values, /*dropout_p=*/0.0, options.causal, options.mask, options.scale);
+    return std::vector<at::Tensor>{output, log_sums};
+  });
+  return KnownAttention::apply(q, keys, values, known.at(0), known.at(1), options.mask, options.causal, options.scale);
 }
 
 }  // namespace tessera::kernels

@@ -6,16 +6,13 @@
 
 #include "tessera/kernels/attention/flash_attention.h"
 #include "tessera/kernels/attention/head_groups.h"
+#include "tessera/kernels/dispatch/result_form.h"
 
 namespace tessera::kernels {
 namespace {
 
 constexpr int64_t kQueriesAtOnce = 1024;
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
-
-at::ScalarType sums_dtype(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
 
 bool has_fused_part(const at::Tensor& q, const AttentionPartOptions& options) {
   return q.is_cpu() && options.softcap == 0;
@@ -69,7 +66,7 @@ ScoreBlock score_block(const at::Tensor& q, const at::Tensor& keys, int64_t begi
 
 AttentionPart product_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const AttentionPartOptions& options) {
-  const auto wide = sums_dtype(q);
+  const auto wide = wide_type(q.scalar_type());
   const auto keys = repeat_heads(k, /*dim=*/1, q.size(1)).to(wide),
              values = repeat_heads(v, /*dim=*/1, q.size(1)).to(wide);
   std::vector<at::Tensor> outs, log_sums;
@@ -85,7 +82,7 @@ AttentionPart product_part(const at::Tensor& q, const at::Tensor& k, const at::T
 AttentionPartGradients product_backward(const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
                                         const at::Tensor& v, const AttentionPart& whole,
                                         const AttentionPartOptions& options) {
-  const auto wide = sums_dtype(q);
+  const auto wide = wide_type(q.scalar_type());
   const double scale = options.scale > 0 ? options.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));
   const auto keys = repeat_heads(k, /*dim=*/1, q.size(1)).to(wide),
              values = repeat_heads(v, /*dim=*/1, q.size(1)).to(wide);
@@ -146,13 +143,13 @@ bool AttentionSums::Place::overlaps(const Place& other) const {
 
 void AttentionSums::begin() {
   const auto sizes = queries_.sizes();
-  const auto options = queries_.options().dtype(sums_dtype(queries_));
+  const auto options = queries_.options().dtype(wide_type(queries_.scalar_type()));
   out_ = at::zeros({sizes[0], sizes[2], sizes[1], sizes[3]}, options).transpose(1, 2);
   log_sums_ = at::full({sizes[0], sizes[1], sizes[2]}, kMinusInfinity, options);
 }
 
 void AttentionSums::add(const AttentionPart& part, int64_t row, int64_t query) {
-  const auto wide = sums_dtype(queries_);
+  const auto wide = wide_type(queries_.scalar_type());
   const Place place{row, part.out.size(0), query, part.out.size(2)};
   const bool first = std::ranges::none_of(added_, [&](const auto& each) { return each.overlaps(place); });
   added_.push_back(place);

@@ -5,9 +5,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <vector>
-
-#include "tessera/comm/group/propagated.h"
 
 namespace tessera::kernels {
 namespace {
@@ -16,28 +13,8 @@ const comm::PropagatedKind kDeferredGradients{"deferred gradients"};
 
 }  // namespace
 
-// Those whose graph goes on in one node: what is sharded together gets its gradients together.
-struct DeferredGradients::Waiting {
-  struct OfNode {
-    torch::autograd::edge_list edges;
-    std::vector<std::function<at::Tensor()>> gradients;
-  };
-  std::vector<OfNode> nodes;
-};
-
-struct DeferredGradients::Scope::State {
-  // What is in force is behind a pointer: a null value would mean the scope around.
-  explicit State(DeferredGradients* gradients)
-      : gradients(gradients), propagated(kDeferredGradients, &this->gradients) {}
-  DeferredGradients* gradients;
-  comm::Propagated propagated;
-};
-
-DeferredGradients::DeferredGradients() : waiting_(std::make_unique<Waiting>()) {}
-DeferredGradients::~DeferredGradients() = default;
-
-DeferredGradients::Scope::Scope(DeferredGradients* gradients) : state_(std::make_unique<State>(gradients)) {}
-DeferredGradients::Scope::~Scope() = default;
+DeferredGradients::Scope::Scope(DeferredGradients* gradients)
+    : gradients_(gradients), in_force_(kDeferredGradients, &gradients_) {}
 
 DeferredGradients* DeferredGradients::current() {
   auto* const innermost = static_cast<DeferredGradients**>(comm::Propagated::innermost(kDeferredGradients));
@@ -51,18 +28,15 @@ DeferredGradients* DeferredGradients::taking_weights() {
 
 void DeferredGradients::add(const at::Tensor& weight, std::function<at::Tensor()> gradient) {
   auto edge = torch::autograd::impl::gradient_edge(weight);
-  auto& nodes = waiting_->nodes;
   auto found =
-      std::ranges::find_if(nodes, [&](const auto& each) { return each.edges.front().function == edge.function; });
-  if (found == nodes.end()) found = nodes.insert(nodes.end(), Waiting::OfNode{});
+      std::ranges::find_if(nodes_, [&](const auto& each) { return each.edges.front().function == edge.function; });
+  if (found == nodes_.end()) found = nodes_.insert(nodes_.end(), OfNode{});
   found->edges.push_back(std::move(edge));
   found->gradients.push_back(std::move(gradient));
 }
 
-bool DeferredGradients::empty() const { return waiting_->nodes.empty(); }
-
 void DeferredGradients::flush() {
-  auto nodes = std::exchange(waiting_->nodes, {});
+  auto nodes = std::exchange(nodes_, {});
   for (auto& node : nodes) {
     torch::autograd::variable_list gradients;
     {

@@ -15,17 +15,19 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <functional>
-#include <memory>
 #include <optional>
+#include <vector>
+
+#include "tessera/comm/group/propagated.h"
 
 namespace tessera::kernels {
 
 class DeferredGradients {
  public:
-  DeferredGradients();
-  ~DeferredGradients();
+  DeferredGradients() = default;
   DeferredGradients(const DeferredGradients&) = delete;
   DeferredGradients& operator=(const DeferredGradients&) = delete;
 
@@ -33,13 +35,12 @@ class DeferredGradients {
   class Scope {
    public:
     explicit Scope(DeferredGradients* gradients);
-    ~Scope();
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
 
    private:
-    struct State;
-    std::unique_ptr<State> state_;
+    DeferredGradients* gradients_;  // what is in force is behind a pointer: a null value would mean the scope around
+    comm::Propagated in_force_;
   };
   static DeferredGradients* current();  // null: none is in force
 
@@ -53,13 +54,17 @@ class DeferredGradients {
 
   // `weight` as forward read it, with its graph; `gradient` is called once, at the flush.
   void add(const at::Tensor& weight, std::function<at::Tensor()> gradient);
-  bool empty() const;
+  bool empty() const { return nodes_.empty(); }
   // Computes all gradients, one node of the graph at a time, and hands them on; then there are none.
   void flush();
 
  private:
-  struct Waiting;
-  std::unique_ptr<Waiting> waiting_;
+  // Those whose graph goes on in one node: what is sharded together gets its gradients together.
+  struct OfNode {
+    torch::autograd::edge_list edges;
+    std::vector<std::function<at::Tensor()>> gradients;
+  };
+  std::vector<OfNode> nodes_;
 };
 
 }  // namespace tessera::kernels

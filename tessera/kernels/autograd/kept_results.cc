@@ -38,4 +38,12 @@ std::vector<at::Tensor> KeptResults::next() {
   return std::move(results_[taken_++]);
 }
 
+std::vector<at::Tensor> KeptResults::computed_or_kept(const std::function<std::vector<at::Tensor>()>& compute) {
+  auto* const kept = current();
+  if (kept != nullptr && kept->mode() == Mode::kReplay) return kept->next();
+  auto results = compute();
+  if (kept != nullptr) kept->keep(results);
+  return results;
+}
+
 }  // namespace tessera::kernels

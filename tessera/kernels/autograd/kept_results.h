@@ -10,6 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -41,6 +42,8 @@ class KeptResults {
   void keep(std::vector<at::Tensor> results) { results_.push_back(std::move(results)); }
   // The results that were kept next. Error kInternal when there are no more.
   std::vector<at::Tensor> next();
+  // The results of `compute`, which are kept where current() records, or those that were kept where it replays.
+  static std::vector<at::Tensor> computed_or_kept(const std::function<std::vector<at::Tensor>()>& compute);
 
  private:
   Mode mode_ = Mode::kRecord;

@@ -17,20 +17,12 @@ void ensure_operations() {
     define_gated(*made);
     define_linear_cross_entropy(*made);
     define_causal_attention(*made);
-    register_linear_rules();
-    register_rms_norm_rules();
-    register_rotary_rules();
-    register_gated_rules();
-    register_linear_cross_entropy_rules();
-    register_causal_attention_rules();
     return made;
   }();
   (void)library;
 }
 
-void has_no_derivative(torch::Library& library, const char* name) {
-  library.impl(name, torch::dispatch(c10::DispatchKey::Autograd, torch::autograd::autogradNotImplementedFallback()));
-}
+torch::CppFunction no_derivative() { return torch::autograd::autogradNotImplementedFallback(); }
 
 void add_partial_of(const OpCall& call, Proposal& proposal, std::initializer_list<int> inputs) {
   for (const auto& partial : partials_among(call)) {

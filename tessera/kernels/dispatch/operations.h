@@ -10,7 +10,11 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <string>
+#include <utility>
+
 #include "tessera/dtensor/dispatch/rule.h"
+#include "tessera/kernels/dispatch/result_form.h"
 
 namespace tessera::kernels {
 
@@ -23,25 +27,29 @@ c10::TypedOperatorHandle<Signature> operation(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-// An operation that is the derivative of another and has none of its own: asking for it is an error.
-void has_no_derivative(torch::Library& library, const char* name);
+// Defines one operation: its schema, its kernel for plain tensors and its derivative (TORCH_FN of each), and the
+// sharding rule for DTensors.
+template <class Kernel, class Derivative>
+void define_operation(torch::Library& library, const char* schema, Kernel&& kernel, Derivative&& derivative,
+                      Rule rule) {
+  const std::string declaration = schema, name = declaration.substr(0, declaration.find('('));
+  library.def(schema);
+  library.impl(name.c_str(),
+               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, std::forward<Kernel>(kernel)));
+  library.impl(name.c_str(), torch::dispatch(c10::DispatchKey::Autograd, std::forward<Derivative>(derivative)));
+  register_rule("tessera::" + name, std::move(rule));
+}
 
-// One a file: schemas and implementations; the rules separately, since they need the schemas in place.
+// The derivative of an operation that is the derivative of another and has none of its own: asking for it is an error.
+torch::CppFunction no_derivative();
+
+// One a file: its operations.
 void define_linear(torch::Library& library);
 void define_rms_norm(torch::Library& library);
 void define_rotary(torch::Library& library);
 void define_gated(torch::Library& library);
 void define_linear_cross_entropy(torch::Library& library);
 void define_causal_attention(torch::Library& library);
-void register_linear_rules();
-void register_rms_norm_rules();
-void register_rotary_rules();
-void register_gated_rules();
-void register_linear_cross_entropy_rules();
-void register_causal_attention_rules();
-
-// fp32, or fp64 for fp64: what halves are computed in.
-inline at::ScalarType wide_type(at::ScalarType type) { return type == at::kDouble ? at::kDouble : at::kFloat; }
 
 // The operation is linear in these inputs together, the others being whole: what is left to add up passes.
 void add_partial_of(const OpCall& call, Proposal& proposal, std::initializer_list<int> inputs);

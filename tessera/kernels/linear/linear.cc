@@ -71,9 +71,7 @@ at::Tensor linear_of(const at::Tensor& x, const at::Tensor& weight, const Option
     return linear_of(wide(x), wide(weight), bias ? OptionalTensor(wide(*bias)) : bias).to(x.scalar_type());
   }
   if (!runs_on_onednn(x, weight, bias)) return at::linear(x, weight, bias);
-  auto sizes = x.sizes().vec();
-  sizes.back() = weight.size(0);
-  return onednn_product(as_rows(x), weight, bias.value_or(at::Tensor())).view(sizes);
+  return onednn_product(as_rows(x), weight, bias.value_or(at::Tensor())).view(with_last(x.sizes(), weight.size(0)));
 }
 
 at::Tensor weight_gradient_of(const at::Tensor& grad, const at::Tensor& x) {
@@ -81,13 +79,12 @@ at::Tensor weight_gradient_of(const at::Tensor& grad, const at::Tensor& x) {
 }
 
 at::Tensor weight_gradient(const at::Tensor& grad, const at::Tensor& x) {
-  static const auto op = operation<at::Tensor(const at::Tensor&, const at::Tensor&)>("tessera::linear_weight_gradient");
+  static const auto op = operation<decltype(weight_gradient_of)>("tessera::linear_weight_gradient");
   return op.call(grad, x);
 }
 
 at::Tensor call_linear(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
-  static const auto op =
-      operation<at::Tensor(const at::Tensor&, const at::Tensor&, const OptionalTensor&)>("tessera::linear");
+  static const auto op = operation<decltype(linear_of)>("tessera::linear");
   return op.call(x, weight, bias);
 }
 
@@ -163,12 +160,6 @@ at::Tensor differentiable_weight_gradient(const at::Tensor& grad, const at::Tens
   return WeightGradient::apply(grad, x);
 }
 
-std::vector<int64_t> with_last(c10::IntArrayRef sizes, int64_t last) {
-  auto changed = sizes.vec();
-  changed.back() = last;
-  return changed;
-}
-
 // x [..., k], weight [n, k], bias [n]: rows are independent, n cuts the weight, k leaves a sum. Of a sum every rank
 // adds its part, so the bias must be one too.
 void propose_linear(const OpCall& call, Proposal& proposal) {
@@ -205,19 +196,10 @@ void propose_weight_gradient(const OpCall& call, Proposal& proposal) {
 }  // namespace
 
 void define_linear(torch::Library& library) {
-  library.def("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
-  library.impl("linear", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(linear_of)));
-  library.impl("linear", torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_linear)));
-  library.def("linear_weight_gradient(Tensor grad, Tensor x) -> Tensor");
-  library.impl("linear_weight_gradient",
-               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(weight_gradient_of)));
-  library.impl("linear_weight_gradient",
-               torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_weight_gradient)));
-}
-
-void register_linear_rules() {
-  register_rule("tessera::linear", propose_linear);
-  register_rule("tessera::linear_weight_gradient", propose_weight_gradient);
+  define_operation(library, "linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor", TORCH_FN(linear_of),
+                   TORCH_FN(differentiable_linear), propose_linear);
+  define_operation(library, "linear_weight_gradient(Tensor grad, Tensor x) -> Tensor", TORCH_FN(weight_gradient_of),
+                   TORCH_FN(differentiable_weight_gradient), propose_weight_gradient);
 }
 
 std::string_view linear_kernel_name() { return onednn_is_faster() ? "onednn" : "aten"; }

@@ -38,43 +38,6 @@ thread_local std::optional<bool> used;  // by UseLinearKernel
 
 constexpr ChoiceNames kFp32Names{"onednn", "aten"}, k16BitNames{"fp32", "native"};
 
-// Made once for the process: by its ranks together, by the environment, by what is kept or measured.
-class ProcessChoice {
- public:
-  ProcessChoice(const char* variable, std::string_view kind, const ChoiceNames& names, std::function<bool()> measure)
-      : variable_(variable), kind_(kind), names_(names), measure_(std::move(measure)) {}
-
-  void agree(bool choice) { agreed_ = choice ? Agreed::kYes : Agreed::kNo; }
-  bool get() {
-    if (const auto agreed = agreed_.load(); agreed != Agreed::kNothing) return agreed == Agreed::kYes;
-    std::call_once(made_, [&] { own_ = make(); });
-    return own_;
-  }
-
- private:
-  enum class Agreed { kNothing, kNo, kYes };
-  bool make() const;
-
-  const char* variable_;
-  std::string_view kind_;
-  ChoiceNames names_;
-  std::function<bool()> measure_;
-  std::atomic<Agreed> agreed_{Agreed::kNothing};
-  std::once_flag made_;
-  bool own_ = false;
-};
-
-template <class F>
-double best_seconds(int rounds, F&& call) {
-  double best = 1e9;
-  for (int round = 0; round < rounds; ++round) {
-    const auto begin = std::chrono::steady_clock::now();
-    call();
-    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-  }
-  return best;
-}
-
 struct Seconds {
   double first, second;
 };
@@ -83,9 +46,16 @@ template <class First, class Second>
 Seconds best_of(const char* what, First&& first, Second&& second) {
   at::NoGradGuard no_grad;
   Seconds best{1e9, 1e9};
+  const auto time_twice = [](auto&& call, double& least) {
+    for (int i = 0; i < 2; ++i) {
+      const auto begin = std::chrono::steady_clock::now();
+      call();
+      least = std::min(least, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    }
+  };
   for (int round = 0; round < 4; ++round) {
-    best.first = std::min(best.first, best_seconds(2, first));
-    best.second = std::min(best.second, best_seconds(2, second));
+    time_twice(first, best.first);
+    time_twice(second, best.second);
   }
   log_debug("[kernels.linear] {}: {:.3f} ms and {:.3f} ms", what, best.first * 1e3, best.second * 1e3);
   return best;
@@ -145,17 +115,40 @@ std::optional<bool> read_choice(const std::filesystem::path& file, const ChoiceN
   return std::nullopt;
 }
 
-bool ProcessChoice::make() const {
-  if (const char* given = std::getenv(variable_); given && *given) {
-    const std::string_view name = given;
-    TESSERA_CHECK(name == names_.yes || name == names_.no, ErrorKind::kConfig,
-                  "[kernels.linear] {}: found '{}', wanted {} or {}. Correct it or unset it.", variable_, name,
-                  names_.yes, names_.no);
-    return name == names_.yes;
+// Made once for the process: by its ranks together, by the environment, by what is kept or measured.
+class ProcessChoice {
+ public:
+  ProcessChoice(const char* variable, std::string_view kind, const ChoiceNames& names, std::function<bool()> measure)
+      : variable_(variable), kind_(kind), names_(names), measure_(std::move(measure)) {}
+
+  void agree(bool choice) { agreed_ = choice; }
+  bool get() {
+    if (const auto agreed = agreed_.load()) return *agreed;
+    std::call_once(made_, [&] { own_ = make(); });
+    return own_;
   }
-  const auto file = choice_file(kind_);
-  return file.empty() ? measure_() : kept_choice(file, names_, measure_);
-}
+
+ private:
+  bool make() const {
+    if (const char* given = std::getenv(variable_); given && *given) {
+      const std::string_view name = given;
+      TESSERA_CHECK(name == names_.yes || name == names_.no, ErrorKind::kConfig,
+                    "[kernels.linear] {}: found '{}', wanted {} or {}. Correct it or unset it.", variable_, name,
+                    names_.yes, names_.no);
+      return name == names_.yes;
+    }
+    const auto file = choice_file(kind_);
+    return file.empty() ? measure_() : kept_choice(file, names_, measure_);
+  }
+
+  const char* variable_;
+  std::string_view kind_;
+  ChoiceNames names_;
+  std::function<bool()> measure_;
+  std::atomic<std::optional<bool>> agreed_{};
+  std::once_flag made_;
+  bool own_ = false;
+};
 
 ProcessChoice& onednn_choice() {
   static ProcessChoice choice("TESSERA_LINEAR", "linear", kFp32Names, measure_onednn);

@@ -5,6 +5,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/held_value.h"
+#include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/kernels/linear/quantized_weight.h"
 
@@ -17,12 +19,6 @@ using torch::autograd::variable_list;
 // Elements that are decoded at once, in float32: 4 MiB of a cache, or 16 where each piece is some launches.
 int64_t decoded_elements(const QuantizedWeight& weight) {
   return weight.device().is_cpu() ? int64_t{1} << 20 : int64_t{1} << 22;
-}
-
-std::vector<int64_t> with_last_size(const at::Tensor& of, int64_t last) {
-  auto sizes = of.sizes().vec();
-  sizes.back() = last;
-  return sizes;
 }
 
 // x weight^T, or of x [..., out] x weight.
@@ -44,7 +40,7 @@ at::Tensor product_with(const at::Tensor& x, const QuantizedWeight& weight, bool
       y.narrow(1, first, count).copy_(product_nt(flat, rows));
     }
   }
-  return y.to(x.scalar_type()).view(with_last_size(x, transposed ? weight.in() : weight.out()));
+  return y.to(x.scalar_type()).view(with_last(x.sizes(), transposed ? weight.in() : weight.out()));
 }
 
 // Linear in x, so that its derivative is the other product.
@@ -52,19 +48,14 @@ struct QuantizedProduct : torch::autograd::Function<QuantizedProduct> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const QuantizedWeight& weight, bool transposed) {
     ctx->saved_data["transposed"] = transposed;
     // Shares the bytes; they stay as they are.
-    ctx->saved_data["weight"] = c10::IValue::make_capsule(c10::make_intrusive<Held>(weight));
+    ctx->saved_data["weight"] = hold_value(weight);
     return product_with(x, weight, transposed);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
-    const auto held = ctx->saved_data["weight"].toCapsule();
-    const auto& weight = static_cast<const Held*>(held.get())->weight;
+    const auto& weight = held_value<QuantizedWeight>(ctx->saved_data["weight"]);
     return {QuantizedProduct::apply(gradients[0], weight, !ctx->saved_data["transposed"].toBool()), at::Tensor(),
             at::Tensor()};
   }
-  struct Held : torch::CustomClassHolder {
-    explicit Held(QuantizedWeight of) : weight(std::move(of)) {}
-    QuantizedWeight weight;
-  };
 };
 
 }  // namespace

@@ -182,35 +182,30 @@ at::Tensor QuantizedWeight::absmax_of(int64_t first_block, int64_t blocks) const
 
 at::Tensor QuantizedWeight::absmax() const { return absmax_of(0, absmax_.numel()); }
 
-void QuantizedWeight::decode_nf4(int64_t first, std::span<float> out) const {
-  const int64_t first_block = first / kNf4Block, end = first + static_cast<int64_t>(out.size());
-  const auto largest = absmax_of(first_block, blocks_of(end, kNf4Block) - first_block).contiguous();
-  const auto* const packed = packed_.const_data_ptr<uint8_t>();
-  const auto* const scales = largest.const_data_ptr<float>();
-  at::parallel_for(first, end, 4096, [&](int64_t begin, int64_t stop) {
-    for (int64_t i = begin; i < stop; ++i) {
-      const uint8_t both = packed[i / 2];
-      out[static_cast<size_t>(i - first)] =
-          kNf4[i % 2 == 0 ? both >> 4 : both & 15] * scales[i / kNf4Block - first_block];
-    }
-  });
-}
-
 // Rows of what is packed, all of their columns.
 at::Tensor QuantizedWeight::nf4_rows(int64_t first, int64_t count) const {
-  const int64_t begin = first * row_elements_, elements = count * row_elements_;
-  if (packed_.is_cpu()) {
-    auto values = at::empty({count, row_elements_}, at::kFloat);
-    decode_nf4(begin, {values.mutable_data_ptr<float>(), static_cast<size_t>(elements)});
-    return values;
-  }
+  const int64_t begin = first * row_elements_, elements = count * row_elements_, end = begin + elements;
   if (elements == 0) return at::empty({count, row_elements_}, packed_.options().dtype(at::kFloat));
-  const int64_t first_block = begin / kNf4Block, blocks = blocks_of(begin + elements, kNf4Block) - first_block;
-  const int64_t first_element = first_block * kNf4Block;  // an even number
-  const auto codes = packed_.narrow(0, first_element / 2, (begin + elements + 1) / 2 - first_element / 2);
-  return decode_codes(codes, absmax_of(first_block, blocks), table_, kNf4Block, begin + elements - first_element)
-      .narrow(0, begin - first_element, elements)
-      .view({count, row_elements_});
+  const int64_t first_block = begin / kNf4Block;
+  const auto largest = absmax_of(first_block, blocks_of(end, kNf4Block) - first_block).contiguous();
+  if (!packed_.is_cpu()) {
+    const int64_t first_element = first_block * kNf4Block;  // an even number
+    const auto codes = packed_.narrow(0, first_element / 2, (end + 1) / 2 - first_element / 2);
+    return decode_codes(codes, largest, table_, kNf4Block, end - first_element)
+        .narrow(0, begin - first_element, elements)
+        .view({count, row_elements_});
+  }
+  auto values = at::empty({count, row_elements_}, at::kFloat);
+  const auto* const packed = packed_.const_data_ptr<uint8_t>();
+  const auto* const scales = largest.const_data_ptr<float>();
+  auto* const out = values.mutable_data_ptr<float>();
+  at::parallel_for(begin, end, 4096, [&](int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; ++i) {
+      const uint8_t both = packed[i / 2];
+      out[i - begin] = kNf4[i % 2 == 0 ? both >> 4 : both & 15] * scales[i / kNf4Block - first_block];
+    }
+  });
+  return values;
 }
 
 at::Tensor QuantizedWeight::gguf_rows(int64_t first, int64_t count) const {

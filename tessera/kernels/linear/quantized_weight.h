@@ -53,7 +53,6 @@ class QuantizedWeight {
   at::Tensor absmax() const;
 
  private:
-  void decode_nf4(int64_t first, std::span<float> out) const;
   at::Tensor nf4_rows(int64_t first, int64_t count) const;
   at::Tensor gguf_rows(int64_t first, int64_t count) const;
   at::Tensor absmax_of(int64_t first_block, int64_t blocks) const;

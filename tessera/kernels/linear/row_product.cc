@@ -1,12 +1,16 @@
 #include "tessera/kernels/linear/row_product.h"
 
 #include <ATen/Parallel.h>
+#include <c10/util/Half.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
+#include <span>
 
 #include "tessera/base/error.h"
 #include "tessera/formats/gguf/gguf_quants.h"
-#include "tessera/kernels/linear/q4_blocks.h"
+#include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/kernels/simd/row_kernels.h"
 
 namespace tessera::kernels {
@@ -36,6 +40,32 @@ void multiply(const float* x, int64_t m, const RowWeight& weight, int64_t first,
 
 c10::ScalarType element_type(RowDtype dtype) {
   return dtype == RowDtype::kFloat32 ? at::kFloat : dtype == RowDtype::kFloat16 ? at::kHalf : at::kBFloat16;
+}
+
+// Whole blocks to GGUF's Q4_1, which formats/gguf/gguf_quants.h decodes. The scale is the range of a block in 15 steps,
+// rounded to fp16, so that what came from a Q4_1 file goes back to the same values. False where a block holds what fp16
+// cannot: no finite number, or beyond 65504.
+bool to_q4_blocks(std::span<const float> values, std::span<Q4Block> blocks) {
+  constexpr size_t kElements = Q4Block::kElements, kHalf = kElements / 2;
+  for (size_t at = 0; at < blocks.size(); ++at) {
+    const auto own = values.subspan(at * kElements, kElements);
+    auto& block = blocks[at];
+    float least = own[0], most = own[0];
+    for (const float value : own) {
+      if (!std::isfinite(value)) return false;
+      least = std::min(least, value);
+      most = std::max(most, value);
+    }
+    block.d = c10::detail::fp16_ieee_from_fp32_value((most - least) / 15.0F);
+    block.m = c10::detail::fp16_ieee_from_fp32_value(least);
+    const float d = c10::detail::fp16_ieee_to_fp32_value(block.d), m = c10::detail::fp16_ieee_to_fp32_value(block.m);
+    if (!std::isfinite(d) || !std::isfinite(m)) return false;
+    const auto code = [&](float value) {
+      return d == 0 ? uint8_t{0} : static_cast<uint8_t>(std::clamp(std::nearbyint((value - m) / d), 0.0F, 15.0F));
+    };
+    for (size_t i = 0; i < kHalf; ++i) block.codes[i] = static_cast<uint8_t>(code(own[i]) | code(own[kHalf + i]) << 4);
+  }
+  return true;
 }
 
 at::Tensor q4_blocks_of(const at::Tensor& weight) {
@@ -119,9 +149,7 @@ std::vector<at::Tensor> row_products(const at::Tensor& given, std::span<const Ro
   for (const auto* weight : weights) {
     TESSERA_CHECK(x.size(-1) == weight->in(), ErrorKind::kShape,
                   "[kernels.row_product] rows of {} and a weight [{}, {}]", x.size(-1), weight->out(), weight->in());
-    auto sizes = x.sizes().vec();
-    sizes.back() = weight->out();
-    results.push_back(at::empty(sizes, x.options()));
+    results.push_back(at::empty(with_last(x.sizes(), weight->out()), x.options()));
     columns += weight->out();
   }
   const int64_t k = x.size(-1), m = c10::multiply_integers(x.sizes().slice(0, static_cast<size_t>(x.dim() - 1)));

@@ -5,6 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/tensor/held_value.h"
 #include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/logprobs/detail/vocab_sums.h"
 #include "tessera/kernels/logprobs/logprobs.h"
@@ -18,7 +19,7 @@ using detail::RowTile;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int64_t kAnyRows = std::numeric_limits<int64_t>::max();
+constexpr int64_t kAllRows = std::numeric_limits<int64_t>::max();
 
 at::Tensor as_rows(const at::Tensor& values) { return values.unsqueeze(1); }
 
@@ -31,8 +32,18 @@ struct RowScale {
         log_sum(as_rows(sums.sum.log()).to(wide)) {}
 };
 
-at::Tensor rows_of_tile(const at::Tensor& values, const RowTile& tile) {
-  return values.narrow(0, tile.first, tile.rows);
+// A tensor of the shape and dtype of the logits: `compute` leaves the values of a tile in its scratch.
+at::Tensor computed_by_tiles(const at::Tensor& logits, const LogitRows& rows, int64_t most_rows,
+                             const std::function<void(const RowTile&)>& compute) {
+  const auto result = at::empty(logits.sizes(), rows.options);
+  if (result.numel() == 0) return result;
+  const auto matrix = result.view({rows.rows, rows.columns});
+  const auto visit = [&](const RowTile& tile) {
+    compute(tile);
+    tile.of(matrix).copy_(tile.scratch);
+  };
+  detail::for_row_tiles(rows, {}, visit, most_rows);
+  return result;
 }
 
 std::vector<int64_t> leading_sizes(const at::Tensor& logits) {
@@ -60,7 +71,7 @@ EntropyOfRows entropy_of_rows(const at::Tensor& logits, const VocabPart& part, i
           const auto taken = detail::tile_sums(tile, sums);
           const auto z = at::sub(tile.logits, taken);
           const auto weighted = (z * tile.scratch).masked_fill_(tile.scratch.eq(0), 0);
-          rows_of_tile(own.select(1, 2), tile).copy_(weighted.sum(1));
+          tile.of(own.select(1, 2)).copy_(weighted.sum(1));
         },
         most_rows);
   }
@@ -87,24 +98,17 @@ struct EntropyFunction : torch::autograd::Function<EntropyFunction> {
     detail::refuse_second_derivative("chunked_distributed_entropy");
     const auto saved = ctx->get_saved_variables();
     const LogitRows rows(saved[0]);
-    const auto result = at::empty(saved[0].sizes(), rows.options);
-    const at::Tensor none;
-    if (result.numel() == 0) return {result, none, none};
-    const auto matrix = result.view({rows.rows, rows.columns});
     const RowScale scale({saved[2], saved[3]}, rows.wide);
     const auto offset = scale.log_sum + as_rows(saved[1]).to(rows.wide);
     const auto factor = grads[0].reshape({rows.rows, 1}).to(rows.wide).div(scale.sum);
-    detail::for_row_tiles(
-        rows, {},
-        [&](const RowTile& tile) {
-          at::Tensor z = tile.scratch;
-          at::sub_out(z, tile.logits, rows_of_tile(scale.most, tile));
-          const auto e = z.exp();
-          z.sub_(rows_of_tile(offset, tile)).mul_(e).masked_fill_(e.eq(0), 0).mul_(rows_of_tile(factor, tile));
-          rows_of_tile(matrix, tile).copy_(z);
-        },
-        ctx->saved_data["most_rows"].toInt());
-    return {result, none, none};
+    const auto compute = [&](const RowTile& tile) {
+      at::Tensor z = tile.scratch;
+      at::sub_out(z, tile.logits, tile.of(scale.most));
+      const auto e = z.exp();
+      z.sub_(tile.of(offset)).mul_(e).masked_fill_(e.eq(0), 0).mul_(tile.of(factor));
+    };
+    const at::Tensor none;
+    return {computed_by_tiles(saved[0], rows, ctx->saved_data["most_rows"].toInt(), compute), none, none};
   }
 };
 
@@ -127,10 +131,10 @@ CrossEntropyOfRows cross_entropy_of_rows(const at::Tensor& student, const at::Te
     const auto target_rows = p.blocks.size() == 1 ? p.blocks[0].matrix : target.detach().reshape({p.rows, p.columns});
     detail::for_row_tiles(q, {}, [&](const RowTile& tile) {
       const auto z = at::sub(tile.logits, detail::tile_sums(tile, of_q));
-      const RowTile other{tile.first, tile.rows, rows_of_tile(target_rows, tile), tile.scratch};
+      const RowTile other{tile.first, tile.rows, tile.of(target_rows), tile.scratch};
       detail::tile_sums(other, of_p);
       const auto weighted = (z * other.scratch).masked_fill_(other.scratch.eq(0), 0);
-      rows_of_tile(own.select(1, 4), tile).copy_(weighted.sum(1));
+      tile.of(own.select(1, 4)).copy_(weighted.sum(1));
     });
   }
   const auto all = detail::gather_parts(part, own);
@@ -156,22 +160,18 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
     detail::refuse_second_derivative("distributed_cross_entropy");
     const auto saved = ctx->get_saved_variables();
     const LogitRows rows(saved[0]);
-    const auto result = at::empty(saved[0].sizes(), rows.options);
-    const at::Tensor none;
-    if (result.numel() == 0) return {result, none, none};
-    const auto matrix = result.view({rows.rows, rows.columns});
     const auto target_rows = saved[1].detach().reshape({rows.rows, rows.columns});
     const RowScale q({saved[2], saved[3]}, rows.wide), p({saved[4], saved[5]}, rows.wide);
     const auto g = grads[0].reshape({rows.rows, 1}).to(rows.wide);
-    detail::for_row_tiles(rows, {}, [&](const RowTile& tile) {
+    const auto compute = [&](const RowTile& tile) {
       at::Tensor own = tile.scratch;
-      at::sub_out(own, tile.logits, rows_of_tile(q.most, tile));
-      own.exp_().div_(rows_of_tile(q.sum, tile));
-      const auto other = at::sub(rows_of_tile(target_rows, tile), rows_of_tile(p.most, tile)).exp_();
-      own.sub_(other.div_(rows_of_tile(p.sum, tile))).mul_(rows_of_tile(g, tile));
-      rows_of_tile(matrix, tile).copy_(own);
-    });
-    return {result, none, none};
+      at::sub_out(own, tile.logits, tile.of(q.most));
+      own.exp_().div_(tile.of(q.sum));
+      const auto other = at::sub(tile.of(target_rows), tile.of(p.most)).exp_();
+      own.sub_(other.div_(tile.of(p.sum))).mul_(tile.of(g));
+    };
+    const at::Tensor none;
+    return {computed_by_tiles(saved[0], rows, kAllRows, compute), none, none};
   }
 };
 
@@ -180,24 +180,19 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
 // COLLECTIVE over the part's group.
 at::Tensor softmax_of_parts(const at::Tensor& logits, const VocabPart& part, bool logarithm) {
   const LogitRows rows(logits);
-  auto sums = detail::row_sums(rows, {}, kAnyRows);
+  auto sums = detail::row_sums(rows);
   const auto all = detail::gather_parts(part, at::stack({sums.most, sums.sum}, 1));
   sums = detail::join_sums(all.select(2, 0), all.select(2, 1)).all;
-  const auto result = at::empty(logits.sizes(), rows.options);
-  if (result.numel() == 0) return result;
-  const auto matrix = result.view({rows.rows, rows.columns});
   const RowScale scale(sums, rows.wide);
-  detail::for_row_tiles(rows, {}, [&](const RowTile& tile) {
+  return computed_by_tiles(logits, rows, kAllRows, [&](const RowTile& tile) {
     at::Tensor z = tile.scratch;
-    at::sub_out(z, tile.logits, rows_of_tile(scale.most, tile));
+    at::sub_out(z, tile.logits, tile.of(scale.most));
     if (logarithm) {
-      z.sub_(rows_of_tile(scale.log_sum, tile));
+      z.sub_(tile.of(scale.log_sum));
     } else {
-      z.exp_().div_(rows_of_tile(scale.sum, tile));
+      z.exp_().div_(tile.of(scale.sum));
     }
-    rows_of_tile(matrix, tile).copy_(z);
   });
-  return result;
 }
 
 struct LogSoftmaxFunction : torch::autograd::Function<LogSoftmaxFunction> {
@@ -205,7 +200,7 @@ struct LogSoftmaxFunction : torch::autograd::Function<LogSoftmaxFunction> {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const auto result = softmax_of_parts(logits, part, true);
     ctx->save_for_backward({result});
-    ctx->saved_data["part"] = detail::hold_part(part);
+    ctx->saved_data["part"] = hold_value(part);
     return result;
   }
 
@@ -216,19 +211,14 @@ struct LogSoftmaxFunction : torch::autograd::Function<LogSoftmaxFunction> {
     const LogitRows rows(result);
     const auto g = grads[0].reshape({rows.rows, rows.columns});
     auto sum = g.sum(1, true, at::kDouble);
-    if (const auto& part = detail::held_part(ctx->saved_data["part"]); part.size() > 1) {
+    if (const auto& part = held_value<VocabPart>(ctx->saved_data["part"]); part.size() > 1) {
       comm::all_reduce(*part.group, sum, comm::ReduceOp::kSum, "log-softmax").wait();
     }
     sum = sum.to(rows.wide);
-    const auto out = at::empty(result.sizes(), rows.options);
-    if (out.numel() == 0) return {out, at::Tensor()};
-    const auto matrix = out.view({rows.rows, rows.columns});
-    detail::for_row_tiles(rows, {}, [&](const RowTile& tile) {
-      at::Tensor z = tile.scratch;
-      z.copy_(tile.logits).exp_().mul_(rows_of_tile(sum, tile));
-      rows_of_tile(matrix, tile).copy_(z.neg_().add_(rows_of_tile(g, tile)));
-    });
-    return {out, at::Tensor()};
+    const auto compute = [&](const RowTile& tile) {
+      tile.scratch.copy_(tile.logits).exp_().mul_(tile.of(sum)).neg_().add_(tile.of(g));
+    };
+    return {computed_by_tiles(result, rows, kAllRows, compute), at::Tensor()};
   }
 };
 

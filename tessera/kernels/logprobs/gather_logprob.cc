@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "tessera/dtensor/tensor/held_value.h"
 #include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/logprobs/detail/id_places.h"
 #include "tessera/kernels/logprobs/detail/vocab_sums.h"
@@ -70,13 +71,12 @@ at::Tensor gather_logprobs_backward(const at::Tensor& grad, const at::Tensor& lo
   detail::for_row_tiles(
       rows, skip,
       [&](const RowTile& tile) {
-        const auto target = matrix.narrow(0, tile.first, tile.rows);
+        const auto target = tile.of(matrix);
         at::Tensor buffer = direct ? target : tile.scratch;
-        const auto part_of = [&](const at::Tensor& each) { return each.narrow(0, tile.first, tile.rows); };
-        at::sub_out(buffer, tile.logits, part_of(most));
-        buffer.exp_().mul_(part_of(factor));
-        if (some_dead) buffer.masked_fill_(part_of(dead), 0);
-        buffer.scatter_add_(1, part_of(places.place), part_of(own_g));
+        at::sub_out(buffer, tile.logits, tile.of(most));
+        buffer.exp_().mul_(tile.of(factor));
+        if (some_dead) buffer.masked_fill_(tile.of(dead), 0);
+        buffer.scatter_add_(1, tile.of(places.place), tile.of(own_g));
         if (!direct) target.copy_(buffer);
       },
       most_rows);
@@ -90,7 +90,7 @@ struct GatherLogprobs : torch::autograd::Function<GatherLogprobs> {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const auto found = gather_logprobs(logits, ids, part, most_rows);
     ctx->save_for_backward({logits, ids, found.sums.most, found.sums.sum});
-    ctx->saved_data["part"] = detail::hold_part({part.start, part.end});
+    ctx->saved_data["part"] = hold_value(VocabPart{.start = part.start, .end = part.end});
     ctx->saved_data["most_rows"] = most_rows;
     return found.logprobs.to(wide_type(logits.scalar_type()));
   }
@@ -99,7 +99,7 @@ struct GatherLogprobs : torch::autograd::Function<GatherLogprobs> {
                                                  torch::autograd::variable_list grads) {
     detail::refuse_second_derivative("distributed_logprob");
     const auto saved = ctx->get_saved_variables();
-    const VocabPart& part = detail::held_part(ctx->saved_data["part"]);
+    const VocabPart& part = held_value<VocabPart>(ctx->saved_data["part"]);
     const at::Tensor none;
     return {gather_logprobs_backward(grads[0], saved[0], saved[1], {saved[2], saved[3]}, part,
                                      ctx->saved_data["most_rows"].toInt()),

@@ -9,12 +9,12 @@
 #include "tessera/base/ignored_label.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/held_value.h"
 #include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/kernels/logprobs/detail/id_places.h"
 #include "tessera/kernels/logprobs/detail/vocab_sums.h"
 #include "tessera/kernels/loss/head_chunks.h"
-#include "tessera/kernels/loss/wrong_label.h"
 
 namespace tessera::kernels {
 namespace {
@@ -25,41 +25,34 @@ using torch::autograd::variable_list;
 constexpr const char* kLinearVerb = "linear_logprobs";
 
 // The rows of one call that count, and the head's part.
-class HeadRows {
- public:
-  HeadRows(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& target,
-           const LinearLogprobOptions& options)
-      : labelled_(target.reshape({target.numel()})),
-        weight_(weight.detach()),
-        hidden_(labelled_.of(hidden.detach().reshape({target.numel(), hidden.size(-1)}))),
-        ids_(labelled_.of(target.reshape({target.numel()})).unsqueeze(1)),
-        options_(options),
-        wide_(wide_type(hidden.scalar_type())) {}
+struct HeadRows {
+  LabelledRows labelled;
+  at::Tensor weight, hidden;
+  at::Tensor ids;  // [rows, 1]
+  LinearLogprobOptions options;
+  at::ScalarType wide;
 
-  const at::Tensor& hidden() const { return hidden_; }
-  const at::Tensor& ids() const { return ids_; }  // [rows, 1]
-  int64_t rows() const { return ids_.size(0); }
-  at::ScalarType wide() const { return wide_; }
-  const LabelledRows& labelled() const { return labelled_; }
+  HeadRows(const at::Tensor& all_hidden, const at::Tensor& head, const at::Tensor& target,
+           const LinearLogprobOptions& given)
+      : labelled(target.reshape({target.numel()})),
+        weight(head.detach()),
+        hidden(labelled.of(all_hidden.detach().reshape({target.numel(), all_hidden.size(-1)}))),
+        ids(labelled.of(target.reshape({target.numel()})).unsqueeze(1)),
+        options(given),
+        wide(wide_type(all_hidden.scalar_type())) {}
 
   // Calls visit(first row, logits of the chunk, slope of the cap or nothing).
   template <class Visit>
   void for_chunks(bool backward, Visit visit) const {
-    const int64_t tensors = backward && options_.softcap > 0 ? 2 : 1;
+    const int64_t tensors = backward && options.softcap > 0 ? 2 : 1;
     const int64_t row_bytes =
-        std::max<int64_t>(1, weight_.size(0)) * static_cast<int64_t>(c10::elementSize(wide_)) * tensors;
-    for (const auto& chunk : row_chunks(rows(), row_bytes, options_.chunk_bytes)) {
-      auto logits = product_nt(hidden_.narrow(0, chunk.begin, chunk.rows), weight_).to(wide_);
-      const auto slope = cap_logits(logits, options_.softcap, backward);
+        std::max<int64_t>(1, weight.size(0)) * static_cast<int64_t>(c10::elementSize(wide)) * tensors;
+    for (const auto& chunk : row_chunks(ids.size(0), row_bytes, options.chunk_bytes)) {
+      auto logits = product_nt(hidden.narrow(0, chunk.begin, chunk.rows), weight).to(wide);
+      const auto slope = cap_logits(logits, options.softcap, backward);
       visit(chunk.begin, logits, slope);
     }
   }
-
- private:
-  LabelledRows labelled_;
-  at::Tensor weight_, hidden_, ids_;
-  LinearLogprobOptions options_;
-  at::ScalarType wide_;
 };
 
 struct LinearForward {
@@ -69,13 +62,13 @@ struct LinearForward {
 
 // COLLECTIVE over the part's group.
 LinearForward linear_forward(const HeadRows& head, const VocabPart& part) {
-  const detail::IdPlaces places(head.ids(), part);
-  auto own = at::zeros({head.rows(), 4}, head.hidden().options().dtype(at::kDouble));  // most, sum, target, found
+  const detail::IdPlaces places(head.ids, part);
+  auto own = at::zeros({head.ids.size(0), 4}, head.hidden.options().dtype(at::kDouble));  // most, sum, target, found
   own.select(1, 0).fill_(-std::numeric_limits<double>::infinity());
   if (part.end > part.start) {
     head.for_chunks(false, [&](int64_t begin, const at::Tensor& logits, const at::Tensor&) {
       const auto mine = own.narrow(0, begin, logits.size(0));
-      const auto sums = detail::row_sums(detail::LogitRows(logits), {}, std::numeric_limits<int64_t>::max());
+      const auto sums = detail::row_sums(detail::LogitRows(logits));
       mine.select(1, 0).copy_(sums.most);
       mine.select(1, 1).copy_(sums.sum);
       mine.narrow(1, 2, 1).copy_(logits.gather(1, places.place.narrow(0, begin, logits.size(0))));
@@ -84,10 +77,10 @@ LinearForward linear_forward(const HeadRows& head, const VocabPart& part) {
     own.narrow(1, 3, 1).copy_(places.own);
   }
   const auto all = detail::gather_parts(part, own);
-  detail::check_found(kLinearVerb, head.ids(), all.narrow(2, 3, 1).sum(0), part);
+  detail::check_found(kLinearVerb, head.ids, all.narrow(2, 3, 1).sum(0), part);
   const auto sums = detail::join_sums(all.select(2, 0), all.select(2, 1)).all;
   const auto logprobs = all.select(2, 2).sum(0).sub_(sums.most).sub_(sums.sum.log());
-  return {head.labelled().to_all(logprobs), sums};
+  return {head.labelled.to_all(logprobs), sums};
 }
 
 struct LinearGradients {
@@ -99,13 +92,13 @@ LinearGradients linear_backward(const HeadRows& head, const at::Tensor& weight, 
                                 const detail::RowSums& sums, const VocabPart& part, bool wants_hidden,
                                 bool wants_weight) {
   LinearGradients out;
-  if (wants_hidden) out.hidden = at::zeros_like(head.hidden());
-  if (wants_weight) out.weight = at::zeros(weight.sizes(), weight.options().dtype(head.wide()));
-  const detail::IdPlaces places(head.ids(), part);
-  const auto g = head.labelled().of(grad.reshape({grad.numel()})).unsqueeze(1).to(head.wide());
+  if (wants_hidden) out.hidden = at::zeros_like(head.hidden);
+  if (wants_weight) out.weight = at::zeros(weight.sizes(), weight.options().dtype(head.wide));
+  const detail::IdPlaces places(head.ids, part);
+  const auto g = head.labelled.of(grad.reshape({grad.numel()})).unsqueeze(1).to(head.wide);
   const auto own_g = g * places.own;
-  const auto factor = g.neg().div_(sums.sum.unsqueeze(1).to(head.wide()));
-  const auto most = detail::finite_most(sums.most).unsqueeze(1).to(head.wide());
+  const auto factor = g.neg().div_(sums.sum.unsqueeze(1).to(head.wide));
+  const auto most = detail::finite_most(sums.most).unsqueeze(1).to(head.wide);
   if (part.end > part.start) {
     head.for_chunks(true, [&](int64_t begin, at::Tensor& logits, const at::Tensor& slope) {
       const int64_t rows = logits.size(0);
@@ -114,7 +107,7 @@ LinearGradients linear_backward(const HeadRows& head, const at::Tensor& weight, 
       logits.scatter_add_(1, part_of(places.place), part_of(own_g));
       if (slope.defined()) logits.mul_(slope);
       if (wants_hidden) part_of(out.hidden).copy_(product_nt(logits.to(weight.scalar_type()), weight.t()));
-      if (wants_weight) add_head_gradient(out.weight, logits, part_of(head.hidden()).to(head.wide()));
+      if (wants_weight) add_head_gradient(out.weight, logits, part_of(head.hidden).to(head.wide));
     });
   }
   if (wants_hidden && part.size() > 1 && out.hidden.numel() > 0) {
@@ -131,22 +124,22 @@ struct LinearLogprobsFunction : torch::autograd::Function<LinearLogprobsFunction
     const HeadRows head(hidden, weight, target, options);
     const auto found = linear_forward(head, part);
     ctx->save_for_backward({hidden, weight, target, found.sums.most, found.sums.sum});
-    ctx->saved_data["part"] = detail::hold_part(part);
+    ctx->saved_data["part"] = hold_value(part);
     ctx->saved_data["chunk_bytes"] = options.chunk_bytes;
     ctx->saved_data["softcap"] = options.softcap;
-    return found.logprobs.to(head.wide()).view(target.sizes());
+    return found.logprobs.to(head.wide).view(target.sizes());
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     detail::refuse_second_derivative(kLinearVerb);
     const auto saved = ctx->get_saved_variables();
     auto& data = ctx->saved_data;
-    const VocabPart part = detail::held_part(data["part"]);
+    const VocabPart part = held_value<VocabPart>(data["part"]);
     const HeadRows head(saved[0], saved[1], saved[2],
                         {.chunk_bytes = data["chunk_bytes"].toInt(), .softcap = data["softcap"].toDouble()});
     auto found = linear_backward(head, saved[1].detach(), grads[0], {saved[3], saved[4]}, part,
                                  ctx->needs_input_grad(0), ctx->needs_input_grad(1));
-    if (found.hidden.defined()) found.hidden = head.labelled().to_all(found.hidden).view(saved[0].sizes());
+    if (found.hidden.defined()) found.hidden = head.labelled.to_all(found.hidden).view(saved[0].sizes());
     const at::Tensor none;
     return {found.hidden, found.weight, none, none, none};
   }

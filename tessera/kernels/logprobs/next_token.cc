@@ -9,7 +9,7 @@
 #include "tessera/kernels/logprobs/detail/context_tokens.h"
 #include "tessera/kernels/logprobs/detail/id_places.h"
 #include "tessera/kernels/logprobs/logprobs.h"
-#include "tessera/kernels/loss/wrong_label.h"
+#include "tessera/kernels/loss/head_chunks.h"
 
 namespace tessera::kernels {
 namespace {

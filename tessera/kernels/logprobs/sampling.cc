@@ -10,10 +10,11 @@
 #include "tessera/base/log.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/held_value.h"
 #include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/logprobs/detail/id_places.h"
 #include "tessera/kernels/logprobs/detail/vocab_sums.h"
-#include "tessera/kernels/loss/wrong_label.h"
+#include "tessera/kernels/loss/head_chunks.h"
 
 namespace tessera::kernels {
 namespace {
@@ -56,7 +57,7 @@ class RowExchange {
   RowExchange(const at::Tensor& logits, const VocabPart& part, int64_t most_rows) : part_(part), own_(logits.size(-1)) {
     const auto sizes = at::full({1, 2}, own_, at::kLong);
     sizes.select(1, 1).fill_(part.start);
-    const auto all = gather(sizes.to(logits.device())).to(at::kCPU);
+    const auto all = detail::gather_parts(part, sizes.to(logits.device())).to(at::kCPU);
     for (int64_t rank = 0; rank < part.size(); ++rank) {
       columns_.push_back(all[rank][0][0].item<int64_t>());
       starts_.push_back(all[rank][0][1].item<int64_t>());
@@ -78,19 +79,13 @@ class RowExchange {
   at::Tensor to_rows(const at::Tensor& columns) const {
     if (part_.size() == 1) return columns;
     const int64_t count = columns.size(0), mine = own_rows(count).size;
+    const auto [by_rows, by_columns] = exchanged_elements(count);
     const auto received = at::empty({mine * vocabulary_}, columns.options());
-    std::vector<int64_t> sent, taken;
-    for (int64_t rank = 0; rank < part_.size(); ++rank) {
-      sent.push_back(local_range(count, part_.size(), rank).size * own_);
-      taken.push_back(mine * columns_[static_cast<size_t>(rank)]);
-    }
-    comm::all_to_all_single(*part_.group, received, columns.reshape({-1}), taken, sent, "sampling").wait();
+    comm::all_to_all_single(*part_.group, received, columns.reshape({-1}), by_columns, by_rows, "sampling").wait();
     const auto rows = at::empty({mine, vocabulary_}, columns.options());
-    int64_t at = 0;
+    const auto parts = received.split_with_sizes(by_columns);
     for (size_t rank = 0; rank < columns_.size(); ++rank) {
-      rows.narrow(1, starts_[rank], columns_[rank])
-          .copy_(received.narrow(0, at, taken[rank]).view({mine, columns_[rank]}));
-      at += taken[rank];
+      rows.narrow(1, starts_[rank], columns_[rank]).copy_(parts[rank].view({mine, columns_[rank]}));
     }
     return rows;
   }
@@ -102,20 +97,14 @@ class RowExchange {
       return;
     }
     const int64_t count = columns.size(0), mine = rows.size(0);
+    const auto [by_rows, by_columns] = exchanged_elements(count);
     const auto sending = at::empty({mine * vocabulary_}, columns.options());
-    std::vector<int64_t> sent, taken;
-    int64_t at = 0;
-    for (int64_t rank = 0; rank < part_.size(); ++rank) {
-      const int64_t width = columns_[static_cast<size_t>(rank)];
-      sent.push_back(mine * width);
-      taken.push_back(local_range(count, part_.size(), rank).size * own_);
-      sending.narrow(0, at, mine * width)
-          .view({mine, width})
-          .copy_(rows.narrow(1, starts_[static_cast<size_t>(rank)], width));
-      at += mine * width;
+    const auto parts = sending.split_with_sizes(by_columns);
+    for (size_t rank = 0; rank < columns_.size(); ++rank) {
+      parts[rank].view({mine, columns_[rank]}).copy_(rows.narrow(1, starts_[rank], columns_[rank]));
     }
     const auto received = at::empty({count * own_}, columns.options());
-    comm::all_to_all_single(*part_.group, received, sending, taken, sent, "sampling").wait();
+    comm::all_to_all_single(*part_.group, received, sending, by_rows, by_columns, "sampling").wait();
     columns.copy_(received.view({count, own_}));
   }
 
@@ -127,8 +116,18 @@ class RowExchange {
   }
 
  private:
+  // Of a chunk of `count` rows the elements that this rank and each other exchange: the other's rows of this rank's
+  // columns, and this rank's rows of the other's columns.
+  std::pair<std::vector<int64_t>, std::vector<int64_t>> exchanged_elements(int64_t count) const {
+    std::vector<int64_t> by_rows, by_columns;
+    const int64_t mine = own_rows(count).size;
+    for (int64_t rank = 0; rank < part_.size(); ++rank) {
+      by_rows.push_back(local_range(count, part_.size(), rank).size * own_);
+      by_columns.push_back(mine * columns_[static_cast<size_t>(rank)]);
+    }
+    return {by_rows, by_columns};
+  }
   int64_t rank() const { return part_.group ? part_.group->rank() : 0; }
-  at::Tensor gather(const at::Tensor& own) const { return detail::gather_parts(part_, own); }
 
   VocabPart part_;
   int64_t own_;
@@ -159,7 +158,7 @@ FilteredRows filter_rows(const at::Tensor& rows, const at::Tensor& target, const
   found.logits = apply_top_k_top_p(rows, sampling).first;
   found.ignored = target.eq(kIgnoredLabel).unsqueeze(1);
   found.place = target.unsqueeze(1).masked_fill(found.ignored, 0);
-  found.sums = detail::row_sums(detail::LogitRows(found.logits), {}, std::numeric_limits<int64_t>::max());
+  found.sums = detail::row_sums(detail::LogitRows(found.logits));
   return found;
 }
 
@@ -222,7 +221,7 @@ struct SampledLogprobs : torch::autograd::Function<SampledLogprobs> {
     const auto matrix = logits.detach().reshape({target.size(0), logits.size(-1)});
     const auto found = sampled_logprobs(matrix, target, part, sampling, most_rows);
     ctx->save_for_backward({logits, target});
-    ctx->saved_data["part"] = detail::hold_part(part);
+    ctx->saved_data["part"] = hold_value(part);
     ctx->saved_data["top_k"] = sampling.top_k.value_or(0);
     ctx->saved_data["top_p"] = sampling.top_p;
     ctx->saved_data["most_rows"] = most_rows;
@@ -234,7 +233,7 @@ struct SampledLogprobs : torch::autograd::Function<SampledLogprobs> {
     detail::refuse_second_derivative("distributed_logprob_with_sampling");
     const auto saved = ctx->get_saved_variables();
     auto& data = ctx->saved_data;
-    const VocabPart part = detail::held_part(data["part"]);
+    const VocabPart part = held_value<VocabPart>(data["part"]);
     const TrainingSamplingParams sampling{.top_k = data["top_k"].toInt(), .top_p = data["top_p"].toDouble()};
     const auto matrix = saved[0].detach().reshape({saved[1].size(0), saved[0].size(-1)});
     const auto gradient =

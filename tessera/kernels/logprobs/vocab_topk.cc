@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/tensor/held_value.h"
 #include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/logprobs/detail/id_places.h"
 #include "tessera/kernels/logprobs/detail/vocab_sums.h"
@@ -57,8 +58,8 @@ void top_of_part(const at::Tensor& logits, int64_t k, int64_t start, const at::T
       [&](const detail::RowTile& tile) {
         if (!tile.logits.is_cpu()) {
           const auto [sorted, order] = tile.logits.sort(/*stable=*/true, 1, /*descending=*/true);
-          values.narrow(0, tile.first, tile.rows).narrow(1, 0, mine).copy_(sorted.narrow(1, 0, mine));
-          ids.narrow(0, tile.first, tile.rows).narrow(1, 0, mine).copy_(order.narrow(1, 0, mine) + start);
+          tile.of(values).narrow(1, 0, mine).copy_(sorted.narrow(1, 0, mine));
+          tile.of(ids).narrow(1, 0, mine).copy_(order.narrow(1, 0, mine) + start);
           return;
         }
         const auto matrix = tile.logits.contiguous();
@@ -101,7 +102,7 @@ struct GatherLogits : torch::autograd::Function<GatherLogits> {
     const auto all = detail::gather_parts(part, own).sum(0);
     detail::check_found("gather_logits_at_global_indices", ids, all.narrow(1, count, count), part);
     ctx->save_for_backward({ids});
-    ctx->saved_data["part"] = detail::hold_part({part.start, part.end});
+    ctx->saved_data["part"] = hold_value(VocabPart{.start = part.start, .end = part.end});
     ctx->saved_data["sizes"] = logits.sizes().vec();
     ctx->saved_data["dtype"] = static_cast<int64_t>(logits.scalar_type());
     return all.narrow(1, 0, count).to(rows.wide);
@@ -112,7 +113,7 @@ struct GatherLogits : torch::autograd::Function<GatherLogits> {
     detail::refuse_second_derivative("gather_logits_at_global_indices");
     const auto ids = ctx->get_saved_variables()[0];
     const auto sizes = ctx->saved_data["sizes"].toIntVector();
-    const detail::IdPlaces places(ids, detail::held_part(ctx->saved_data["part"]));
+    const detail::IdPlaces places(ids, held_value<VocabPart>(ctx->saved_data["part"]));
     const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
     const auto g = grads[0].mul(places.own).to(dtype);
     const auto result = at::zeros(sizes, grads[0].options().dtype(dtype));
@@ -141,8 +142,7 @@ std::pair<at::Tensor, at::Tensor> distributed_vocab_topk(const at::Tensor& logit
   const auto ids = at::full({rows, each}, std::numeric_limits<int64_t>::max(), options);
   top_of_part(logits, k, part.start, values, ids, most_rows);
   auto [top_values, top_ids] = top_of_all(detail::gather_parts(part, values), detail::gather_parts(part, ids), found);
-  auto shape = logits.sizes().vec();
-  shape.back() = found;
+  const auto shape = with_last(logits.sizes(), found);
   return {top_values.to(wide_type(logits.scalar_type())).reshape(shape), top_ids.reshape(shape)};
 }
 

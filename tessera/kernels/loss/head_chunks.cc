@@ -12,6 +12,12 @@ constexpr int64_t kHeadBlockRows = 8192;  // rows of the head whose gradient is 
 
 }  // namespace
 
+int64_t first_wrong_label(const at::Tensor& labels, int64_t classes) {
+  const auto wrong = labels.ne(kIgnoredLabel).logical_and(labels.lt(0).logical_or(labels.ge(classes)));
+  if (wrong.numel() == 0 || !wrong.any().item<bool>()) return -1;
+  return wrong.flatten().nonzero()[0].item<int64_t>();
+}
+
 LabelledRows::LabelledRows(const at::Tensor& labels)
     : kept_(at::nonzero(labels.ne(kIgnoredLabel)).squeeze(1)), count_(labels.size(0)) {}
 

@@ -7,11 +7,11 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
-#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/kernels/autograd/deferred_gradients.h"
 #include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/loss/cross_entropy_sums.h"
-#include "tessera/kernels/loss/wrong_label.h"
+#include "tessera/kernels/loss/head_chunks.h"
 
 namespace tessera::kernels {
 namespace {
@@ -135,9 +135,7 @@ void propose(const OpCall& call, Proposal& proposal) {
 
 Triple call_with_gradients(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
                            bool hidden_gradient, bool weight_gradient, int64_t chunk_bytes, double softcap) {
-  static const auto op =
-      operation<Triple(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool, bool, int64_t, double)>(
-          "tessera::linear_cross_entropy_with_gradients");
+  static const auto op = operation<decltype(with_gradients)>("tessera::linear_cross_entropy_with_gradients");
   return op.call(hidden, weight, labels, hidden_gradient, weight_gradient, chunk_bytes, softcap);
 }
 
@@ -192,27 +190,18 @@ void define_linear_cross_entropy(torch::Library& library) {
       "-> Tensor");
   library.impl("linear_cross_entropy",
                torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(differentiable)));
-  library.def(
+  define_operation(
+      library,
       "linear_cross_entropy_with_gradients(Tensor hidden, Tensor weight, Tensor labels, bool hidden_gradient, "
-      "bool weight_gradient, int chunk_bytes, float softcap) -> (Tensor, Tensor, Tensor)");
-  library.impl("linear_cross_entropy_with_gradients",
-               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(with_gradients)));
-  has_no_derivative(library, "linear_cross_entropy_with_gradients");
+      "bool weight_gradient, int chunk_bytes, float softcap) -> (Tensor, Tensor, Tensor)",
+      TORCH_FN(with_gradients), no_derivative(), propose);
 }
-
-void register_linear_cross_entropy_rules() { register_rule("tessera::linear_cross_entropy_with_gradients", propose); }
 
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
                                 const LinearCrossEntropyOptions& options) {
-  static const auto op =
-      operation<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, double)>(
-          "tessera::linear_cross_entropy");
+  static const auto op = operation<decltype(differentiable)>("tessera::linear_cross_entropy");
   check_shapes(hidden.sizes(), weight.sizes(), labels);
-  auto beside = labels;
-  if (is_dtensor(hidden) && !is_dtensor(labels)) {
-    beside = from_local(labels, device_mesh(hidden), Placements(placements(hidden).size(), Replicate()));
-  }
-  return op.call(hidden, weight, beside, options.chunk_bytes, options.softcap);
+  return op.call(hidden, weight, replicated_beside(labels, hidden), options.chunk_bytes, options.softcap);
 }
 
 }  // namespace tessera::kernels

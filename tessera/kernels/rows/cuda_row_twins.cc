@@ -10,6 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/ignored_label.h"
 #include "tessera/kernels/cuda/launchers.h"
+#include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/kernels/rows/row_twins.h"
 
 namespace tessera::kernels::cuda {
@@ -65,9 +66,7 @@ std::tuple<at::Tensor, at::Tensor> gate_backward(Gate kind, const at::Tensor& gr
 std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& x, const at::Tensor& factors, double eps,
                                             bool rounds_first) {
   auto y = at::empty_like(x);
-  auto sizes = x.sizes().vec();
-  sizes.back() = 1;
-  auto inverse_rms = at::empty(sizes, x.options().dtype(at::kFloat));
+  auto inverse_rms = at::empty(with_last(x.sizes(), 1), x.options().dtype(at::kFloat));
   if (x.numel() == 0) return {y, inverse_rms};
   const Launch launch(x);
   check_launch("rms_norm", launch_rms_norm(element_of(x), x.const_data_ptr(), factors.const_data_ptr<float>(),

@@ -62,14 +62,13 @@ GatePair gated_backward_of(const at::Tensor& grad, const at::Tensor& gate, const
 
 template <class Activation>
 at::Tensor call_gated(const at::Tensor& gate, const at::Tensor& up) {
-  static const auto op = operation<at::Tensor(const at::Tensor&, const at::Tensor&)>(Activation::kName);
+  static const auto op = operation<decltype(gated_of<Activation>)>(Activation::kName);
   return op.call(gate, up);
 }
 
 template <class Activation>
 GatePair call_gated_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
-  static const auto op =
-      operation<GatePair(const at::Tensor&, const at::Tensor&, const at::Tensor&)>(Activation::kBackward);
+  static const auto op = operation<decltype(gated_backward_of<Activation>)>(Activation::kBackward);
   return op.call(grad, gate, up);
 }
 
@@ -117,13 +116,11 @@ Rule gate_rule(int linear_in, size_t results) {
 }
 
 template <class Activation>
-void implement(torch::Library& library, const char* name, const char* backward) {
-  library.impl(name, torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(gated_of<Activation>)));
-  library.impl(name, torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_gated<Activation>)));
-  library.impl(backward,
-               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(gated_backward_of<Activation>)));
-  library.impl(backward,
-               torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_gated_backward<Activation>)));
+void define_gate(torch::Library& library, const char* schema, const char* backward_schema) {
+  define_operation(library, schema, TORCH_FN(gated_of<Activation>), TORCH_FN(differentiable_gated<Activation>),
+                   gate_rule(/*linear_in=*/1, 1));
+  define_operation(library, backward_schema, TORCH_FN(gated_backward_of<Activation>),
+                   TORCH_FN(differentiable_gated_backward<Activation>), gate_rule(/*linear_in=*/0, 2));
 }
 
 template <class Activation>
@@ -150,17 +147,10 @@ Remade::Source source_of_gated(torch::autograd::Node* node) {
 }
 
 void define_gated(torch::Library& library) {
-  library.def("swiglu(Tensor gate, Tensor up) -> Tensor");
-  library.def("swiglu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)");
-  implement<Silu>(library, "swiglu", "swiglu_backward");
-  library.def("geglu(Tensor gate, Tensor up) -> Tensor");
-  library.def("geglu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)");
-  implement<GeluTanh>(library, "geglu", "geglu_backward");
-}
-
-void register_gated_rules() {
-  for (const char* name : {Silu::kName, GeluTanh::kName}) register_rule(name, gate_rule(/*linear_in=*/1, 1));
-  for (const char* name : {Silu::kBackward, GeluTanh::kBackward}) register_rule(name, gate_rule(/*linear_in=*/0, 2));
+  define_gate<Silu>(library, "swiglu(Tensor gate, Tensor up) -> Tensor",
+                    "swiglu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)");
+  define_gate<GeluTanh>(library, "geglu(Tensor gate, Tensor up) -> Tensor",
+                        "geglu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)");
 }
 
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {

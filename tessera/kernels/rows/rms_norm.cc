@@ -17,6 +17,8 @@
 namespace tessera::kernels {
 namespace {
 
+using Pair = std::tuple<at::Tensor, at::Tensor>;
+
 constexpr int64_t kGrainElements = 1 << 14;  // a thread's least share of work
 
 int64_t grain_rows(int64_t width) { return std::max<int64_t>(1, kGrainElements / width); }
@@ -27,12 +29,10 @@ bool runs_as_loop(const at::Tensor& x, const at::Tensor& weight) {
 }
 
 // y = x * inverse_rms * weight, row by row.
-std::pair<at::Tensor, at::Tensor> forward_loop(const at::Tensor& x, const at::Tensor& weight, double eps) {
+Pair forward_loop(const at::Tensor& x, const at::Tensor& weight, double eps) {
   const int64_t width = x.size(-1), rows = x.numel() / width;
   auto y = at::empty_like(x);
-  auto sizes = x.sizes().vec();
-  sizes.back() = 1;
-  auto inverse_rms = at::empty(sizes, x.options());
+  auto inverse_rms = at::empty(with_last(x.sizes(), 1), x.options());
   const float *in = x.const_data_ptr<float>(), *w = weight.const_data_ptr<float>();
   float *out = y.mutable_data_ptr<float>(), *inverse = inverse_rms.mutable_data_ptr<float>();
   at::parallel_for(0, rows, grain_rows(width), [&](int64_t begin, int64_t end) {
@@ -53,8 +53,8 @@ std::pair<at::Tensor, at::Tensor> forward_loop(const at::Tensor& x, const at::Te
 
 // With n = x * inverse_rms: grad_x = inverse_rms * (g w - n mean(g w n)), grad_weight = sum over rows of g n. The sum
 // over rows is taken in blocks of fixed size, so that it does not depend on the number of threads.
-std::pair<at::Tensor, at::Tensor> backward_loop(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
-                                                const at::Tensor& inverse_rms) {
+Pair backward_loop(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
+                   const at::Tensor& inverse_rms) {
   const int64_t width = x.size(-1), rows = x.numel() / width;
   const int64_t block = std::max(grain_rows(width), (rows + 63) / 64), blocks = (rows + block - 1) / block;
   auto grad_x = at::empty_like(x);
@@ -102,16 +102,14 @@ bool runs_fused(const at::Tensor& x, const at::Tensor& weight, bool one_plus) {
 }
 
 // (y, inverse_rms [..., 1])
-std::tuple<at::Tensor, at::Tensor> rms_norm_of(const at::Tensor& given, const at::Tensor& weight, double eps,
-                                               bool one_plus) {
+Pair rms_norm_of(const at::Tensor& given, const at::Tensor& weight, double eps, bool one_plus) {
   const auto x = given.contiguous();
   if (runs_fused(x, weight, one_plus)) return at::_fused_rms_norm(x, weight.sizes(), factors_of(weight, one_plus), eps);
   if (runs_in_lanes(x, weight)) {
     return rms_norm_loop(x, wide_factors(weight, one_plus), eps, /*rounds_first=*/!one_plus);
   }
   if (runs_as_loop(x, weight)) {
-    auto [y, inverse_rms] = forward_loop(x, factors_of(weight, one_plus), eps);
-    return {y, inverse_rms};
+    return forward_loop(x, factors_of(weight, one_plus), eps);
   }
   const auto wide = x.to(wide_type(x.scalar_type()));
   const auto inverse_rms = wide.square().mean(-1, true).add_(eps).rsqrt_();
@@ -119,8 +117,6 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_of(const at::Tensor& given, const at
   if (!one_plus) return {weight * normed.to(x.scalar_type()), inverse_rms};
   return {normed.mul(weight.to(wide.scalar_type()) + 1).to(x.scalar_type()), inverse_rms};
 }
-
-using Pair = std::tuple<at::Tensor, at::Tensor>;
 
 // (grad_x, grad_weight), of operations that have derivatives.
 Pair gradients_by_operations(const at::Tensor& grad_y, const at::Tensor& x, const at::Tensor& weight,
@@ -136,9 +132,8 @@ Pair gradients_by_operations(const at::Tensor& grad_y, const at::Tensor& x, cons
 }
 
 // (grad_x, grad_weight)
-std::tuple<at::Tensor, at::Tensor> rms_norm_backward_of(const at::Tensor& grad_y, const at::Tensor& x,
-                                                        const at::Tensor& weight, const at::Tensor& inverse_rms,
-                                                        bool one_plus) {
+Pair rms_norm_backward_of(const at::Tensor& grad_y, const at::Tensor& x, const at::Tensor& weight,
+                          const at::Tensor& inverse_rms, bool one_plus) {
   if (runs_fused(x, weight, one_plus) && grad_y.scalar_type() == x.scalar_type()) {
     return at::_fused_rms_norm_backward(grad_y.contiguous(), x.contiguous(), weight.sizes(), inverse_rms.contiguous(),
                                         factors_of(weight, one_plus), {true, true});
@@ -149,23 +144,19 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward_of(const at::Tensor& grad_y
     return {grad_x, grad_weight.to(weight.scalar_type())};
   }
   if (runs_as_loop(x, weight) && grad_y.scalar_type() == at::kFloat) {
-    auto [grad_x, grad_weight] =
-        backward_loop(grad_y.contiguous(), x.contiguous(), factors_of(weight, one_plus), inverse_rms.contiguous());
-    return {grad_x, grad_weight};
+    return backward_loop(grad_y.contiguous(), x.contiguous(), factors_of(weight, one_plus), inverse_rms.contiguous());
   }
   return gradients_by_operations(grad_y, x, weight, inverse_rms, one_plus);
 }
 
 Pair call_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, bool one_plus) {
-  static const auto op = operation<Pair(const at::Tensor&, const at::Tensor&, double, bool)>("tessera::rms_norm");
+  static const auto op = operation<decltype(rms_norm_of)>("tessera::rms_norm");
   return op.call(x, weight, eps, one_plus);
 }
 
 Pair call_rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
                             const at::Tensor& inverse_rms, bool one_plus) {
-  static const auto op =
-      operation<Pair(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, bool)>(
-          "tessera::rms_norm_backward");
+  static const auto op = operation<decltype(rms_norm_backward_of)>("tessera::rms_norm_backward");
   return op.call(grad, x, weight, inverse_rms, one_plus);
 }
 
@@ -209,12 +200,6 @@ Pair differentiable_rms_norm(const at::Tensor& x, const at::Tensor& weight, doub
   return {results[0], results[1]};
 }
 
-std::vector<int64_t> row_sizes(const TensorInput& x) {
-  auto sizes = x.sizes.vec();
-  sizes.back() = 1;
-  return sizes;
-}
-
 // x [..., d], weight [d] -> y, inverse_rms: rows are independent.
 void propose_rms_norm(const OpCall& call, Proposal& proposal) {
   const auto& x = call.inputs[0];
@@ -222,7 +207,7 @@ void propose_rms_norm(const OpCall& call, Proposal& proposal) {
     proposal.strategies.push_back({{Shard(dim), Shard(dim)}, {Shard(dim), Replicate()}});
   }
   proposal.output(x.sizes);
-  proposal.output(row_sizes(x));
+  proposal.output(with_last(x.sizes, 1));
 }
 
 // grad, x, weight, inverse_rms -> grad_x, grad_weight (a sum over rows): linear in grad.
@@ -251,21 +236,13 @@ Remade::Source source_of_rms_norm(torch::autograd::Node* node) {
 }
 
 void define_rms_norm(torch::Library& library) {
-  library.def("rms_norm(Tensor x, Tensor weight, float eps, bool one_plus=False) -> (Tensor, Tensor)");
-  library.impl("rms_norm", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(rms_norm_of)));
-  library.impl("rms_norm", torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_rms_norm)));
-  library.def(
-      "rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor inverse_rms, bool one_plus=False) -> "
-      "(Tensor, Tensor)");
-  library.impl("rms_norm_backward",
-               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(rms_norm_backward_of)));
-  library.impl("rms_norm_backward",
-               torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_rms_norm_backward)));
-}
-
-void register_rms_norm_rules() {
-  register_rule("tessera::rms_norm", propose_rms_norm);
-  register_rule("tessera::rms_norm_backward", propose_rms_norm_backward);
+  define_operation(library, "rms_norm(Tensor x, Tensor weight, float eps, bool one_plus=False) -> (Tensor, Tensor)",
+                   TORCH_FN(rms_norm_of), TORCH_FN(differentiable_rms_norm), propose_rms_norm);
+  define_operation(library,
+                   "rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor inverse_rms, bool one_plus=False) "
+                   "-> (Tensor, Tensor)",
+                   TORCH_FN(rms_norm_backward_of), TORCH_FN(differentiable_rms_norm_backward),
+                   propose_rms_norm_backward);
 }
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, bool one_plus) {

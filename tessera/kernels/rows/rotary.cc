@@ -4,7 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/rows/row_loops.h"
 
@@ -57,8 +57,7 @@ at::Tensor rotary_of(const at::Tensor& x, const at::Tensor& cos, const at::Tenso
 }
 
 at::Tensor call_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back) {
-  static const auto op =
-      operation<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool)>("tessera::rotary");
+  static const auto op = operation<decltype(rotary_of)>("tessera::rotary");
   return op.call(x, cos, sin, back);
 }
 
@@ -94,20 +93,12 @@ void propose_rotary(const OpCall& call, Proposal& proposal) {
   proposal.output(call.inputs[0].sizes);
 }
 
-at::Tensor beside(const at::Tensor& angles, const at::Tensor& x) {
-  if (!is_dtensor(x) || is_dtensor(angles)) return angles;
-  return from_local(angles, device_mesh(x), Placements(placements(x).size(), Replicate()));
-}
-
 }  // namespace
 
 void define_rotary(torch::Library& library) {
-  library.def("rotary(Tensor x, Tensor cos, Tensor sin, bool back=False) -> Tensor");
-  library.impl("rotary", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(rotary_of)));
-  library.impl("rotary", torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_rotary)));
+  define_operation(library, "rotary(Tensor x, Tensor cos, Tensor sin, bool back=False) -> Tensor", TORCH_FN(rotary_of),
+                   TORCH_FN(differentiable_rotary), propose_rotary);
 }
-
-void register_rotary_rules() { register_rule("tessera::rotary", propose_rotary); }
 
 at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
   TESSERA_CHECK(
@@ -117,7 +108,7 @@ at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
       ErrorKind::kShape,
       "[kernels.rotary] found x of {} dims and cos of {} dims, wanted x [B, T, H, d] and fp32 cos, sin [B, T, d/2]",
       x.dim(), cos.dim());
-  return call_rotary(x, beside(cos, x), beside(sin, x), /*back=*/false);
+  return call_rotary(x, replicated_beside(cos, x), replicated_beside(sin, x), /*back=*/false);
 }
 
 }  // namespace tessera::kernels

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
+#include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/kernels/rows/row_twins.h"
 #include "tessera/kernels/simd/lanes_avx2.h"
 #include "tessera/kernels/simd/lanes_avx512.h"
@@ -57,9 +58,8 @@ using namespace lanes_avx2;
 
 }  // namespace
 
-namespace on_cpu {
-
 at::Tensor gate_loop(Gate kind, const at::Tensor& gate, const at::Tensor& up) {
+  if (gate.is_cuda()) return cuda::gate(kind, gate, up);
   auto y = at::empty_like(gate);
   for_dtype_of(gate, [&]<class T>(T) {
     const T *from = gate.const_data_ptr<T>(), *factor = up.const_data_ptr<T>();
@@ -73,6 +73,7 @@ at::Tensor gate_loop(Gate kind, const at::Tensor& gate, const at::Tensor& up) {
 
 std::tuple<at::Tensor, at::Tensor> gate_backward_loop(Gate kind, const at::Tensor& grad, const at::Tensor& gate,
                                                       const at::Tensor& up) {
+  if (gate.is_cuda()) return cuda::gate_backward(kind, grad, gate, up);
   auto grad_gate = at::empty_like(gate), grad_up = at::empty_like(gate);
   for_dtype_of(gate, [&]<class T>(T) {
     const T *g = grad.const_data_ptr<T>(), *from = gate.const_data_ptr<T>(), *factor = up.const_data_ptr<T>();
@@ -86,11 +87,10 @@ std::tuple<at::Tensor, at::Tensor> gate_backward_loop(Gate kind, const at::Tenso
 
 std::tuple<at::Tensor, at::Tensor> rms_norm_loop(const at::Tensor& x, const at::Tensor& factors, double eps,
                                                  bool rounds_first) {
+  if (x.is_cuda()) return cuda::rms_norm(x, factors, eps, rounds_first);
   const int64_t width = x.size(-1), rows = x.numel() / width;
   auto y = at::empty_like(x);
-  auto sizes = x.sizes().vec();
-  sizes.back() = 1;
-  auto inverse_rms = at::empty(sizes, x.options().dtype(at::kFloat));
+  auto inverse_rms = at::empty(with_last(x.sizes(), 1), x.options().dtype(at::kFloat));
   for_dtype_of(x, [&]<class T>(T) {
     const T* from = x.const_data_ptr<T>();
     const float* by = factors.const_data_ptr<float>();
@@ -108,6 +108,7 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_loop(const at::Tensor& x, const at::
 
 std::tuple<at::Tensor, at::Tensor> rms_norm_backward_loop(const at::Tensor& grad, const at::Tensor& x,
                                                           const at::Tensor& factors, const at::Tensor& inverse_rms) {
+  if (x.is_cuda()) return cuda::rms_norm_backward(grad, x, factors, inverse_rms);
   const int64_t width = x.size(-1), rows = x.numel() / width;
   const int64_t block = std::max(rows_at_once(width), (rows + 63) / 64), blocks = (rows + block - 1) / block;
   auto grad_x = at::empty_like(x);
@@ -129,6 +130,7 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward_loop(const at::Tensor& grad
 }
 
 at::Tensor rotary_loop(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, float sign) {
+  if (x.is_cuda()) return cuda::rotary(x, cos, sin, sign);
   const int64_t tokens = x.size(1), heads = x.size(2), width = x.size(3);
   const int64_t angle_row = cos.size(0) == 1 ? 0 : tokens * (width / 2);
   auto y = at::empty_like(x);
@@ -150,6 +152,7 @@ at::Tensor rotary_loop(const at::Tensor& x, const at::Tensor& cos, const at::Ten
 }
 
 at::Tensor cross_entropy_rows(const at::Tensor& logits, const at::Tensor& labels, bool wants_gradient) {
+  if (logits.is_cuda()) return cuda::cross_entropy_rows(logits, labels, wants_gradient);
   const int64_t rows = logits.size(0), classes = logits.size(1);
   auto losses = at::empty({rows}, logits.options());
   float *of = logits.mutable_data_ptr<float>(), *to = losses.mutable_data_ptr<float>();
@@ -164,8 +167,6 @@ at::Tensor cross_entropy_rows(const at::Tensor& logits, const at::Tensor& labels
   return losses;
 }
 
-}  // namespace on_cpu
-
 at::Tensor transposed_loop(const at::Tensor& x) {
   const int64_t rows = x.size(0), columns = x.size(1), step = x.stride(0);
   auto y = at::empty({columns, rows}, x.options());
@@ -177,56 +178,35 @@ at::Tensor transposed_loop(const at::Tensor& x) {
                    [&](int64_t begin, int64_t end) { range(from, step, rows, to, begin * kAtOnce, end * kAtOnce); });
   return y;
 }
-#else
-namespace on_cpu {
-
-[[noreturn]] void raise_no_loops() { raise(ErrorKind::kInternal, "[kernels.row_loops] not made for this processor"); }
-at::Tensor gate_loop(Gate, const at::Tensor&, const at::Tensor&) { raise_no_loops(); }
-std::tuple<at::Tensor, at::Tensor> gate_backward_loop(Gate, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
-  raise_no_loops();
-}
-std::tuple<at::Tensor, at::Tensor> rms_norm_loop(const at::Tensor&, const at::Tensor&, double, bool) {
-  raise_no_loops();
-}
-std::tuple<at::Tensor, at::Tensor> rms_norm_backward_loop(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                                          const at::Tensor&) {
-  raise_no_loops();
-}
-at::Tensor rotary_loop(const at::Tensor&, const at::Tensor&, const at::Tensor&, float) { raise_no_loops(); }
-at::Tensor cross_entropy_rows(const at::Tensor&, const at::Tensor&, bool) { raise_no_loops(); }
-
-}  // namespace on_cpu
-at::Tensor transposed_loop(const at::Tensor&) { on_cpu::raise_no_loops(); }
-#endif
-
-at::Tensor gate_loop(Gate kind, const at::Tensor& gate, const at::Tensor& up) {
-  return gate.is_cuda() ? cuda::gate(kind, gate, up) : on_cpu::gate_loop(kind, gate, up);
-}
+#else  // has_row_loops() says that there are none on a CPU
+at::Tensor gate_loop(Gate kind, const at::Tensor& gate, const at::Tensor& up) { return cuda::gate(kind, gate, up); }
 
 std::tuple<at::Tensor, at::Tensor> gate_backward_loop(Gate kind, const at::Tensor& grad, const at::Tensor& gate,
                                                       const at::Tensor& up) {
-  return gate.is_cuda() ? cuda::gate_backward(kind, grad, gate, up) : on_cpu::gate_backward_loop(kind, grad, gate, up);
+  return cuda::gate_backward(kind, grad, gate, up);
 }
 
 std::tuple<at::Tensor, at::Tensor> rms_norm_loop(const at::Tensor& x, const at::Tensor& factors, double eps,
                                                  bool rounds_first) {
-  return x.is_cuda() ? cuda::rms_norm(x, factors, eps, rounds_first)
-                     : on_cpu::rms_norm_loop(x, factors, eps, rounds_first);
+  return cuda::rms_norm(x, factors, eps, rounds_first);
 }
 
 std::tuple<at::Tensor, at::Tensor> rms_norm_backward_loop(const at::Tensor& grad, const at::Tensor& x,
                                                           const at::Tensor& factors, const at::Tensor& inverse_rms) {
-  return x.is_cuda() ? cuda::rms_norm_backward(grad, x, factors, inverse_rms)
-                     : on_cpu::rms_norm_backward_loop(grad, x, factors, inverse_rms);
+  return cuda::rms_norm_backward(grad, x, factors, inverse_rms);
 }
 
 at::Tensor rotary_loop(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, float sign) {
-  return x.is_cuda() ? cuda::rotary(x, cos, sin, sign) : on_cpu::rotary_loop(x, cos, sin, sign);
+  return cuda::rotary(x, cos, sin, sign);
 }
 
 at::Tensor cross_entropy_rows(const at::Tensor& logits, const at::Tensor& labels, bool wants_gradient) {
-  return logits.is_cuda() ? cuda::cross_entropy_rows(logits, labels, wants_gradient)
-                          : on_cpu::cross_entropy_rows(logits, labels, wants_gradient);
+  return cuda::cross_entropy_rows(logits, labels, wants_gradient);
 }
+
+at::Tensor transposed_loop(const at::Tensor&) {
+  raise(ErrorKind::kInternal, "[kernels.row_loops] not made for this processor");
+}
+#endif
 
 }  // namespace tessera::kernels

@@ -14,15 +14,9 @@ float* widening_room(int64_t floats) {
 }
 
 const RowKernels& row_kernels() {
-  switch (vector_level()) {
-    case VectorLevel::kAvx512:
-      return avx512_row_kernels();
-    case VectorLevel::kAvx2:
-      return avx2_row_kernels();
-    case VectorLevel::kPlain:
-      break;
-  }
-  return plain_row_kernels();
+  const auto level = vector_level();
+  if (level == VectorLevel::kAvx512) return avx512_row_kernels();
+  return level == VectorLevel::kAvx2 ? avx2_row_kernels() : plain_row_kernels();
 }
 
 }  // namespace tessera::kernels

@@ -8,50 +8,45 @@ namespace tessera::detail {
 namespace {
 
 // Keeps the pool while no graph does: one that everybody has left cannot be captured into again.
-class CudaPool {
+class CudaGraphMemory final : public GraphMemory, public std::enable_shared_from_this<CudaGraphMemory> {
  public:
-  explicit CudaPool(c10::Device device) : device_(device), id_(at::cuda::graph_pool_handle()) {
-    c10::cuda::CUDACachingAllocator::createOrIncrefPool(device_.index(), id_);
+  explicit CudaGraphMemory(c10::Device device) : device_(device), pool_(at::cuda::graph_pool_handle()) {
+    c10::cuda::CUDACachingAllocator::createOrIncrefPool(device_.index(), pool_);
   }
-  ~CudaPool() { c10::cuda::CUDACachingAllocator::releasePool(device_.index(), id_); }
-  CudaPool(const CudaPool&) = delete;
-  CudaPool& operator=(const CudaPool&) = delete;
+  ~CudaGraphMemory() override { c10::cuda::CUDACachingAllocator::releasePool(device_.index(), pool_); }
+  CudaGraphMemory(const CudaGraphMemory&) = delete;
+  CudaGraphMemory& operator=(const CudaGraphMemory&) = delete;
+
+  std::unique_ptr<DeviceGraph> make_graph() override;
   c10::Device device() const { return device_; }
-  at::MempoolId_t id() const { return id_; }
+  at::MempoolId_t pool() const { return pool_; }
 
  private:
   c10::Device device_;
-  at::MempoolId_t id_;
+  at::MempoolId_t pool_;
 };
 
 class CudaGraph final : public DeviceGraph {
  public:
-  explicit CudaGraph(std::shared_ptr<CudaPool> pool) : pool_(std::move(pool)) {}
+  explicit CudaGraph(std::shared_ptr<CudaGraphMemory> memory) : memory_(std::move(memory)) {}
 
   // Other threads (of NCCL, of loaders) go on: what they call is not of the capture.
   void begin_capture() override {
-    const c10::DeviceGuard guard(pool_->device());
-    graph_.capture_begin(pool_->id(), cudaStreamCaptureModeThreadLocal);
+    const c10::DeviceGuard guard(memory_->device());
+    graph_.capture_begin(memory_->pool(), cudaStreamCaptureModeThreadLocal);
   }
   void end_capture() override {
-    const c10::DeviceGuard guard(pool_->device());
+    const c10::DeviceGuard guard(memory_->device());
     graph_.capture_end();
   }
   void replay() override { graph_.replay(); }
 
  private:
-  std::shared_ptr<CudaPool> pool_;
-  at::cuda::CUDAGraph graph_;  // ends before its pool does
+  std::shared_ptr<CudaGraphMemory> memory_;
+  at::cuda::CUDAGraph graph_;  // ends before its memory does
 };
 
-class CudaGraphMemory final : public GraphMemory {
- public:
-  explicit CudaGraphMemory(c10::Device device) : pool_(std::make_shared<CudaPool>(device)) {}
-  std::unique_ptr<DeviceGraph> make_graph() override { return std::make_unique<CudaGraph>(pool_); }
-
- private:
-  std::shared_ptr<CudaPool> pool_;
-};
+std::unique_ptr<DeviceGraph> CudaGraphMemory::make_graph() { return std::make_unique<CudaGraph>(shared_from_this()); }
 
 }  // namespace
 

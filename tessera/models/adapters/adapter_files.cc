@@ -4,7 +4,6 @@
 #include <cctype>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <optional>
 #include <set>
 
@@ -14,7 +13,6 @@
 #include "tessera/base/log.h"
 #include "tessera/base/text/json.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/formats/safetensors/safetensors_writer.h"
 #include "tessera/formats/tensor_files/finite.h"
@@ -328,17 +326,9 @@ void save_adapters(CausalLM& model, const std::filesystem::path& folder, const S
     if (stages && speaks) value = stages->bring(parameter, value);
     values.push_back(value);
   }
-  const auto write = [&] {
+  attempt_on_all(mesh, stages ? options.pipeline->group(0).get() : nullptr, [&] {
     if (speaks && (!stages || stages->rank() == 0)) write_adapters(summary, values, folder, options);
-  };
-  const auto write_on_mesh = [&] {
-    if (!mesh) return write();
-    std::vector<int64_t> dims(static_cast<size_t>(mesh->ndim()));
-    std::iota(dims.begin(), dims.end(), 0);
-    comm::attempt_together(mesh->ndim() == 1 ? *mesh->group(0) : *mesh->group(dims), write);
-  };
-  if (!stages) return write_on_mesh();
-  comm::attempt_together(*options.pipeline->group(0), write_on_mesh);
+  });
 }
 
 }  // namespace tessera

@@ -11,7 +11,6 @@
 #include "tessera/base/text/json.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/models/config/family.h"
-#include "tessera/models/config/folder_family.h"
 #include "tessera/models/config/rope_config.h"
 
 namespace tessera {
@@ -22,6 +21,11 @@ constexpr int64_t kMaxSize = int64_t{1} << 31;      // of one dimension
 constexpr int64_t kMaxElements = int64_t{1} << 40;  // of one weight
 constexpr int64_t kMaxLayers = 4096;
 constexpr int64_t kMaxContext = int64_t{1} << 40;
+// Of several names of a dtype the first is written.
+constexpr std::pair<std::string_view, c10::ScalarType> kDtypeNames[] = {
+    {"float32", c10::ScalarType::Float}, {"float", c10::ScalarType::Float}, {"bfloat16", c10::ScalarType::BFloat16},
+    {"float16", c10::ScalarType::Half},  {"half", c10::ScalarType::Half},   {"float64", c10::ScalarType::Double},
+    {"double", c10::ScalarType::Double}};
 
 // The first of `architectures`; an empty list counts as absent, as in transformers.
 std::optional<std::string> first_architecture(const JsonReader& top) {
@@ -266,27 +270,18 @@ void parse_text(const JsonReader& in, const ConfigKeys& keys, ModelConfig& confi
 }  // namespace
 
 std::optional<c10::ScalarType> parse_dtype_name(std::string_view name) {
-  if (name.substr(0, 6) == "torch.") name.remove_prefix(6);
-  if (name == "float32" || name == "float") return c10::ScalarType::Float;
-  if (name == "bfloat16") return c10::ScalarType::BFloat16;
-  if (name == "float16" || name == "half") return c10::ScalarType::Half;
-  if (name == "float64" || name == "double") return c10::ScalarType::Double;
+  if (name.starts_with("torch.")) name.remove_prefix(6);
+  for (const auto& [known, dtype] : kDtypeNames) {
+    if (known == name) return dtype;
+  }
   return std::nullopt;
 }
 
 std::string dtype_name(c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::ScalarType::Float:
-      return "float32";
-    case c10::ScalarType::BFloat16:
-      return "bfloat16";
-    case c10::ScalarType::Half:
-      return "float16";
-    case c10::ScalarType::Double:
-      return "float64";
-    default:
-      raise(ErrorKind::kInternal, "[models.config] {} is no dtype of a model", c10::toString(dtype));
+  for (const auto& [name, known] : kDtypeNames) {
+    if (known == dtype) return std::string(name);
   }
+  raise(ErrorKind::kInternal, "[models.config] {} is no dtype of a model", c10::toString(dtype));
 }
 
 ModelConfig ModelConfig::from_folder(const std::filesystem::path& dir) {

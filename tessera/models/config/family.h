@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -137,5 +138,8 @@ const ModelFamily* find_family(std::string_view architecture);
 const ModelFamily* find_family_of_type(std::string_view model_type);
 const ModelFamily* find_family_of_gguf(std::string_view gguf_architecture);
 const ModelFamily& family_of(std::string_view architecture);
+// The architecture (or model_type) that config.json in the folder names, where no family has it; none: ModelConfig
+// reads the file. Error kFormat for text that is no config.json.
+std::optional<std::string> unknown_architecture(const std::filesystem::path& dir);
 
 }  // namespace tessera

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/mesh/host_memory.h"
 
 namespace tessera {
@@ -121,12 +121,7 @@ nn::RotaryAngles RotaryEmbedding::forward(const at::Tensor& x, const at::Tensor&
   }
   const auto frequencies =
       dynamic ? dynamic_frequencies(rope_, head_dim_, max_position_embeddings_, positions, x.device()) : kept_;
-  at::Tensor inverse = frequencies.inverse;
-  if (is_dtensor(positions)) {
-    const auto& mesh = device_mesh(positions);
-    inverse = from_local(inverse, mesh, Placements(static_cast<size_t>(mesh->ndim()), Replicate()));
-  }
-  const auto angles = positions.to(at::kFloat).unsqueeze(-1) * inverse;
+  const auto angles = positions.to(at::kFloat).unsqueeze(-1) * replicated_beside(frequencies.inverse, positions);
   nn::RotaryAngles table{angles.cos(), angles.sin()};
   if (frequencies.scaling != 1.0) {
     table.cos.mul_(frequencies.scaling);
@@ -139,7 +134,7 @@ nn::RotaryAngles RotaryEmbedding::forward_by_lengths(const at::Tensor& x, const 
                                                      const at::Tensor& lengths) {
   at::NoGradGuard no_grad;
   const auto plain = [](const at::Tensor& values) {
-    return (is_dtensor(values) ? to_local(values) : values).to(at::kCPU, at::kLong).reshape({-1}).contiguous();
+    return local_part(values).to(at::kCPU, at::kLong).reshape({-1}).contiguous();
   };
   const auto flat = plain(positions), each_length = plain(lengths);
   const auto is_long = each_length.gt(max_position_embeddings_);
@@ -166,10 +161,8 @@ nn::RotaryAngles RotaryEmbedding::forward_by_lengths(const at::Tensor& x, const 
     table.sin[row].copy_(angles.sin());
   }
   for (auto* angles : {&table.cos, &table.sin}) {
-    *angles = sent_to(x.device(), angles->view({positions.size(0), positions.size(1), -1}));
-    if (!is_dtensor(positions)) continue;
-    const auto& mesh = device_mesh(positions);
-    *angles = from_local(*angles, mesh, Placements(static_cast<size_t>(mesh->ndim()), Replicate()));
+    const auto sent = sent_to(x.device(), angles->view({positions.size(0), positions.size(1), -1}));
+    *angles = replicated_beside(sent, positions);
   }
   return table;
 }

@@ -5,12 +5,8 @@
 #include "tessera/base/error.h"
 #include "tessera/models/config/config.h"
 #include "tessera/models/config/family.h"
+#include "tessera/models/families/families.h"
 #include "tessera/models/families/gemma3.h"
-#include "tessera/models/families/llama.h"
-#include "tessera/models/families/mistral.h"
-#include "tessera/models/families/qwen2.h"
-#include "tessera/models/families/qwen3.h"
-#include "tessera/models/families/qwen3_moe.h"
 
 namespace tessera {
 namespace {

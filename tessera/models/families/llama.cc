@@ -1,6 +1,6 @@
-#include "tessera/models/families/llama.h"
-
+// Llama: the decoder that the other families are told by. See decoder.h.
 #include "tessera/models/decoder/decoder.h"
+#include "tessera/models/families/families.h"
 
 namespace tessera {
 

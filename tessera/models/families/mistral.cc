@@ -1,6 +1,5 @@
-#include "tessera/models/families/mistral.h"
-
-#include "tessera/models/families/llama.h"
+// Mistral: a Llama with a sliding window.
+#include "tessera/models/families/families.h"
 
 namespace tessera {
 

@@ -1,7 +1,6 @@
-#include "tessera/models/families/qwen2.h"
-
+// Qwen2 and Qwen2.5: a Llama whose queries, keys and values have a bias; layers may slide.
 #include "tessera/base/text/json.h"
-#include "tessera/models/families/llama.h"
+#include "tessera/models/families/families.h"
 
 namespace tessera {
 

@@ -1,8 +1,6 @@
-#include "tessera/models/families/qwen3.h"
-
+// Qwen3: a Llama with a norm over each head of queries and keys, and a head size of its own; layers may slide.
 #include "tessera/models/decoder/decoder.h"
-#include "tessera/models/families/llama.h"
-#include "tessera/models/families/qwen2.h"
+#include "tessera/models/families/families.h"
 
 namespace tessera {
 namespace {

@@ -1,5 +1,4 @@
-#include "tessera/models/families/qwen3_moe.h"
-
+// Qwen3-MoE: a Qwen3 whose layers have experts in place of the MLP, all of them or some.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -7,7 +6,7 @@
 #include "tessera/base/text/json.h"
 #include "tessera/formats/gguf/gguf_writer.h"
 #include "tessera/models/decoder/decoder.h"
-#include "tessera/models/families/qwen3.h"
+#include "tessera/models/families/families.h"
 
 namespace tessera {
 namespace {

@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
@@ -37,18 +38,12 @@ const ModelFamily& gguf_family(const ModelConfig& config, const std::string& whe
 }
 
 uint32_t file_type(GgmlType type) {
-  switch (type) {
-    case GgmlType::kF32:
-      return 0;
-    case GgmlType::kF16:
-      return 1;
-    case GgmlType::kQ8_0:
-      return 7;
-    case GgmlType::kBF16:
-      return 32;
-    default:
-      raise(ErrorKind::kConfig, "[gguf] tensors can be written as f32, f16, bf16 or q8_0 only");
-  }
+  static const std::map<GgmlType, uint32_t> kFileTypes = {
+      {GgmlType::kF32, 0}, {GgmlType::kF16, 1}, {GgmlType::kQ8_0, 7}, {GgmlType::kBF16, 32}};
+  const auto found = kFileTypes.find(type);
+  TESSERA_CHECK(found != kFileTypes.end(), ErrorKind::kConfig,
+                "[gguf] tensors can be written as f32, f16, bf16 or q8_0 only");
+  return found->second;
 }
 
 void set_model_keys(const ModelConfig& config, const ModelFamily& family, const std::string& where,

@@ -10,11 +10,9 @@
 #include "tessera/formats/tensor_files/finite.h"
 #include "tessera/formats/tensor_files/tensor_files.h"
 #include "tessera/models/config/family.h"
-#include "tessera/models/config/folder_family.h"
 #include "tessera/models/files/weights.h"
 #include "tessera/models/gguf/gguf_weights.h"
 #include "tessera/models/tensors/local_part.h"
-#include "tessera/models/tensors/packed_parts.h"
 #include "tessera/models/tensors/stacked_tensors.h"
 #include "tessera/nn/linear/quantized_linear.h"
 
@@ -279,6 +277,15 @@ std::shared_ptr<const TensorFiles> open_weights(const std::filesystem::path& pat
 }
 
 }  // namespace
+
+void refuse_folder_adapter(const std::filesystem::path& dir) {
+  TESSERA_CHECK(
+      !std::filesystem::exists(dir / "adapter_config.json") || !std::filesystem::exists(dir / "config.json"),
+      ErrorKind::kConfig,
+      "[models.load] {}: holds a model and, in adapter_config.json, an adapter of it. Merge them with "
+      "'tessera ckpt convert {} OUT --to hf --adapter {}', or move adapter_config.json away to use the model alone.",
+      dir.string(), dir.string(), dir.string());
+}
 
 void check_pretrained(CausalLM& model, const std::filesystem::path& dir, UnusedTensors unused) {
   if (const auto file = gguf_of(dir); !file.empty()) return check_gguf(model, file);

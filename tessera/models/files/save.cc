@@ -5,7 +5,6 @@
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
 #include "tessera/base/log.h"
-#include "tessera/comm/collectives/collectives.h"
 #include "tessera/formats/companions.h"
 #include "tessera/formats/safetensors/safetensors_folder.h"
 #include "tessera/formats/safetensors/safetensors_writer.h"
@@ -14,7 +13,6 @@
 #include "tessera/models/config/family.h"
 #include "tessera/models/files/weights.h"
 #include "tessera/models/tensors/local_part.h"
-#include "tessera/models/tensors/packed_parts.h"
 #include "tessera/models/tensors/stacked_tensors.h"
 #include "tessera/models/tensors/stage_values.h"
 #include "tessera/nn/linear/quantized_linear.h"
@@ -101,7 +99,7 @@ class FolderInProgress {
   SafetensorsFolderWriter weights_;
 };
 
-// How the writing rank fared, as bytes that the others can throw again.
+// How the writing rank fared.
 struct Outcome {
   std::optional<Error> error;
   template <class F>
@@ -115,25 +113,15 @@ struct Outcome {
       error = Error(ErrorKind::kInternal, fmt::format("[models.save] {}", failed.what()));
     }
   }
-  std::string bytes() const {
-    return error ? fmt::format("{}{}", static_cast<char>('1' + static_cast<int>(error->kind())), error->what()) : "0";
-  }
-  static void throw_if_failed(const std::string& bytes) {
-    if (bytes != "0") throw Error(static_cast<ErrorKind>(bytes.at(0) - '1'), bytes.substr(1));
-  }
 };
 
 // Gives the whole of a parameter by any of its names, with its adapter in it where that is wanted. COLLECTIVE over its
 // mesh.
 std::function<at::Tensor(const SharedParameter&)> value_getter(CausalLM& model, const std::vector<SharedParameter>& own,
                                                                const SaveOptions& options) {
-  std::map<const c10::TensorImpl*, nn::LoraLinear*> adapted;
+  std::map<std::string, nn::LoraLinear*> adapted;
   for (const auto& [path, linear] : options.merge_adapters ? adapted_linears(model) : AdaptedLinears{}) {
-    if (!linear->packed) adapted[linear->own_parameters().front().parameter.unsafeGetTensorImpl()] = linear;
-  }
-  std::map<std::string, nn::LoraLinear*> adapted_packed;
-  for (const auto& [path, linear] : options.merge_adapters ? adapted_linears(model) : AdaptedLinears{}) {
-    if (linear->packed) adapted_packed[path + ".weight"] = linear;
+    adapted[path + ".weight"] = linear;
   }
   std::map<std::string, nn::PackedWeight*> packed;
   for (const auto& [name, weight] : nn::packed_weights(model)) packed[name] = weight;
@@ -141,19 +129,19 @@ std::function<at::Tensor(const SharedParameter&)> value_getter(CausalLM& model, 
   for (const auto& parameter : own) {
     for (const auto& name : parameter.names) tensors[name] = parameter.tensor;
   }
-  return [adapted, adapted_packed, packed, tensors](const SharedParameter& parameter) {
+  return [adapted, packed, tensors](const SharedParameter& parameter) {
+    at::Tensor whole;
     if (const auto found = packed.find(parameter.names.front()); found != packed.end()) {
       TESSERA_CHECK(found->second->weight.defined(), ErrorKind::kInternal,
                     "[models.save] {}: has no values yet. Load or initialise first.", found->first);
-      const auto values = found->second->weight.values();
-      const auto adapter = adapted_packed.find(found->first);
-      return adapter == adapted_packed.end() ? values : merged_weight(*adapter->second, values);
+      whole = found->second->weight.values();
+    } else {
+      const auto held =
+          std::ranges::find_if(parameter.names, [&](const std::string& name) { return tensors.contains(name); });
+      const auto& tensor = tensors.at(*held);
+      whole = is_dtensor(tensor) ? full_tensor(tensor) : tensor;
     }
-    const auto held =
-        std::ranges::find_if(parameter.names, [&](const std::string& name) { return tensors.contains(name); });
-    const auto& tensor = tensors.at(*held);
-    const auto whole = is_dtensor(tensor) ? full_tensor(tensor) : tensor;
-    const auto adapter = adapted.find(tensor.unsafeGetTensorImpl());
+    const auto adapter = adapted.find(parameter.names.front());
     // In float32, so that the sum is rounded once.
     return adapter == adapted.end() ? whole : merged_weight(*adapter->second, whole.to(at::kFloat));
   };
@@ -194,13 +182,9 @@ void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const st
   }
   if (writes) outcome.attempt([&] { folder->publish(); });
   folder.reset();
-  auto result = outcome.bytes();
-  if (mesh && mesh->size() > 1) {
-    const auto line = mesh->ndim() == 1 ? mesh : mesh->flatten();
-    result = comm::broadcast_bytes(*line->group(0), result);
-  }
-  if (stages) result = comm::broadcast_bytes(*options.pipeline->group(0), result);
-  Outcome::throw_if_failed(result);
+  attempt_on_all(mesh, stages ? options.pipeline->group(0).get() : nullptr, [&] {
+    if (outcome.error) throw *outcome.error;
+  });
 }
 
 }  // namespace tessera

@@ -17,10 +17,14 @@
 #include <optional>
 
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/models/adapters/folder_adapter.h"
 #include "tessera/models/decoder/causal_lm.h"
 
 namespace tessera {
+
+// Of a folder that holds a whole model and adapter_config.json beside it, which transformers loads with the adapter.
+enum class FolderAdapter : uint8_t { kRefuse, kIgnore };
+// Error kConfig for such a folder: load_pretrained and conversions would give the model without its adapter.
+void refuse_folder_adapter(const std::filesystem::path& dir);
 
 // Fills every parameter from what TensorFiles reads (model.safetensors or its shards, a distributed checkpoint of a run
 // or of PyTorch, torch.save), in the parameter's dtype: floating dtypes are converted. Tied heads need not be in the

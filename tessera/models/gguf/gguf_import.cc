@@ -106,19 +106,6 @@ GgufHeads read_heads(const GgufKeys& keys, int64_t hidden) {
   return heads;
 }
 
-const char* config_dtype_name(c10::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat:
-      return "float32";
-    case at::kBFloat16:
-      return "bfloat16";
-    case at::kHalf:
-      return "float16";
-    default:
-      raise(ErrorKind::kConfig, "[gguf] dtype {}: wanted float32, bfloat16 or float16", c10::toString(dtype));
-  }
-}
-
 // The config.json of the folder.
 json config_of(const GgufKeys& keys, const ModelFamily& family, c10::ScalarType dtype) {
   constexpr int64_t kMostWidth = int64_t{1} << 24;
@@ -144,7 +131,7 @@ json config_of(const GgufKeys& keys, const ModelFamily& family, c10::ScalarType 
                  {"rope_scaling", rope_scaling(file, keys.architecture(), theta, heads.size)},
                  {"rope_theta", theta},
                  {"tie_word_embeddings", !file.contains("output.weight")},
-                 {"torch_dtype", config_dtype_name(dtype)},
+                 {"torch_dtype", dtype_name(dtype)},
                  {"use_cache", true},
                  {"vocab_size", vocab}};
   for (const auto& [name, key] :
@@ -229,6 +216,8 @@ class GgufModel {
       : file(GgufFile::open(path)), dtype(wanted_dtype.value_or(own_dtype(*file))) {
     const GgufKeys keys(*file);
     const auto& family = imported_family(keys);
+    TESSERA_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf, ErrorKind::kConfig,
+                  "[gguf] dtype {}: wanted float32, bfloat16 or float16", c10::toString(dtype));
     config_ = config_of(keys, family, dtype);
     config_text_ = json_text(config_, path.string(), 2);
     parsed_ = ModelConfig::parse(config_text_, path.string());
@@ -290,8 +279,7 @@ void gguf_to_folder(const std::filesystem::path& gguf, const std::filesystem::pa
   }
   writer.finish();
   folder.publish();
-  log_info("[gguf] {}: {} tensors written to {} as {}", gguf.string(), tensors.size(), dir.string(),
-           config_dtype_name(dtype));
+  log_info("[gguf] {}: {} tensors written to {} as {}", gguf.string(), tensors.size(), dir.string(), dtype_name(dtype));
 }
 
 }  // namespace tessera

@@ -36,16 +36,15 @@ void set_yarn_keys(const RopeConfig& rope, const std::string& scaling, const std
 nlohmann::ordered_json llama3_scaling(const GgufFile& file, double theta, int64_t head_dim) {
   const auto divisors = file.tensor("rope_freqs.weight").to(at::kFloat).contiguous();
   const float* first = divisors.const_data_ptr<float>();
-  Llama3Scaling scaling;
-  TESSERA_CHECK(
-      divisors.numel() == head_dim / 2 && recover_llama3_scaling({first, first + divisors.numel()}, theta, scaling),
-      ErrorKind::kConfig, "[gguf] {}: rope_freqs.weight is no llama3 scaling that this version knows",
-      file.path().string());
+  const bool one_each = divisors.numel() == head_dim / 2;
+  const auto scaling = one_each ? recover_llama3_scaling({first, first + divisors.numel()}, theta) : std::nullopt;
+  TESSERA_CHECK(scaling, ErrorKind::kConfig,
+                "[gguf] {}: rope_freqs.weight is no llama3 scaling that this version knows", file.path().string());
   return {{"rope_type", "llama3"},
-          {"factor", scaling.factor},
-          {"low_freq_factor", scaling.low_freq_factor},
-          {"high_freq_factor", scaling.high_freq_factor},
-          {"original_max_position_embeddings", static_cast<int64_t>(scaling.original_context)}};
+          {"factor", scaling->factor},
+          {"low_freq_factor", scaling->low_freq_factor},
+          {"high_freq_factor", scaling->high_freq_factor},
+          {"original_max_position_embeddings", scaling->original_max_position_embeddings}};
 }
 
 }  // namespace
@@ -94,45 +93,41 @@ nlohmann::ordered_json rope_scaling(const GgufFile& file, const std::string& arc
   return scaling;
 }
 
-std::vector<float> llama3_divisors(const Llama3Scaling& scaling, double theta, int64_t head_dim) {
+std::vector<float> llama3_divisors(const RopeConfig& rope, int64_t head_dim) {
   std::vector<float> divisors;
+  if (rope.kind != RopeKind::kLlama3) return divisors;
+  const auto context = static_cast<double>(rope.original_max_position_embeddings);
   for (int64_t i = 0; i < head_dim; i += 2) {
-    const double frequency = std::pow(theta, -static_cast<double>(i) / static_cast<double>(head_dim));
-    const double turns = scaling.original_context * frequency / (2 * std::numbers::pi);  // within the old context
+    const double frequency = std::pow(rope.theta, -static_cast<double>(i) / static_cast<double>(head_dim));
+    const double turns = context * frequency / (2 * std::numbers::pi);  // within the old context
     double divisor = 1;
-    if (turns < scaling.low_freq_factor) {
-      divisor = scaling.factor;
-    } else if (turns <= scaling.high_freq_factor) {
-      const double smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor);
-      divisor = 1 / ((1 - smooth) / scaling.factor + smooth);
+    if (turns < rope.low_freq_factor) {
+      divisor = rope.factor;
+    } else if (turns <= rope.high_freq_factor) {
+      const double smooth = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor);
+      divisor = 1 / ((1 - smooth) / rope.factor + smooth);
     }
     divisors.push_back(static_cast<float>(divisor));
   }
   return divisors;
 }
 
-std::vector<float> llama3_divisors(const RopeConfig& rope, int64_t head_dim) {
-  if (rope.kind != RopeKind::kLlama3) return {};
-  return llama3_divisors({rope.factor, rope.low_freq_factor, rope.high_freq_factor,
-                          static_cast<double>(rope.original_max_position_embeddings)},
-                         rope.theta, head_dim);
-}
-
-bool recover_llama3_scaling(const std::vector<float>& divisors, double theta, Llama3Scaling& scaling) {
-  if (divisors.empty()) return false;
-  scaling = {};
+std::optional<RopeConfig> recover_llama3_scaling(const std::vector<float>& divisors, double theta) {
+  if (divisors.empty()) return std::nullopt;
+  RopeConfig scaling;
+  scaling.kind = RopeKind::kLlama3;
+  scaling.theta = theta;
   scaling.factor = *std::ranges::max_element(divisors);
   const auto head_dim = static_cast<int64_t>(divisors.size()) * 2;
   // 8192 first: every released model has it, and short heads may not tell contexts apart.
-  for (const double context :
-       {8192., 4096., 2048., 1024., 512., 256., 128., 64., 32., 16384., 32768., 65536., 131072.}) {
-    scaling.original_context = context;
-    const auto tried = llama3_divisors(scaling, theta, head_dim);
+  for (const int64_t context : {8192, 4096, 2048, 1024, 512, 256, 128, 64, 32, 16384, 32768, 65536, 131072}) {
+    scaling.original_max_position_embeddings = context;
+    const auto tried = llama3_divisors(scaling, head_dim);
     const bool fits = std::equal(tried.begin(), tried.end(), divisors.begin(),
                                  [](float a, float b) { return std::fabs(a - b) <= 1e-4F * std::fabs(a); });
-    if (fits) return true;
+    if (fits) return scaling;
   }
-  return false;
+  return std::nullopt;
 }
 
 double shortest_decimal(double value) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,19 +22,12 @@ void set_rope_keys(const RopeConfig& rope, const std::string& architecture, cons
 nlohmann::ordered_json rope_scaling(const GgufFile& file, const std::string& architecture, double theta,
                                     int64_t head_dim);
 
-struct Llama3Scaling {
-  double factor = 8;
-  double low_freq_factor = 1;
-  double high_freq_factor = 4;
-  double original_context = 8192;
-};
-
-// Divisors of the rotary frequencies, as llama.cpp stores them in rope_freqs.weight; head_dim / 2 of them.
-std::vector<float> llama3_divisors(const Llama3Scaling& scaling, double theta, int64_t head_dim);
-// Those of the settings; empty where they are another kind.
+// Divisors of the rotary frequencies, as llama.cpp stores them in rope_freqs.weight: head_dim / 2 of them, none for
+// another kind than llama3.
 std::vector<float> llama3_divisors(const RopeConfig& rope, int64_t head_dim);
-// The scaling behind such divisors: factors 1 and 4 and a power of two as context are tried. False: none fits.
-bool recover_llama3_scaling(const std::vector<float>& divisors, double theta, Llama3Scaling& scaling);
+// The llama3 scaling behind such divisors of frequencies of the base `theta`: factors 1 and 4 and a power of two as
+// context are tried. None where no such scaling fits.
+std::optional<RopeConfig> recover_llama3_scaling(const std::vector<float>& divisors, double theta);
 
 // GGUF keeps float32; 1e-5 shall be read as that, not with the digits of its nearest float32.
 double shortest_decimal(double value);

@@ -91,18 +91,14 @@ void read_merges(const json& model, HfVocabulary& vocabulary) {
   }
 }
 
-// A token beyond the embedding's rows (Gemma's image token in a model without images) cannot be given to the model.
-bool is_beyond_rows(const json& id, const HfVocabulary& vocabulary) {
-  return id.is_number_unsigned() && id.get<uint64_t>() >= vocabulary.tokens.size();
-}
-
 void place_added_token(HfVocabulary& vocabulary, const json& token, const std::string& unk, bool sentence_piece) {
   const auto text = text_or(token, "content", "");
   TESSERA_CHECK(token.is_object() && token.contains("id") && !text.empty(), ErrorKind::kFormat,
                 "[gguf] {}: an added token has no id or content", vocabulary.where);
   const auto& id = token["id"];
   if (id.is_number_unsigned()) vocabulary.listed.insert(id.get<int64_t>());
-  if (is_beyond_rows(id, vocabulary)) {
+  // Gemma's image token, in a model without images, cannot be given to the model.
+  if (id.is_number_unsigned() && id.get<uint64_t>() >= vocabulary.tokens.size()) {
     log_warning("[gguf] {}: token {} has the id {} beyond the model's {} rows and is left out", vocabulary.where,
                 quote(text), id.dump(), vocabulary.tokens.size());
     return;
@@ -311,8 +307,8 @@ void set_tokenizer_keys(const std::filesystem::path& dir, const ModelConfig& mod
   auto vocabulary = read_vocabulary(tokenizer, where, model_config.vocab_size, sentence_piece);
   const auto own = text::Tokenizer::from_folder(dir);
   place_config_tokens(vocabulary, own, text_or(*model, "unk_token", ""), sentence_piece);
-  const auto pre_tokenizer =
-      sentence_piece ? std::string("default") : std::string(match_kind(tokenizer, where).gguf_names.front());
+  const std::string pre_tokenizer(sentence_piece ? kDefaultPreTokenizer
+                                                 : match_kind(tokenizer, where).gguf_names.front());
   for (const char* key : {"bos_token", "eos_token", "pad_token"}) {
     if (const auto id = id_of_special(vocabulary, config, key)) mark_as_control(vocabulary, *id);
   }

@@ -6,6 +6,7 @@
 #include "tessera/dtensor/tensor/layout.h"
 #include "tessera/models/config/family.h"
 #include "tessera/nn/linear/lora.h"
+#include "tessera/nn/linear/quantized_linear.h"
 
 namespace tessera {
 
@@ -21,6 +22,16 @@ std::vector<SharedParameter> shared_parameters(nn::Module& module, Parameters wh
     out[found->second].slots.push_back(named.slot);
   }
   return out;
+}
+
+std::vector<SharedParameter> parameters_and_packed(nn::Module& module) {
+  auto all = shared_parameters(module);
+  const auto dtype = all.empty() ? at::kFloat : all.front().tensor.scalar_type();
+  for (const auto& [name, packed] : nn::packed_weights(module)) {
+    const auto form = at::empty({packed->out, packed->in}, at::TensorOptions(dtype).device(at::kMeta));
+    all.push_back({form, {name}, {}});
+  }
+  return all;
 }
 
 MeshPtr mesh_of(const std::vector<SharedParameter>& parameters) {

@@ -24,6 +24,9 @@ struct SharedParameter {
 enum class Parameters { kOfModel, kOfAdapters };
 // In the order of named_parameters(); those of adapters (nn::AdapterPart) are no part of the model.
 std::vector<SharedParameter> shared_parameters(nn::Module& module, Parameters which = Parameters::kOfModel);
+// Those of the model, and behind them, in the order of nn::packed_weights(), one without slot for each packed weight:
+// on the meta device, of the shape that it stands for, under the name that it would have.
+std::vector<SharedParameter> parameters_and_packed(nn::Module& module);
 // Of the first that is a DTensor; null: all are plain.
 MeshPtr mesh_of(const std::vector<SharedParameter>& parameters);
 // What a file may call it, likeliest first.

@@ -1,10 +1,24 @@
 #include "tessera/models/tensors/stage_values.h"
 
+#include <numeric>
+
 #include "tessera/base/error.h"
+#include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/collectives/gather_names.h"
 
 namespace tessera {
+
+void attempt_on_all(const MeshPtr& mesh, comm::Group* pipeline, const std::function<void()>& action) {
+  const auto on_mesh = [&] {
+    if (!mesh) return action();
+    std::vector<int64_t> dims(static_cast<size_t>(mesh->ndim()));
+    std::iota(dims.begin(), dims.end(), 0);
+    comm::attempt_together(mesh->ndim() == 1 ? *mesh->group(0) : *mesh->group(dims), action);
+  };
+  if (pipeline == nullptr) return on_mesh();
+  comm::attempt_together(*pipeline, on_mesh);
+}
 
 StageValues::StageValues(comm::Group& pipeline, const std::vector<SharedParameter>& own)
     : pipeline_(pipeline), device_(own.empty() ? c10::Device(at::kCPU) : own.front().tensor.device()) {

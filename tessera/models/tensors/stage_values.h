@@ -7,6 +7,7 @@
 //   }
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -35,5 +36,9 @@ class StageValues {
   c10::Device device_;
   std::map<std::string, int> owners_;  // of each name
 };
+
+// Runs `action` on the ranks of the mesh (null: on this one) and of the pipeline (null: none). When it throws on any,
+// every rank throws (comm/collectives/agreement.h). COLLECTIVE over both.
+void attempt_on_all(const MeshPtr& mesh, comm::Group* pipeline, const std::function<void()>& action);
 
 }  // namespace tessera

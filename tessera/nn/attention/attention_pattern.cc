@@ -10,6 +10,7 @@
 #include "tessera/kernels/attention/flash_attention.h"
 #include "tessera/kernels/attention/head_groups.h"
 #include "tessera/kernels/attention/kept_attention.h"
+#include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/mesh/host_memory.h"
 #include "tessera/nn/attention/attention_mask.h"
 #include "tessera/nn/attention/context_attention.h"
@@ -79,39 +80,18 @@ at::Tensor first_keys(const std::vector<std::vector<DocumentRun>>& rows, const A
   return first_key;
 }
 
-// Results of padding are not zeros then.
-AttentionPattern::Documents lengths_with_room(const std::vector<std::vector<DocumentRun>>& rows, c10::Device device,
-                                              DocumentRoom& room) {
-  std::vector<int32_t> begins = {0};
-  int64_t longest = 0;
-  for (const auto& row : rows) {
-    for (const auto& run : row) {
-      begins.push_back(begins.back() + static_cast<int32_t>(run.tokens));
-      longest = std::max(longest, run.tokens);
-    }
-  }
-  const auto grow = [](int64_t& size, int64_t wanted) {
-    while (size < wanted) size *= 2;
-  };
-  grow(room.documents, static_cast<int64_t>(begins.size()) - 1);
-  grow(room.longest, longest);
-  begins.resize(static_cast<size_t>(room.documents) + 1, begins.back());  // the others have no tokens
-  return {.begins = sent_to(device, at::tensor(begins, at::kInt)),
-          .longest = room.longest,
-          .runs = {begins.back()},
-          .have_room = true};
-}
-
 // In float32 the kernels keep as many numbers for each document as for the longest one: at most so many for a token.
 constexpr int64_t kMostSums = 8;
 
+// None where the kernels would keep too much. With room (null: none) padding is a document, too, so that its results
+// are not zeros.
 AttentionPattern::Documents lengths_of_documents(const std::vector<std::vector<DocumentRun>>& rows,
-                                                 const at::TensorOptions& options) {
-  AttentionPattern::Documents out{.runs = {0}};
+                                                 const at::TensorOptions& options, DocumentRoom* room) {
+  AttentionPattern::Documents out{.runs = {0}, .have_room = room != nullptr};
   std::vector<int32_t> begins = {0};
   for (const auto& row : rows) {
     for (const auto& run : row) {
-      const bool documents_last = out.runs.size() % 2 == 1, is_document = run.id >= 0;
+      const bool documents_last = out.runs.size() % 2 == 1, is_document = run.id >= 0 || out.have_room;
       if (documents_last != is_document) out.runs.push_back(0);
       out.runs.back() += run.tokens;
       if (!is_document) continue;
@@ -120,16 +100,17 @@ AttentionPattern::Documents lengths_of_documents(const std::vector<std::vector<D
     }
   }
   const int64_t documents = static_cast<int64_t>(begins.size()) - 1;
-  const bool in_float32 = options.dtype() == at::kFloat;
-  if (out.longest == 0 || (in_float32 && documents * out.longest > kMostSums * begins.back())) return {};
+  if (room != nullptr) {
+    while (room->documents < documents) room->documents *= 2;
+    while (room->longest < out.longest) room->longest *= 2;
+    out.longest = room->longest;
+    begins.resize(static_cast<size_t>(room->documents) + 1, begins.back());  // the others have no tokens
+  } else if (out.longest == 0 ||
+             (options.dtype() == at::kFloat && documents * out.longest > kMostSums * begins.back())) {
+    return {};
+  }
   out.begins = sent_to(options.device(), at::tensor(begins, at::kInt));
   return out;
-}
-
-// A mask beside a DTensor is made alike on all ranks.
-at::Tensor mask_beside(const at::Tensor& mask, const at::Tensor& q) {
-  if (!is_dtensor(q)) return mask;
-  return from_local(mask, device_mesh(q), Placements(placements(q).size(), Replicate()));
 }
 
 at::Tensor capped_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
@@ -137,17 +118,19 @@ at::Tensor capped_attention(const at::Tensor& q, const at::Tensor& k, const at::
   const auto keys = kernels::repeat_heads(k, /*dim=*/1, q.size(1)).transpose(2, 3),
              values = kernels::repeat_heads(v, /*dim=*/1, q.size(1));
   const double scale = scores.scale > 0 ? scores.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));
-  const auto wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   std::vector<at::Tensor> results;
   for (int64_t begin = 0; begin < q.size(2); begin += kMostPiece) {
     const int64_t count = std::min(kMostPiece, q.size(2) - begin), seen = causal ? begin + count : k.size(2);
     auto score = q.narrow(2, begin, count).matmul(keys.narrow(3, 0, seen)).mul(scale / scores.softcap);
     score = score.tanh().mul(scores.softcap);
     if (causal) {
-      score = score + mask_beside(visible_mask({.first_query = begin, .queries = count, .keys = seen}, q.options()), q);
+      score = score +
+              replicated_beside(visible_mask({.first_query = begin, .queries = count, .keys = seen}, q.options()), q);
     }
-    if (mask) score = score + mask_beside(mask->narrow(0, begin, count), q);
-    results.push_back(at::softmax(score, -1, wide).to(q.scalar_type()).matmul(values.narrow(2, 0, seen)));
+    if (mask) score = score + replicated_beside(mask->narrow(0, begin, count), q);
+    results.push_back(at::softmax(score, -1, kernels::wide_type(q.scalar_type()))
+                          .to(q.scalar_type())
+                          .matmul(values.narrow(2, 0, seen)));
   }
   return results.size() == 1 ? results[0] : at::cat(results, 2);
 }
@@ -155,7 +138,7 @@ at::Tensor capped_attention(const at::Tensor& q, const at::Tensor& k, const at::
 at::Tensor scaled_dot_product(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                               std::optional<at::Tensor> mask, const AttentionScores& scores) {
   if (scores.softcap > 0) return capped_attention(q, k, v, causal, mask, scores);
-  if (mask) mask = mask_beside(*mask, q);
+  if (mask) mask = replicated_beside(*mask, q);
   const auto scale = scores.scale > 0 ? std::optional<double>(scores.scale) : std::nullopt;
   if (kernels::keeps_attention(q)) {
     return kernels::kept_attention(q, k, v, {.causal = causal && q.size(2) > 1, .mask = mask, .scale = scale});
@@ -281,9 +264,7 @@ AttentionPattern attention_pattern(const AttentionPatternOptions& wanted, const 
   if (options.device().is_cpu()) pattern.first_key = first_keys(rows, wanted);
   if (kernels::has_flash_attention(options.device(), c10::typeMetaToScalarType(options.dtype()))) {
     // Places without a document would cost float32 memory, too.
-    const bool with_room = wanted.room != nullptr && options.dtype() != at::kFloat;
-    pattern.documents =
-        with_room ? lengths_with_room(rows, options.device(), *wanted.room) : lengths_of_documents(rows, options);
+    pattern.documents = lengths_of_documents(rows, options, options.dtype() != at::kFloat ? wanted.room : nullptr);
   }
   pattern.window_piece = std::clamp(wanted.sliding_window, kLeastPiece, kMostPiece);
   int64_t most_earlier = -1;

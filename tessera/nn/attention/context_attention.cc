@@ -9,6 +9,7 @@
 #include "tessera/base/text/quote.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/held_value.h"
 #include "tessera/kernels/attention/partial_attention.h"
 #include "tessera/kernels/autograd/kept_results.h"
 #include "tessera/nn/attention/attention_mask.h"
@@ -235,19 +236,16 @@ kernels::AttentionPartGradients context_backward(const at::Tensor& gradient, con
   return {grad_q.sum().to(q.scalar_type()), home[0].to(k.scalar_type()), home[1].to(v.scalar_type())};
 }
 
-struct HeldPattern final : torch::CustomClassHolder {
-  explicit HeldPattern(std::shared_ptr<const ContextPattern> pattern) : pattern(std::move(pattern)) {}
-  std::shared_ptr<const ContextPattern> pattern;
-};
+using PatternPtr = std::shared_ptr<const ContextPattern>;
 
 // Attention whose result and log sums are known: what it adds is the derivative.
 struct KnownContextAttention : torch::autograd::Function<KnownContextAttention> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const at::Tensor& output, const at::Tensor& log_sums,
-                            const c10::intrusive_ptr<HeldPattern>& held, double scale, double softcap) {
+                            const PatternPtr& pattern, double scale, double softcap) {
     const auto result = output.detach();
     ctx->save_for_backward({q, k, v, result, log_sums});
-    ctx->saved_data["pattern"] = c10::IValue::make_capsule(held);
+    ctx->saved_data["pattern"] = hold_value(pattern);
     ctx->saved_data["scale"] = scale;
     ctx->saved_data["softcap"] = softcap;
     return result;
@@ -258,26 +256,13 @@ struct KnownContextAttention : torch::autograd::Function<KnownContextAttention> 
     TESSERA_CHECK(!c10::GradMode::is_enabled(), ErrorKind::kInternal,
                   "[nn.context] attention over ranks has no second derivative. Differentiate without create_graph.");
     const auto saved = ctx->get_saved_variables();
-    const auto& pattern = *static_cast<HeldPattern&>(*ctx->saved_data["pattern"].toCapsule()).pattern;
+    const auto& pattern = *held_value<PatternPtr>(ctx->saved_data["pattern"]);
     const AttentionScores scores{.scale = ctx->saved_data["scale"].toDouble(),
                                  .softcap = ctx->saved_data["softcap"].toDouble()};
     const auto found = context_backward(grads[0], saved[0], saved[1], saved[2], {saved[3], saved[4]}, pattern, scores);
     return {found.q, found.k, found.v, {}, {}, {}, {}, {}};
   }
 };
-
-kernels::AttentionPart computed_or_kept(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                        const ContextPattern& pattern, const AttentionScores& scores) {
-  auto* const kept = kernels::KeptResults::current();
-  if (kept != nullptr && kept->mode() == kernels::KeptResults::Mode::kReplay) {
-    const auto known = kept->next();
-    return {known.at(0), known.at(1)};
-  }
-  const c10::NoGradGuard no_grad;
-  const auto computed = context_forward(q, k, v, pattern, scores);
-  if (kept != nullptr) kept->keep({computed.out, computed.log_sums});
-  return computed;
-}
 
 void check_attended(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const ContextSequence& sequence) {
   const int64_t tokens = sequence.layout.tokens_of(sequence.how.group->rank());
@@ -294,9 +279,12 @@ void check_attended(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
 at::Tensor attend_locally(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const std::shared_ptr<const ContextPattern>& pattern, const AttentionScores& scores) {
   check_attended(q, k, v, *pattern->sequence);
-  const auto known = computed_or_kept(q, k, v, *pattern, scores);
-  return KnownContextAttention::apply(q, k, v, known.out, known.log_sums, c10::make_intrusive<HeldPattern>(pattern),
-                                      scores.scale, scores.softcap);
+  const auto known = kernels::KeptResults::computed_or_kept([&] {
+    const c10::NoGradGuard no_grad;
+    const auto computed = context_forward(q, k, v, *pattern, scores);
+    return std::vector<at::Tensor>{computed.out, computed.log_sums};
+  });
+  return KnownContextAttention::apply(q, k, v, known.at(0), known.at(1), pattern, scores.scale, scores.softcap);
 }
 
 }  // namespace

@@ -109,22 +109,17 @@ void join_neighbours(Pieces& pieces) {
 
 // Causal products of [0, n) and of [n, m) with the product of all with all between them are the causal one of [0, m).
 void join_triangles(Pieces& pieces) {
-  const auto causal_at = [&](int64_t query, int64_t key, auto&& fits) {
-    return std::ranges::find_if(pieces, [&](const ContextPiece& each) {
-      return each.kind == ContextPiece::Kind::kCausal && fits(each, query, key);
-    });
-  };
-  const auto ends_at = [](const ContextPiece& each, int64_t query, int64_t key) {
-    return each.query + each.queries == query && each.key + each.keys == key;
-  };
-  const auto begins_at = [](const ContextPiece& each, int64_t query, int64_t key) {
-    return each.query == query && each.key == key;
+  const auto causal_piece = [&](auto&& fits) {
+    return std::ranges::find_if(
+        pieces, [&](const ContextPiece& each) { return each.kind == ContextPiece::Kind::kCausal && fits(each); });
   };
   for (size_t i = 0; i < pieces.size(); ++i) {
     const auto between = pieces[i];
     if (between.kind != ContextPiece::Kind::kFull) continue;
-    const auto upper = causal_at(between.query, between.key + between.keys, ends_at),
-               lower = causal_at(between.query, between.key + between.keys, begins_at);
+    const int64_t query = between.query, key = between.key + between.keys;  // where [0, n) ends and [n, m) begins
+    const auto upper = causal_piece(
+        [&](const ContextPiece& each) { return each.query + each.queries == query && each.key + each.keys == key; });
+    const auto lower = causal_piece([&](const ContextPiece& each) { return each.query == query && each.key == key; });
     if (upper == pieces.end() || lower == pieces.end()) continue;
     if (upper->keys != between.keys || lower->queries != between.queries) continue;
     upper->queries += lower->queries;

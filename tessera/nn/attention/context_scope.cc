@@ -12,8 +12,6 @@ const comm::PropagatedKind kContext{"context_parallel"};
 ContextScope::ContextScope(ContextParallelism how, const kernels::ContextLayout& layout)
     : how_(std::move(how)), layout_(layout), in_force_(kContext, this) {}
 
-ContextScope::~ContextScope() = default;
-
 const ContextScope* ContextScope::current() {
   return static_cast<const ContextScope*>(comm::Propagated::innermost(kContext));
 }

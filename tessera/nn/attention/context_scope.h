@@ -16,7 +16,6 @@ namespace tessera::nn {
 class ContextScope {
  public:
   ContextScope(ContextParallelism how, const kernels::ContextLayout& layout);
-  ~ContextScope();
   ContextScope(const ContextScope&) = delete;
   ContextScope& operator=(const ContextScope&) = delete;
 

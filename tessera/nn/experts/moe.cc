@@ -3,7 +3,8 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/kernels/linear/grouped_linear.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/kernels/linear/permute_rows.h"
@@ -13,11 +14,9 @@
 namespace tessera::nn {
 namespace {
 
-at::Tensor part_here(const at::Tensor& weight) { return is_dtensor(weight) ? to_local(weight) : weight; }
-
 // A weight that ranks with other tokens have, too.
 at::Tensor shared_weight(const at::Tensor& weight, const MeshPtr& mesh) {
-  if (mesh == nullptr) return part_here(weight);
+  if (mesh == nullptr) return local_part(weight);
   const auto everywhere = is_dtensor(weight) ? weight : from_local(weight, mesh, {Replicate()});
   return to_local(everywhere, Placements{Partial()});
 }
@@ -31,8 +30,7 @@ Router::Router(const MoEOptions& moe, const ParameterOptions& options)
 
 Routing Router::forward(const at::Tensor& rows, const RealTokens& real) {
   const auto logits = tessera::kernels::linear(rows, shared_weight(weight, tokens_over));
-  const auto wide = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  auto probabilities = at::softmax(logits, -1, wide);
+  auto probabilities = at::softmax(logits, -1, kernels::wide_type(logits.scalar_type()));
   const bool counts = statistics && statistics->on();
   if (counts) probabilities = with_balance_gradient(probabilities, real.mask, statistics);
   auto [weights, experts] = at::topk(probabilities, chosen_, -1);
@@ -49,10 +47,10 @@ Experts::Experts(const MoEOptions& moe, const ParameterOptions& options)
 }
 
 at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& counts) {
-  const auto both = kernels::grouped_linear(rows, part_here(gate_up_proj), counts).split(inner_, -1);
+  const auto both = kernels::grouped_linear(rows, local_part(gate_up_proj), counts).split(inner_, -1);
   const auto inner =
       activation_ == Activation::kSilu ? kernels::swiglu(both[0], both[1]) : kernels::geglu(both[0], both[1]);
-  return kernels::grouped_linear(inner, part_here(down_proj), counts);
+  return kernels::grouped_linear(inner, local_part(down_proj), counts);
 }
 
 namespace {

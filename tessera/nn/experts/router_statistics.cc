@@ -4,29 +4,25 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/tensor/held_value.h"
 #include "tessera/nn/experts/moe.h"
 
 namespace tessera::nn {
 namespace {
 
-struct SavedStatistics final : torch::CustomClassHolder {
-  explicit SavedStatistics(std::shared_ptr<const RouterStatistics> s) : statistics(std::move(s)) {}
-  std::shared_ptr<const RouterStatistics> statistics;
-};
+using StatisticsPtr = std::shared_ptr<const RouterStatistics>;
 
 struct BalanceGradient : torch::autograd::Function<BalanceGradient> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& probabilities,
-                            const std::optional<at::Tensor>& mask,
-                            const std::shared_ptr<const RouterStatistics>& statistics) {
+                            const std::optional<at::Tensor>& mask, const StatisticsPtr& statistics) {
     if (mask) ctx->save_for_backward({*mask});
-    ctx->saved_data["statistics"] = c10::IValue::make_capsule(
-        c10::intrusive_ptr<torch::CustomClassHolder>(c10::make_intrusive<SavedStatistics>(statistics)));
+    ctx->saved_data["statistics"] = hold_value(statistics);
     return probabilities.clone();
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
-    const auto& saved = static_cast<const SavedStatistics&>(*ctx->saved_data["statistics"].toCapsule());
-    auto added = saved.statistics->gradient().to(grads[0].options());
+    const auto& statistics = held_value<StatisticsPtr>(ctx->saved_data["statistics"]);
+    auto added = statistics->gradient().to(grads[0].options());
     const auto masks = ctx->get_saved_variables();
     if (!masks.empty()) added = added * masks[0].to(added.scalar_type()).unsqueeze(1);
     return {grads[0] + added, at::Tensor(), at::Tensor()};
@@ -56,15 +52,11 @@ void RouterStatistics::finish(const at::Tensor& sums) {
   mode_ = Mode::kFinished;
 }
 
-void RouterStatistics::require_totals() const {
+// Without rows nothing was chosen either, and what is divided by them is 0.
+at::Tensor RouterStatistics::rows() const {
   TESSERA_CHECK(totals_.defined(), ErrorKind::kInternal,
                 "[nn.router] the load-balance loss of a step is not known yet. Call finish() with the sums of all "
                 "ranks after the forwards of the step and before its first backward.");
-}
-
-// Without rows nothing was chosen either, and what is divided by them is 0.
-at::Tensor RouterStatistics::rows() const {
-  require_totals();
   return totals_[2 * experts_].clamp_min(1);
 }
 

@@ -53,7 +53,6 @@ class RouterStatistics {
 
  private:
   enum class Mode { kOff, kCounting, kFinished };
-  void require_totals() const;
   at::Tensor rows() const;
 
   int64_t experts_;

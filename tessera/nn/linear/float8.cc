@@ -4,10 +4,9 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <typeinfo>
-
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/dispatch/result_form.h"
 
 namespace tessera::nn {
 namespace {
@@ -24,9 +23,8 @@ struct Float8Product : torch::autograd::Function<Float8Product> {
     const auto x8 = to_float8(x.reshape({-1, x.size(-1)}), at::kFloat8_e4m3fn);
     ctx->save_for_backward({x8.data, x8.scale, weight8, weight_scale});
     ctx->saved_data["weight_dtype"] = static_cast<int64_t>(weight.scalar_type());
-    auto shape = x.sizes().vec();
-    shape.back() = weight8.size(0);
-    return float8_product(x8, {weight8, weight_scale}, x.scalar_type()).view(shape);
+    const auto sizes = kernels::with_last(x.sizes(), weight8.size(0));
+    return float8_product(x8, {weight8, weight_scale}, x.scalar_type()).view(sizes);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const auto saved = ctx->get_saved_variables();
@@ -34,9 +32,8 @@ struct Float8Product : torch::autograd::Function<Float8Product> {
     const auto grad8 = to_float8(grad.reshape({-1, grad.size(-1)}), at::kFloat8_e5m2);
     at::Tensor grad_x, grad_weight;
     if (ctx->needs_input_grad(0)) {
-      auto shape = grad.sizes().vec();
-      shape.back() = saved[2].size(1);
-      grad_x = float8_product(grad8, Float8Tensor{saved[2], saved[3]}.t(), grad.scalar_type()).view(shape);
+      const auto sizes = kernels::with_last(grad.sizes(), saved[2].size(1));
+      grad_x = float8_product(grad8, Float8Tensor{saved[2], saved[3]}.t(), grad.scalar_type()).view(sizes);
     }
     if (ctx->needs_input_grad(1)) {
       const auto dtype = static_cast<c10::ScalarType>(ctx->saved_data["weight_dtype"].toInt());
@@ -46,31 +43,13 @@ struct Float8Product : torch::autograd::Function<Float8Product> {
   }
 };
 
-void convert_below(Module& module, const std::shared_ptr<Float8Steps>& steps) {
-  const auto children = module.named_children();
-  for (const auto& [name, child] : children) {
-    auto* linear = dynamic_cast<Linear*>(child.get());
-    if (linear == nullptr) {
-      convert_below(*child, steps);
-    } else if (typeid(*linear) == typeid(Linear)) {
-      module.replace_child(name, std::make_shared<Float8Linear>(*linear, steps));
-    }
-  }
-}
-
 }  // namespace
 
 Float8Linear::Float8Linear(Linear& former, std::shared_ptr<Float8Steps> steps)
-    : Linear(1, 1, former.bias.defined(), {.dtype = former.weight.scalar_type(), .device = c10::Device(c10::kMeta)}),
-      steps_(std::move(steps)) {
+    : Linear(former, /*with_weight=*/true), steps_(std::move(steps)) {
   TESSERA_CHECK(!former.has_hooks(), ErrorKind::kConfig,
                 "[nn.float8] a Linear [{}, {}] has hooks already. Convert before the model is parallelized.",
                 former.weight.size(0), former.weight.size(1));
-  for (size_t i = 0; i < own_parameters().size(); ++i) {
-    own_parameters()[i].decay = former.own_parameters()[i].decay;
-    set_parameter(own_parameters()[i], former.own_parameters()[i].parameter);
-  }
-  train(former.training());
 }
 
 const Float8Tensor& Float8Linear::converted_weight() {
@@ -94,7 +73,7 @@ at::Tensor Float8Linear::forward(const at::Tensor& x) {
 
 std::shared_ptr<Float8Steps> convert_to_float8(Module& root) {
   auto steps = std::make_shared<Float8Steps>();
-  convert_below(root, steps);
+  replace_linears(root, [&](Linear& former) { return std::make_shared<Float8Linear>(former, steps); });
   return steps;
 }
 

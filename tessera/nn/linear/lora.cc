@@ -85,7 +85,7 @@ LoraMagnitude::LoraMagnitude(int64_t out, const ParameterOptions& options) {
 }
 
 LoraLinear::LoraLinear(Linear& former, const LoraSettings& settings)
-    : Linear(1, 1, former.bias.defined(), {.device = c10::Device(c10::kMeta)}),
+    : Linear(former, /*with_weight=*/true),
       settings_(settings),
       scaling_(settings.alpha /
                (settings.rslora ? std::sqrt(static_cast<double>(settings.rank)) : static_cast<double>(settings.rank))),
@@ -95,17 +95,8 @@ LoraLinear::LoraLinear(Linear& former, const LoraSettings& settings)
   TESSERA_CHECK(!former.has_hooks() && !is_dtensor(former.weight), ErrorKind::kConfig,
                 "[nn.lora] {}: is parallel or has hooks already. Add adapters before the model is parallelized.",
                 settings.path);
-  if (auto* const quantized = dynamic_cast<QuantizedLinear*>(&former)) {
-    packed = quantized->packed;
-    own_parameters().erase(own_parameters().begin());
-    weight.reset();
-  }
-  for (size_t i = 0; i < own_parameters().size(); ++i) {
-    const auto& slot = former.own_parameters()[i];
-    own_parameters()[i].decay = slot.decay;
-    slot.parameter.set_requires_grad(false);
-    set_parameter(own_parameters()[i], slot.parameter);
-  }
+  if (auto* const quantized = dynamic_cast<QuantizedLinear*>(&former)) packed = quantized->packed;
+  former.set_requires_grad(false);
   const int64_t out = packed ? packed->out : weight.size(0), in = packed ? packed->in : weight.size(1);
   const bool has_values = packed && packed->weight.defined();
   const auto packed_on = has_values ? packed->weight.device() : c10::Device(c10::kMeta);

@@ -3,9 +3,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
-#include <typeinfo>
 
 #include "tessera/base/error.h"
+#include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/linear/lora.h"
 
@@ -44,10 +44,8 @@ at::Tensor PackedWeight::product(const at::Tensor& x, const at::Tensor& bias) co
   // Each rank has the gradient of what its own rows gave.
   const auto own = to_local(x, Placements{rows ? Placement(Partial()) : wanted});
   const auto y = kernels::quantized_linear(own, own_part());
-  auto shape = x.sizes().vec();
-  shape.back() = out;
   const Placement lies_so = rows ? Placement(Shard(x.dim() - 1)) : columns ? Placement(Partial()) : Replicate();
-  const auto whole = from_local(y, mesh, {lies_so}, FromLocalOptions::contiguous(shape));
+  const auto whole = from_local(y, mesh, {lies_so}, FromLocalOptions::contiguous(kernels::with_last(x.sizes(), out)));
   return bias.defined() ? whole + bias.to(whole.scalar_type()) : whole;
 }
 
@@ -57,35 +55,18 @@ at::Tensor PackedWeight::values() const {
 }
 
 QuantizedLinear::QuantizedLinear(Linear& former, const QuantizeOptions& options)
-    : Linear(1, 1, former.bias.defined(), {.dtype = former.weight.scalar_type(), .device = c10::Device(c10::kMeta)}),
+    : Linear(former, /*with_weight=*/false),
       packed(std::make_shared<PackedWeight>(
           PackedWeight{.out = former.weight.size(0), .in = former.weight.size(1), .how = options})) {
   TESSERA_CHECK(!former.has_hooks(), ErrorKind::kConfig,
                 "[nn.quantize] a Linear [{}, {}] has hooks already. Quantise before the model is parallelized.",
                 packed->out, packed->in);
-  auto& own = own_parameters();
-  own.erase(own.begin());
-  weight.reset();
-  for (size_t i = 0; i < own.size(); ++i) {
-    const auto& slot = former.own_parameters()[i + 1];
-    own[i].decay = slot.decay;
-    set_parameter(own[i], slot.parameter);
-  }
-  train(former.training());
 }
 
 at::Tensor QuantizedLinear::forward(const at::Tensor& x) { return packed->product(x, bias); }
 
 void quantize_linears(Module& root, const QuantizeOptions& options) {
-  const auto children = root.named_children();
-  for (const auto& [name, child] : children) {
-    auto* const linear = dynamic_cast<Linear*>(child.get());
-    if (linear == nullptr) {
-      quantize_linears(*child, options);
-    } else if (typeid(*linear) == typeid(Linear)) {
-      root.replace_child(name, std::make_shared<QuantizedLinear>(*linear, options));
-    }
-  }
+  replace_linears(root, [&](Linear& former) { return std::make_shared<QuantizedLinear>(former, options); });
 }
 
 PackedWeight* packed_weight_of(Module& module) {

@@ -1,7 +1,6 @@
 #include "tessera/optim/detail/adamw_update.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/_fused_adamw.h>
 
 #include "tessera/base/error.h"
 #include "tessera/optim/detail/hyperparameters.h"
@@ -39,14 +38,6 @@ void check_adamw(const Hyperparameters& settings, const char* verb) {
 const std::vector<std::string>& adamw_states() {
   static const std::vector<std::string> kStates = {"exp_avg", "exp_avg_sq"};
   return kStates;
-}
-
-void update_adamw(AdamWTensors& tensors, double lr, const Hyperparameters& settings, const at::Tensor& found_inf) {
-  const auto [beta1, beta2] = pair_of(settings, "betas");
-  const auto found_inf_or_none = found_inf.defined() ? std::optional(found_inf) : std::nullopt;
-  at::_fused_adamw_(tensors.parameters, tensors.gradients, tensors.averages, tensors.squares, {}, tensors.steps, lr,
-                    beta1, beta2, number_of(settings, "weight_decay"), number_of(settings, "eps"),
-                    /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/{}, found_inf_or_none);
 }
 
 }  // namespace tessera::optim::detail

@@ -1,37 +1,21 @@
 #include "tessera/optim/detail/orthogonalize.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ATen.h>
 
 #include <algorithm>
 
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/layout.h"
 #include "tessera/mesh/device_mesh.h"
 
 namespace tessera::optim::detail {
 namespace {
 
-// Where a rank is on each dim of a mesh of these sizes, the last dim running fastest.
-std::vector<int64_t> coordinates_of(int64_t position, const DeviceMesh& mesh) {
-  std::vector<int64_t> out(static_cast<size_t>(mesh.ndim()));
-  for (int64_t dim = mesh.ndim(); dim-- > 0;) {
-    out[static_cast<size_t>(dim)] = position % mesh.size(dim);
-    position /= mesh.size(dim);
-  }
-  return out;
-}
-
-std::vector<int64_t> own_coordinates(const DeviceMesh& mesh) {
-  std::vector<int64_t> out;
-  for (int64_t dim = 0; dim < mesh.ndim(); ++dim) out.push_back(mesh.local_rank(dim));
-  return out;
-}
-
 // The owner's tensor to all ranks of the mesh: along its last dim first, there only beside the owner.
 void send_from(const std::vector<int64_t>& owner, const DeviceMesh& mesh, const at::Tensor& tensor) {
-  const auto own = own_coordinates(mesh);
+  std::vector<int64_t> own;
+  for (int64_t dim = 0; dim < mesh.ndim(); ++dim) own.push_back(mesh.local_rank(dim));
   for (int64_t dim = mesh.ndim(); dim-- > 0;) {
     if (mesh.size(dim) == 1 || !std::equal(own.begin(), own.begin() + dim, owner.begin())) continue;
     comm::broadcast(*mesh.group(dim), tensor, static_cast<int>(owner[static_cast<size_t>(dim)]), "Muon's matrices")
@@ -43,13 +27,12 @@ void send_from(const std::vector<int64_t>& owner, const DeviceMesh& mesh, const 
 void orthogonalize_round(const std::vector<at::Tensor>& matrices, size_t begin, size_t end, const NewtonSchulz& how,
                          const std::function<void(size_t, const at::Tensor&)>& give) {
   const auto mesh = device_mesh(matrices[begin]);
-  const auto own = own_coordinates(*mesh);
   std::vector<at::Tensor> results(end - begin);
   at::Tensor mine;
   size_t mine_at = 0;
   for (size_t i = begin; i < end; ++i) {
     const auto whole = full_tensor(matrices[i]);
-    if (coordinates_of(static_cast<int64_t>(i - begin), *mesh) != own) continue;
+    if (mesh->ranks()[i - begin] != mesh->rank()) continue;
     mine = whole.is_same(matrices[i]) ? whole.clone() : whole.contiguous();
     mine_at = i - begin;
   }
@@ -57,7 +40,7 @@ void orthogonalize_round(const std::vector<at::Tensor>& matrices, size_t begin, 
   for (size_t i = begin; i < end; ++i) {
     auto& result = results[i - begin];
     if (!result.defined()) result = at::empty(matrices[i].sizes(), matrices[i].options().dtype(at::kBFloat16));
-    send_from(coordinates_of(static_cast<int64_t>(i - begin), *mesh), *mesh, result);
+    send_from(coordinate_at(*mesh, static_cast<int64_t>(i - begin)), *mesh, result);
     give(i, to_local(distribute_tensor(result, mesh, placements(matrices[i]), std::nullopt)));
     result.reset();
   }

@@ -1,8 +1,6 @@
 #include "tessera/optim/detail/stochastic_rounding.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/where.h>
+#include <ATen/ATen.h>
 
 #include "tessera/base/philox.h"
 #include "tessera/optim/detail/region.h"

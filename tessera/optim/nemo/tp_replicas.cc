@@ -1,7 +1,6 @@
 #include "tessera/optim/nemo/tp_replicas.h"
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/cat.h>
+#include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
 
@@ -14,6 +13,7 @@
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/nn/gradient_marks.h"
+#include "tessera/optim/detail/mesh_dims.h"
 #include "tessera/optim/detail/model_parameters.h"
 
 namespace tessera::optim {
@@ -39,34 +39,12 @@ std::string Replica::text() const {
                      is_dtensor(gradient) ? to_string(placements(gradient)) : "plain");
 }
 
-// The dims of a mesh along which the ranks of `group` differ; those that lie outside of it have meshes of their own.
-std::vector<size_t> dims_along(const DeviceMesh& mesh, const comm::Group& group) {
-  std::vector<bool> differs(static_cast<size_t>(mesh.ndim()));
-  for (const int rank : group.ranks()) {
-    const auto at = std::find(mesh.ranks().begin(), mesh.ranks().end(), rank);
-    if (at == mesh.ranks().end()) continue;
-    auto index = at - mesh.ranks().begin();
-    for (size_t dim = differs.size(); dim-- > 0;) {
-      const int64_t size = mesh.size(static_cast<int64_t>(dim));
-      differs[dim] = differs[dim] || index % size != mesh.local_rank(static_cast<int64_t>(dim));
-      index /= size;
-    }
-  }
-  std::vector<size_t> out;
-  for (size_t dim = 0; dim < differs.size(); ++dim) {
-    if (differs[dim]) out.push_back(dim);
-  }
-  return out;
-}
-
 bool replicated_over(const at::Tensor& tensor, const comm::Group& group) {
   if (!is_dtensor(tensor)) return true;
   const auto& mesh = *device_mesh(tensor);
   if (!mesh.coordinate()) return false;
-  for (const size_t dim : dims_along(mesh, group)) {
-    if (!placements(tensor)[dim].is_replicate()) return false;
-  }
-  return true;
+  return std::ranges::all_of(detail::dims_along(mesh, group),
+                             [&](int64_t dim) { return placements(tensor)[static_cast<size_t>(dim)].is_replicate(); });
 }
 
 // How the parameters below each module that says so are reduced, by path.

@@ -15,12 +15,6 @@ struct BufferPool::Shelf {
   using Kind = std::pair<c10::Allocator*, size_t>;  // whose, and bytes
   std::mutex mutex;
   std::multimap<Kind, c10::DataPtr> idle;
-  size_t idle_bytes = 0;
-
-  void clear() {
-    idle.clear();
-    idle_bytes = 0;
-  }
 };
 
 namespace {
@@ -39,7 +33,6 @@ void give_back(void* context) {
   if (!shelf) return;
   const std::lock_guard lock(shelf->mutex);
   shelf->idle.emplace(block->kind, std::move(block->memory));
-  shelf->idle_bytes += block->kind.second;
 }
 
 // The smallest idle block that fits and wastes at most a quarter; null when there is none.
@@ -52,7 +45,6 @@ c10::DataPtr take_idle(BufferPool::Shelf& shelf, BufferPool::Shelf::Kind& kind) 
   }
   kind = found->first;
   c10::DataPtr memory = std::move(found->second);
-  shelf.idle_bytes -= kind.second;
   shelf.idle.erase(found);
   return memory;
 }
@@ -80,16 +72,6 @@ at::Tensor BufferPool::empty(int64_t numel, c10::ScalarType dtype, c10::Device d
   const size_t bytes = static_cast<size_t>(numel) * c10::elementSize(dtype);
   c10::Storage storage(c10::Storage::use_byte_size_t{}, bytes, allocate(bytes, device, allocator), nullptr, false);
   return at::empty({0}, at::TensorOptions().dtype(dtype).device(device)).set_(storage, 0, {numel}, {1});
-}
-
-size_t BufferPool::idle_bytes() const {
-  std::lock_guard lock(shelf_->mutex);
-  return shelf_->idle_bytes;
-}
-
-void BufferPool::trim() {
-  std::lock_guard lock(shelf_->mutex);
-  shelf_->clear();
 }
 
 }  // namespace tessera

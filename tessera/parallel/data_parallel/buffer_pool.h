@@ -28,8 +28,6 @@ class BufferPool {
   // Uninitialised memory, aligned to 64 bytes; of `allocator`, which outlives it; null: the usual one of the device.
   c10::DataPtr allocate(size_t bytes, c10::Device device, c10::Allocator* allocator = nullptr);
   at::Tensor empty(int64_t numel, c10::ScalarType dtype, c10::Device device, c10::Allocator* allocator = nullptr);
-  size_t idle_bytes() const;  // held for reuse, not handed out
-  void trim();                // gives idle memory back to the system
 
   struct Shelf;
 

@@ -16,8 +16,18 @@ class DataParallelState : public nn::Module::Attachment {
   virtual void set_divide(double factor) = 0;
 };
 
-// Those of the module and all below it, outermost first.
-std::vector<DataParallelState*> data_parallel_states(nn::Module& module);
+// The states of this kind at the module and all below it, outermost first.
+template <class State>
+std::vector<State*> states_below(nn::Module& module) {
+  std::vector<State*> out;
+  module.for_each_module([&](nn::Module& each) {
+    if (auto* state = dynamic_cast<State*>(each.sharding().get())) out.push_back(state);
+  });
+  return out;
+}
+inline std::vector<DataParallelState*> data_parallel_states(nn::Module& module) {
+  return states_below<DataParallelState>(module);
+}
 
 void cast_floating(const nn::TensorRefs& tensors, c10::ScalarType dtype);
 

@@ -17,14 +17,6 @@ std::vector<DataParallelState*> states_of(nn::Module& module, const char* verb) 
 
 }  // namespace
 
-std::vector<DataParallelState*> data_parallel_states(nn::Module& module) {
-  std::vector<DataParallelState*> out;
-  for (const auto& [path, child] : module.named_modules()) {
-    if (auto* state = dynamic_cast<DataParallelState*>(child->sharding().get())) out.push_back(state);
-  }
-  return out;
-}
-
 void cast_floating(const nn::TensorRefs& tensors, c10::ScalarType dtype) {
   for (at::Tensor* tensor : tensors) {
     if (tensor->defined() && tensor->is_floating_point() && tensor->scalar_type() != dtype) *tensor = tensor->to(dtype);

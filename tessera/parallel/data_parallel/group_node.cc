@@ -6,8 +6,6 @@
 
 #include <limits>
 
-#include "tessera/parallel/data_parallel/make_node.h"
-
 namespace tessera {
 namespace {
 
@@ -16,6 +14,7 @@ using torch::autograd::variable_list;
 // A node rather than a torch::autograd::Function: it owns the gradients that it is called with, so the sink can free
 // each as soon as it has been packed.
 struct GatheredParameters : torch::autograd::Node {
+  using Node::Node;
   GradientSink sink;
 
   variable_list apply(variable_list&& gradients) override {
@@ -25,15 +24,10 @@ struct GatheredParameters : torch::autograd::Node {
   std::string name() const override { return "GatheredParameters"; }
 };
 
-struct ReplicatedParameters : torch::autograd::Node {
-  GradientSink sink;
-
+// An end of the graph, without outputs.
+struct ReplicatedParameters : GatheredParameters {
   // The number that leaves have: the engine runs them before everything else that is ready.
-  ReplicatedParameters() : Node(std::numeric_limits<uint64_t>::max()) {}
-  variable_list apply(variable_list&& gradients) override {
-    sink(std::move(gradients));
-    return {};
-  }
+  ReplicatedParameters() : GatheredParameters(std::numeric_limits<uint64_t>::max()) {}
   std::string name() const override { return "ReplicatedParameters"; }
 };
 
@@ -46,24 +40,16 @@ void connect_gradients(const std::vector<at::Tensor>& shards, const std::vector<
   torch::autograd::set_history(whole, pointer);
 }
 
-struct GraphEnd::Impl {
-  NodePtr node;
-};
-
-GraphEnd::GraphEnd(const std::vector<at::Tensor>& like, GradientSink sink) : impl_(std::make_unique<Impl>()) {
+GraphEnd::GraphEnd(const std::vector<at::Tensor>& like, GradientSink sink) {
   auto [pointer, node] = make_node<ReplicatedParameters>();
   node->sink = std::move(sink);
   for (const auto& tensor : like) node->add_input_metadata(tensor);
-  impl_->node = std::move(pointer);
+  node_ = std::move(pointer);
 }
-GraphEnd::~GraphEnd() = default;
-GraphEnd::GraphEnd(GraphEnd&&) noexcept = default;
 
 void GraphEnd::connect(const at::Tensor& tensor, size_t index) const {
-  torch::autograd::impl::set_gradient_edge(tensor, {impl_->node, static_cast<uint32_t>(index)});
+  torch::autograd::impl::set_gradient_edge(tensor, {node_, static_cast<uint32_t>(index)});
 }
-
-const void* GraphEnd::identity() const { return impl_->node.get(); }
 
 std::unordered_set<const void*> reachable_nodes(const std::vector<at::Tensor>& outputs) {
   std::unordered_set<const void*> seen;

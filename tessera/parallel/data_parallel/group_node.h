@@ -5,9 +5,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
-#include <memory>
 #include <unordered_set>
 #include <vector>
+
+#include "tessera/parallel/data_parallel/make_node.h"
 
 namespace tessera {
 
@@ -24,15 +25,12 @@ void connect_gradients(const std::vector<at::Tensor>& shards, const std::vector<
 class GraphEnd {
  public:
   GraphEnd(const std::vector<at::Tensor>& like, GradientSink sink);
-  ~GraphEnd();
-  GraphEnd(GraphEnd&&) noexcept;
   // `tensor`, which depends on nothing, becomes an input of the end: number `index` of those it was made for.
   void connect(const at::Tensor& tensor, size_t index) const;
-  const void* identity() const;  // as reachable_nodes() has it
+  const void* identity() const { return node_.get(); }  // as reachable_nodes() has it
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  NodePtr node_;
 };
 
 // All nodes of the graph behind `outputs`.

@@ -93,8 +93,9 @@ void GradBucket::start(const std::shared_ptr<comm::Group>& group, double divide)
 }
 
 void GradBucket::bring_values() {
-  if (!started() || sum_.defined() || !streams_->replicas.exists()) return;
-  while (stages_.advance(name_, /*at_end=*/false)) {
+  if (!started() || sum_.defined()) return;
+  const c10::NoGradGuard no_grad;
+  while (stages_.advance(name_, /*at_end=*/true)) {
   }
   sum_ = stages_.take(streams_->replicas);
   values_ = flat_.room_for_values(sum_, params_[0]->parameter.scalar_type());
@@ -116,16 +117,9 @@ void GradBucket::set_gradient(size_t position, const at::Tensor& values) {
 void GradBucket::finish() {
   if (!started()) return;
   const c10::NoGradGuard no_grad;
-  const auto set = [&](size_t position, const at::Tensor& values) { set_gradient(position, values); };
-  if (streams_->replicas.exists()) {
-    bring_values();
-    brought_.hold_current();
-    flat_.hand_over(sum_, values_, 0, set);
-  } else {
-    while (stages_.advance(name_, /*at_end=*/true)) {
-    }
-    flat_.unpack(stages_.take(), 0, params_[0]->parameter.scalar_type(), set);
-  }
+  bring_values();
+  brought_.hold_current();
+  flat_.hand_over(sum_, values_, 0, [&](size_t position, const at::Tensor& values) { set_gradient(position, values); });
   sum_.reset(), values_.reset();  // the gradients hold them
   started_ = false;
   shown_.assign(shown_.size(), false);

@@ -48,14 +48,13 @@ class GradBucket {
   // Lets grad() show what has accumulated, where it shows nothing else.
   void show_accumulated();
   void start(const std::shared_ptr<comm::Group>& group, double divide);
-  // On an accelerator: behind the sum, beside what computes, the gradients are brought where they are to lie. Nothing
-  // where that has been done, or the bucket is not under way.
+  // Behind the sum, the gradients are brought where they are to lie: on an accelerator beside what computes, on a CPU
+  // when the sum is there. Nothing where that has been done, or the bucket is not under way.
   void bring_values();
   void finish();
   void drop();  // after an error: waits for what is in flight and forgets it
   bool started() const { return started_; }
   bool accumulated() const { return flat_.is_open(); }
-  size_t size() const { return params_.size(); }
 
  private:
   void begin();

@@ -90,8 +90,7 @@ void ReplicateState::collect_parameters() {
       if (tensor.requires_grad()) trainable_.push_back(params_.size());
       params_.push_back({.name = named.name, .slots = {}, .parameter = tensor, .compute_dtype = dtype});
     }
-    const auto index = static_cast<size_t>(named.slot - named.owner->own_parameters().data());
-    params_[found->second].slots.push_back({named.owner, index});
+    params_[found->second].slots.push_back(SlotRef::of(named));
   }
 }
 
@@ -172,7 +171,6 @@ void ReplicateState::make_buckets(const std::vector<size_t>& order, bool one_sou
     buckets_.emplace_back(std::move(params), travels_as(order[members[0]]), pool_, streams_, memory,
                           fmt::format("gradient bucket {}", bucket));
   }
-  missing_.assign(buckets_.size(), 0);
   for (size_t i = 0; i < sources_.size(); ++i) {
     std::vector<at::Tensor> like;
     for (const size_t index : sources_[i].params) {
@@ -186,11 +184,12 @@ void ReplicateState::make_buckets(const std::vector<size_t>& order, bool one_sou
           all == self->params_generation_, ErrorKind::kShape,
           "[replicate.backward] parameters were replaced, frozen or unfrozen between forward and backward. Run "
           "forward again.");
-      generation == self->buckets_generation_ ? self->take(i, std::move(gradients))
-                                              : self->take_late(params, std::move(gradients));
+      if (generation == self->buckets_generation_) return self->take(i, std::move(gradients));
+      self->enter_backward();  // from the graph of a forward before the buckets changed
+      self->pack(params, std::move(gradients));
     });
-    ++missing_[sources_[i].bucket];
   }
+  await_all_sources();
   stats_.buckets = static_cast<int64_t>(buckets_.size());
 }
 
@@ -338,12 +337,6 @@ void ReplicateState::take(size_t index, std::vector<at::Tensor>&& gradients) {
   start_ready(false);
 }
 
-// From the graph of a forward before the buckets changed.
-void ReplicateState::take_late(const std::vector<size_t>& params, std::vector<at::Tensor>&& gradients) {
-  enter_backward();
-  pack(params, std::move(gradients));
-}
-
 void ReplicateState::pack(const std::vector<size_t>& params, std::vector<at::Tensor>&& gradients) {
   release_packed();
   for (size_t i = 0; i < gradients.size(); ++i) {
@@ -379,7 +372,7 @@ void ReplicateState::release_packed() {
 void ReplicateState::start_ready(bool all) {
   if (!synchronize_) return;
   for (; next_bucket_ < buckets_.size() && (all || missing_[next_bucket_] == 0); ++next_bucket_) {
-    if (next_bucket_ > 0) buckets_[next_bucket_ - 1].bring_values();
+    if (next_bucket_ > 0 && streams_->replicas.exists()) buckets_[next_bucket_ - 1].bring_values();
     buckets_[next_bucket_].start(options_.mesh->group(0), divide_);
     if (group().size() == 1) continue;
     ++stats_.all_reduces;
@@ -398,16 +391,11 @@ void ReplicateState::end_backward() {
   } else {
     for (auto& bucket : buckets_) bucket.show_accumulated();
   }
-  const bool learn = options_.static_graph && synchronize_ && !learning_order_;
-  std::ranges::fill(missing_, 0);
   for (auto& source : sources_) {
+    const bool learn = options_.static_graph && synchronize_ && !learning_order_;
     if (learn && source.learned_runs < 0) source.learned_runs = source.runs;
-    source.runs = 0;
-    source.done = false;
-    ++missing_[source.bucket];
   }
-  next_bucket_ = 0;
-  in_backward_ = false;
+  await_all_sources();
   if (learning_order_ && synchronize_) learn_order();
 }
 
@@ -415,14 +403,19 @@ void ReplicateState::end_backward() {
 void ReplicateState::reset() {
   release_packed();
   for (auto& bucket : buckets_) bucket.drop();
-  std::ranges::fill(missing_, 0);
+  await_all_sources();
+  arrival_.clear();
+  casts_.clear();
+}
+
+// As before a backward.
+void ReplicateState::await_all_sources() {
+  missing_.assign(buckets_.size(), 0);
   for (auto& source : sources_) {
     source.runs = 0;
     source.done = false;
     ++missing_[source.bucket];
   }
-  arrival_.clear();
-  casts_.clear();
   next_bucket_ = 0;
   in_backward_ = false;
 }

@@ -71,12 +71,12 @@ class ReplicateState : public DataParallelState, public std::enable_shared_from_
   std::vector<bool> unused_sources() const;
   void enter_backward();
   void take(size_t source, std::vector<at::Tensor>&& gradients);
-  void take_late(const std::vector<size_t>& params, std::vector<at::Tensor>&& gradients);
   void pack(const std::vector<size_t>& params, std::vector<at::Tensor>&& gradients);
   void release_packed();
   void finish_source(Source& source);
   void start_ready(bool all);
   void end_backward();
+  void await_all_sources();
   void reset();
 
   comm::Group& group() const { return *options_.mesh->group(0); }

@@ -5,7 +5,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/comm/group/carries.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/parallel/experts/token_exchange.h"
 
@@ -105,7 +104,7 @@ void shard_experts(nn::Module& model, const MeshPtr& mesh, FullyShardOptions opt
 }
 
 at::Tensor settle_router_statistics(nn::RouterStatistics& statistics, comm::Group& group, c10::Device device) {
-  const auto own = statistics.sums(comm::carries(group, device.type()) ? device : c10::Device(c10::kCPU));
+  const auto own = statistics.sums(group.carries(device.type()) ? device : c10::Device(c10::kCPU));
   auto all = at::empty({group.size(), own.numel()}, own.options());
   comm::all_gather_into(group, all, own, "router statistics").wait();
   statistics.finish(all.sum(0));  // in the order of the ranks: alike on all of them

@@ -56,14 +56,4 @@ bool FsdpState::reshards_after_forward(bool is_root, bool backward_follows) cons
   return reshard_after_forward_.value_or(!is_root || !backward_follows);
 }
 
-FsdpState* fsdp_state(const nn::Module& module) { return dynamic_cast<FsdpState*>(module.sharding().get()); }
-
-std::vector<FsdpState*> fsdp_states(nn::Module& module) {
-  std::vector<FsdpState*> out;
-  for (const auto& [path, child] : module.named_modules()) {
-    if (auto* state = fsdp_state(*child)) out.push_back(state);
-  }
-  return out;
-}
-
 }  // namespace tessera

@@ -32,9 +32,7 @@ class FsdpState : public GatheredState {
   ParamGroup* group_;
 };
 
-// Null when fully_shard was not called on this module.
-FsdpState* fsdp_state(const nn::Module& module);
 // Those of the module and all below it, outermost first.
-std::vector<FsdpState*> fsdp_states(nn::Module& module);
+inline std::vector<FsdpState*> fsdp_states(nn::Module& module) { return states_below<FsdpState>(module); }
 
 }  // namespace tessera

@@ -15,11 +15,6 @@
 
 namespace tessera {
 namespace {
-using SlotKey = std::pair<nn::Module*, size_t>;
-
-SlotKey key_of(const nn::NamedParameter& named) {
-  return {named.owner, static_cast<size_t>(named.slot - named.owner->own_parameters().data())};
-}
 
 void check_mesh(const FullyShardOptions& options) {
   TESSERA_CHECK(options.mesh != nullptr, ErrorKind::kShape,
@@ -60,13 +55,13 @@ std::shared_ptr<const TensorParallelPart> part_over_other_dims(const std::string
 
 // The parameters below `module` that no nested call manages; a tied one once, with all its slots.
 std::vector<ShardedParam> unmanaged_parameters(nn::Module& module, const FullyShardOptions& options) {
-  std::set<SlotKey> managed;
+  std::set<SlotRef> managed;
   std::set<const c10::TensorImpl*> managed_tensors;
   for (auto* state : fsdp_states(module)) {
     if (state->group() == nullptr) continue;
     for (const auto& param : state->group()->params()) {
       managed_tensors.insert(param.parameter.unsafeGetTensorImpl());
-      for (const auto& slot : param.slots) managed.insert({slot.owner, slot.index});
+      managed.insert(param.slots.begin(), param.slots.end());
     }
     for (const auto& original : state->group()->originals()) {
       if (!original.expired()) managed_tensors.insert(original._unsafe_get_target());
@@ -75,8 +70,8 @@ std::vector<ShardedParam> unmanaged_parameters(nn::Module& module, const FullySh
   std::vector<ShardedParam> out;
   std::unordered_map<const c10::TensorImpl*, size_t> seen;
   for (const auto& named : module.named_parameters(true)) {
-    const SlotKey key = key_of(named);
-    if (managed.contains(key)) continue;
+    const auto slot = SlotRef::of(named);
+    if (managed.contains(slot)) continue;
     const at::Tensor& tensor = named.slot->parameter;
     TESSERA_CHECK(!managed_tensors.contains(tensor.unsafeGetTensorImpl()), ErrorKind::kShape,
                   "[fsdp.shard] {}: shared with a parameter already managed by another FSDP group. Shard the modules "
@@ -96,7 +91,7 @@ std::vector<ShardedParam> unmanaged_parameters(nn::Module& module, const FullySh
                      .whole = {},
                      .tensor_parallel = part_over_other_dims(named.name, tensor, options)});
     }
-    out[found->second].slots.push_back({key.first, key.second});
+    out[found->second].slots.push_back(slot);
   }
   return out;
 }
@@ -106,7 +101,7 @@ std::vector<FsdpState*> states_of(nn::Module& module, bool recurse, const char* 
   TESSERA_CHECK(!states.empty(), ErrorKind::kShape, "[fsdp.{}] no module here is sharded. Call fully_shard first.",
                 verb);
   if (recurse) return states;
-  auto* own = fsdp_state(module);
+  auto* own = dynamic_cast<FsdpState*>(module.sharding().get());
   TESSERA_CHECK(
       own != nullptr, ErrorKind::kShape,
       "[fsdp.{}] this module is not sharded itself. Pass recurse, or a module that fully_shard was called on.", verb);

@@ -89,8 +89,8 @@ void set_prefetch(nn::Module& module, bool on);
 
 struct FsdpStats {
   int64_t all_gathers = 0;
-  int64_t piecewise_gathers =
-      0;  // of these, with shards that had to be put together first (parameters replaced by a load)
+  // Of these, with shards that had to be put together first (parameters replaced by a load).
+  int64_t piecewise_gathers = 0;
   int64_t reduce_scatters = 0;
   int64_t unsharded_groups = 0;       // now
   int64_t peak_unsharded_groups = 0;  // since reset

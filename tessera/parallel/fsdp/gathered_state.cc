@@ -123,12 +123,4 @@ void GatheredState::after_forward(nn::TensorRefs& outputs) {
   if (root_) schedule_->end_forward();
 }
 
-std::vector<GatheredState*> gathered_states(nn::Module& module) {
-  std::vector<GatheredState*> out;
-  for (const auto& [path, child] : module.named_modules()) {
-    if (auto* state = dynamic_cast<GatheredState*>(child->sharding().get())) out.push_back(state);
-  }
-  return out;
-}
-
 }  // namespace tessera

@@ -53,6 +53,6 @@ class GatheredState : public DataParallelState, public std::enable_shared_from_t
 };
 
 // Those of the module and all below it, outermost first.
-std::vector<GatheredState*> gathered_states(nn::Module& module);
+inline std::vector<GatheredState*> gathered_states(nn::Module& module) { return states_below<GatheredState>(module); }
 
 }  // namespace tessera

@@ -24,10 +24,14 @@ ParamGroup::ParamGroup(std::vector<ShardedParam> params, MeshPtr mesh, const Mix
       plan_(plan_gather(params, *mesh, policy, on_host)),
       shards_(std::move(params), mesh, on_host),
       whole_(mesh->device()),
-      reducer_(mesh, pool_, policy.reduce_dtype, on_host) {}
+      reduce_dtype_(policy.reduce_dtype),
+      reduces_over_(mesh->group(mesh->ndim() - 1)),
+      flat_gradients_(pool_) {}
 
 void ParamGroup::on_joined() {
-  reducer_.join(pool_, streams_);
+  flat_gradients_.set_pool(pool_);
+  reduces_over_ = streams_->second_group(mesh()->group(mesh()->ndim() - 1));
+  reduction_.set_streams(streams_);
   if (state_ != State::kSharded) count(1);  // gathered by hand before
 }
 

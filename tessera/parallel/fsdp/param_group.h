@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/parallel/data_parallel/buffer_pool.h"
+#include "tessera/parallel/data_parallel/flat_gradients.h"
+#include "tessera/parallel/data_parallel/reduction_stages.h"
 #include "tessera/parallel/fsdp/fixed_places.h"
 #include "tessera/parallel/fsdp/fully_shard.h"
 #include "tessera/parallel/fsdp/gather_plan.h"
 #include "tessera/parallel/fsdp/gathered_group.h"
-#include "tessera/parallel/fsdp/grad_reducer.h"
 #include "tessera/parallel/fsdp/shards.h"
 #include "tessera/parallel/fsdp/whole_storage.h"
 
@@ -43,18 +43,18 @@ class ParamGroup : public GatheredGroup {
   std::vector<size_t> trainable() const override { return shards_.trainable(); }
   std::vector<at::Tensor> leaves(const std::vector<size_t>& trainable) const override;
 
-  void accumulate(const std::vector<size_t>& trainable, std::vector<at::Tensor>&& gradients) override {
-    reducer_.accumulate(params(), trainable, std::move(gradients), name());
-  }
-  bool start_reduction() override { return reducer_.start(divide, name()); }
-  bool advance_reduction(bool at_end) override { return reducer_.advance(name(), at_end); }
-  void drop_gradients() override { reducer_.drop(); }
-  int64_t accumulated_bytes() const override { return reducer_.accumulated_bytes(); }
+  // COLLECTIVE over the tensor-parallel mesh of gradients that lie in another way than their parameter.
+  void accumulate(const std::vector<size_t>& trainable, std::vector<at::Tensor>&& gradients) override;
+  bool start_reduction() override;
+  bool advance_reduction(bool at_end) override;
+  void drop_gradients() override;
+  int64_t accumulated_bytes() const override { return flat_gradients_.bytes(); }
   // From the next gather on the whole parameters have a place there: one in turn with others while forwards and
   // backwards free them, else one of its own.
   void fix_place(const std::shared_ptr<FixedPlaces>& places);
   void set_frees_after_forward(bool on) { frees_after_forward_ = on; }
-  void set_gradients_hook(GradientsHook hook) { reducer_.set_hook(std::move(hook)); }
+  // Called with the parameters that have been handed gradients.
+  void set_gradients_hook(GradientsHook hook) { gradients_hook_ = std::move(hook); }
 
   std::vector<ShardedParam>& params() { return shards_.params(); }
   Shards& shards() { return shards_; }
@@ -68,6 +68,9 @@ class ParamGroup : public GatheredGroup {
   c10::DataPtr place_to_fill();  // null: none
   void give_up_gather();
   void on_joined() override;
+  void open_gradients(const std::vector<size_t>& trainable, c10::ScalarType dtype);
+  void bring_to_parameters(std::vector<at::Tensor>& gradients) const;
+  void set_gradients(const at::Tensor& sum);
   void count(int64_t groups) { GatheredGroup::count(groups, plan_.way == GatherWay::kAlias ? 0 : plan_.whole_bytes); }
 
   std::vector<WeakTensor> originals_;
@@ -84,7 +87,12 @@ class ParamGroup : public GatheredGroup {
   at::Tensor input_;
   StreamMark filled_;  // behind what fills `gathered_`, or copies what is sent
   comm::Pending pending_;
-  GradReducer reducer_;
+  const std::optional<c10::ScalarType> reduce_dtype_;
+  std::shared_ptr<comm::Group> reduces_over_;  // the ranks that gather
+  FlatGradients flat_gradients_;
+  std::vector<size_t> with_gradients_;  // positions in params() of what accumulates there, or is reduced
+  ReductionStages reduction_;
+  GradientsHook gradients_hook_;
 };
 
 }  // namespace tessera

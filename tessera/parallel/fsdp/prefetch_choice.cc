@@ -1,33 +1,14 @@
 #include "tessera/parallel/fsdp/prefetch_choice.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
+#include <cstring>
 #include <set>
-#include <sstream>
+#include <string_view>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 
 namespace tessera {
-namespace {
-
-// One line: rank, wish, whether there are cores.
-std::string line_of(const PrefetchVote& vote) {
-  const char* wish = !vote.wish ? "default" : *vote.wish ? "on" : "off";
-  return fmt::format("{} {} {}\n", vote.rank, wish, vote.core_for_each ? 1 : 0);
-}
-
-PrefetchVote vote_of(const std::string& line) {
-  std::istringstream words(line);
-  PrefetchVote vote;
-  std::string wish;
-  words >> vote.rank >> wish >> vote.core_for_each;
-  if (wish != "default") vote.wish = wish == "on";
-  return vote;
-}
-
-}  // namespace
 
 bool prefetch_of(const std::vector<PrefetchVote>& votes) {
   const auto word = [](const PrefetchVote& vote) { return !vote.wish ? "not called" : *vote.wish ? "on" : "off"; };
@@ -44,20 +25,20 @@ bool prefetch_of(const std::vector<PrefetchVote>& votes) {
 bool agree_on_prefetch(const comm::World& world, const std::vector<MeshPtr>& meshes, std::optional<bool> wish) {
   const bool on_device = std::ranges::any_of(meshes, [](const MeshPtr& mesh) { return !mesh->device().is_cpu(); });
   const bool core_for_each = on_device || world.info().hosts.least_cores_per_rank >= 1;
-  std::set<std::string> lines = {line_of({.rank = world.rank(), .wish = wish, .core_for_each = core_for_each})};
+  std::set<PrefetchVote> votes = {{.rank = world.rank(), .wish = wish, .core_for_each = core_for_each}};
   for (const auto& mesh : meshes) {
     for (int64_t dim = mesh->ndim(); dim-- > 0;) {
       if (mesh->size(dim) == 1) continue;
-      for (const auto& theirs : comm::all_gather_bytes(*mesh->group(dim), fmt::format("{}", fmt::join(lines, "")))) {
-        std::istringstream text(theirs);
-        for (std::string line; std::getline(text, line);) lines.insert(line + "\n");
+      const std::vector<PrefetchVote> known(votes.begin(), votes.end());
+      const std::string_view bytes(reinterpret_cast<const char*>(known.data()), known.size() * sizeof(PrefetchVote));
+      for (const auto& theirs : comm::all_gather_bytes(*mesh->group(dim), bytes)) {
+        std::vector<PrefetchVote> told(theirs.size() / sizeof(PrefetchVote));
+        std::memcpy(told.data(), theirs.data(), theirs.size());
+        votes.insert(told.begin(), told.end());
       }
     }
   }
-  std::vector<PrefetchVote> votes;
-  for (const auto& line : lines) votes.push_back(vote_of(line));
-  std::ranges::sort(votes, [](const auto& a, const auto& b) { return a.rank < b.rank; });
-  return prefetch_of(votes);
+  return prefetch_of({votes.begin(), votes.end()});  // in the order of the ranks
 }
 
 }  // namespace tessera

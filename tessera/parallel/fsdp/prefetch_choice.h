@@ -6,6 +6,7 @@
 // Thread-safe; without state.
 #pragma once
 
+#include <compare>
 #include <optional>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct PrefetchVote {
   std::optional<bool> wish;  // set_prefetch; none: the default
   // Every host of the world has a core for each of its ranks (Hosts), as this rank knows; or an accelerator computes.
   bool core_for_each = false;
+  auto operator<=>(const PrefetchVote&) const = default;
 };
 
 // The wish of all, else the default: on where every rank knows of a core for each rank. Error kShape names two ranks

@@ -1,14 +1,12 @@
 #include "tessera/parallel/fsdp/sharded_param.h"
 
 #include <c10/core/GradMode.h>
-#include <c10/util/accumulate.h>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/dtensor/tensor/dtensor_impl.h"
 
 namespace tessera {
-int64_t ShardedParam::numel_of_all_ranks() const { return c10::multiply_integers(full_shape()); }
 
 Placements ShardedParam::placements_on(const DeviceMesh& mesh) const {
   if (tensor_parallel) return tensor_parallel->all_placements;

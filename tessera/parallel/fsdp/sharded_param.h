@@ -2,7 +2,9 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/accumulate.h>
 
+#include <compare>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -18,7 +20,11 @@ namespace tessera {
 struct SlotRef {
   nn::Module* owner;
   size_t index;
+  static SlotRef of(const nn::NamedParameter& named) {
+    return {named.owner, static_cast<size_t>(named.slot - named.owner->own_parameters().data())};
+  }
   nn::ParameterSlot& get() const { return owner->own_parameters()[index]; }
+  auto operator<=>(const SlotRef&) const = default;
 };
 
 // How a parameter lies over other dims than those of data parallelism, which cuts what lies on a rank then.
@@ -43,13 +49,8 @@ struct ShardedParam {
   std::shared_ptr<const TensorParallelPart> tensor_parallel = nullptr;
 
   int64_t rows() const { return shape[0]; }
-  int64_t row_numel() const {
-    int64_t n = 1;
-    for (size_t d = 1; d < shape.size(); ++d) n *= shape[d];
-    return n;
-  }
-  int64_t numel() const { return rows() * row_numel(); }
-  int64_t numel_of_all_ranks() const;
+  int64_t row_numel() const { return c10::multiply_integers(shape.begin() + 1, shape.end()); }
+  int64_t numel_of_all_ranks() const { return c10::multiply_integers(full_shape()); }
   // `part`, shaped like the local part, as a DTensor that lies on `mesh` as the parameter does.
   at::Tensor distributed(const at::Tensor& part, const MeshPtr& mesh) const;
   // The mesh and placements of the parameter that is sharded over `mesh`.

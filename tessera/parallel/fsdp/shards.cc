@@ -3,6 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/mesh/host_memory.h"
@@ -71,15 +73,9 @@ std::vector<size_t> Shards::trainable() const {
   return out;
 }
 
-bool Shards::on_meta() const {
-  for (const auto& param : params_) {
-    if (param.local.is_meta()) return true;
-  }
-  return false;
-}
-
 void Shards::materialise() {
-  if (on_meta()) create(mesh_->device(), false);
+  const auto on_meta = [](const ShardedParam& param) { return param.local.is_meta(); };
+  if (std::ranges::any_of(params_, on_meta)) create(mesh_->device(), false);
 }
 
 void Shards::adopt_replaced() {

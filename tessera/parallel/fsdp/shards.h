@@ -33,7 +33,6 @@ class Shards {
   int64_t ranks() const { return layout_.ranks; }
   std::vector<size_t> trainable() const;
 
-  bool on_meta() const;
   bool on_host() const { return on_host_; }
   // Gives shards on the meta device uninitialised memory; their parameters are new tensors. COLLECTIVE as the
   // constructor.

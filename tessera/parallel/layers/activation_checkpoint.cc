@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -36,21 +37,6 @@ RowPlace row_place(nn::Module& module) {
   return {};
 }
 
-// While it lives, rows lie there again.
-class AtPlace {
- public:
-  explicit AtPlace(RowPlace place) : place_(std::move(place)) { exchange(); }
-  ~AtPlace() { exchange(); }
-  AtPlace(const AtPlace&) = delete;
-  AtPlace& operator=(const AtPlace&) = delete;
-
- private:
-  void exchange() {
-    if (place_.dropout) std::swap(place_.dropout->first_row, place_.first_row);
-  }
-  RowPlace place_;
-};
-
 // Inputs first, then parameters: those that need a gradient are the node's inputs, in this order.
 struct Recomputation : torch::autograd::Node {
   nn::Rerun rerun;
@@ -73,7 +59,11 @@ struct Recomputation : torch::autograd::Node {
     {
       const c10::AutoGradMode on(true);
       const ShowLeaves show(parameters, inner_parameters);
-      const AtPlace same_rows(rows);
+      const auto exchange_rows = [&] {
+        if (rows.dropout) std::swap(rows.dropout->first_row, rows.first_row);
+      };
+      exchange_rows();
+      const auto exchange_back = c10::make_scope_exit(exchange_rows);
       kernels::KeptResults::Scope replay(taken, kernels::KeptResults::Mode::kReplay);
       const auto results = rerun(inner_inputs);
       for (size_t i = 0; i < gradients.size(); ++i) {

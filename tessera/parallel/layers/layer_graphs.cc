@@ -219,26 +219,18 @@ struct Recordings {
   std::vector<std::unique_ptr<Recording>> idle;
 };
 
-// A recording between its forward and the end of its backward.
-class Lease {
- public:
-  Lease(std::shared_ptr<Recordings> from, std::unique_ptr<Recording> recording)
-      : from_(std::move(from)), recording_(std::move(recording)) {}
-  ~Lease() {
-    if (recording_->captured()) from_->idle.push_back(std::move(recording_));
+// A recording between its forward and the end of its backward; idle again after that.
+struct ReturnToIdle {
+  std::shared_ptr<Recordings> recordings;
+  void operator()(Recording* recording) const {
+    std::unique_ptr<Recording> returned(recording);
+    if (returned->captured()) recordings->idle.push_back(std::move(returned));
   }
-  Lease(const Lease&) = delete;
-  Lease& operator=(const Lease&) = delete;
-  Recording& operator*() const { return *recording_; }
-  const RecordingKind& kind() const { return from_->kind; }
-
- private:
-  std::shared_ptr<Recordings> from_;
-  std::unique_ptr<Recording> recording_;
 };
+using Lease = std::unique_ptr<Recording, ReturnToIdle>;
 
 struct ReplayedLayer : torch::autograd::Node {
-  std::unique_ptr<Lease> lease;
+  Lease lease;
   Tensors parameters;
   std::vector<uint32_t> versions;  // of the parameters in forward
 
@@ -250,17 +242,17 @@ struct ReplayedLayer : torch::autograd::Node {
                   "[parallel.layer_graphs] a layer that is a graph has no second derivative. Differentiate without "
                   "create_graph, or do not graph layers.");
     TESSERA_CHECK(
-        addresses(parameters) == lease->kind().parameters, ErrorKind::kShape,
+        addresses(parameters) == lease.get_deleter().recordings->kind.parameters, ErrorKind::kShape,
         "[parallel.layer_graphs] the parameters of a layer lie elsewhere in its backward than in its forward. "
         "Do not move them in between, set fixed_places where they are sharded or replicated, or do not graph layers.");
     variable_list found(num_outputs());
-    if (gradients[0].defined()) found = (**lease).backward(gradients[0], written());
-    lease.reset();
+    if (gradients[0].defined()) found = lease->backward(gradients[0], written());
+    lease = Lease();  // with its recordings
     parameters.clear();
     return found;
   }
   void release_variables() override {
-    lease.reset();
+    lease = Lease();  // with its recordings
     parameters.clear();
   }
   std::string name() const override { return "ReplayedLayer"; }
@@ -299,7 +291,7 @@ class LayerGraphs {
     at::Tensor result;
     {
       const c10::NoGradGuard no_grad;
-      result = (**node->lease).forward(call, parameters);
+      result = node->lease->forward(call, parameters);
     }
     node->set_next_edges(torch::autograd::collect_next_edges(depends_on));
     torch::autograd::set_history(result, pointer);
@@ -326,17 +318,12 @@ class LayerGraphs {
     return result;
   }
 
-  std::unique_ptr<Lease> lease(const std::shared_ptr<Recordings>& recordings, const nn::Module& module,
-                               const nn::ForwardCall& call) {
+  Lease lease(const std::shared_ptr<Recordings>& recordings, const nn::Module& module, const nn::ForwardCall& call) {
     auto& idle = recordings->idle;
-    std::unique_ptr<Recording> recording;
-    if (!idle.empty()) {
-      recording = std::move(idle.back());
-      idle.pop_back();
-    } else {
-      recording = std::make_unique<Recording>(shared_, module, call);
-    }
-    return std::make_unique<Lease>(recordings, std::move(recording));
+    if (idle.empty()) idle.push_back(std::make_unique<Recording>(shared_, module, call));
+    auto recording = std::move(idle.back());
+    idle.pop_back();
+    return Lease(recording.release(), ReturnToIdle{recordings});
   }
 
   void tell() {

@@ -7,42 +7,6 @@
 
 namespace tessera {
 
-namespace {
-
-// Tied tensors stay tied: the same one is replicated once.
-class Replicator {
- public:
-  explicit Replicator(const MeshPtr& mesh) : mesh_(mesh) {}
-
-  void replicate(nn::Module& module) {
-    for (auto& slot : module.own_parameters()) {
-      if (slot.parameter.defined() && !is_dtensor(slot.parameter)) {
-        nn::Module::set_parameter(slot, replicated(slot.parameter));
-      }
-    }
-    for (auto& buffer : module.own_buffers()) {
-      if (buffer.slot->defined() && !is_dtensor(*buffer.slot)) *buffer.slot = replicated(*buffer.slot);
-    }
-  }
-
- private:
-  at::Tensor replicated(const at::Tensor& plain) {
-    at::Tensor& made = made_[plain.unsafeGetTensorImpl()];
-    if (!made.defined()) {
-      made = distribute_tensor(plain.detach(), mesh_, Placements(mesh_->ndim(), Replicate()));
-      made.set_requires_grad(plain.requires_grad());
-      originals_.push_back(plain);  // keeps the address from being used again
-    }
-    return made;
-  }
-
-  const MeshPtr& mesh_;
-  std::unordered_map<const c10::TensorImpl*, at::Tensor> made_;
-  std::vector<at::Tensor> originals_;
-};
-
-}  // namespace
-
 void distribute_module(nn::Module& module, const MeshPtr& mesh, const DistributeModuleOptions& options) {
   TESSERA_CHECK(mesh != nullptr, ErrorKind::kShape, "[parallel.distribute_module] found no mesh.");
   TESSERA_CHECK(
@@ -53,8 +17,22 @@ void distribute_module(nn::Module& module, const MeshPtr& mesh, const Distribute
   if (options.partition_fn) {
     for (const auto& [name, each] : modules) options.partition_fn(name, *each, mesh);
   }
-  Replicator replicator(mesh);
-  for (const auto& [name, each] : modules) replicator.replicate(*each);
+  // Tied tensors stay tied: the same one is replicated once. The originals are kept, so that no address is used again.
+  std::unordered_map<const c10::TensorImpl*, std::pair<at::Tensor, at::Tensor>> known;
+  const auto replicated = [&](const at::Tensor& plain) {
+    if (!plain.defined() || is_dtensor(plain)) return plain;
+    auto& [original, made] = known[plain.unsafeGetTensorImpl()];
+    if (!made.defined()) {
+      original = plain;
+      made = distribute_tensor(plain.detach(), mesh, Placements(mesh->ndim(), Replicate()));
+      made.set_requires_grad(plain.requires_grad());
+    }
+    return made;
+  };
+  for (const auto& [name, each] : modules) {
+    for (auto& slot : each->own_parameters()) nn::Module::set_parameter(slot, replicated(slot.parameter));
+    for (auto& buffer : each->own_buffers()) *buffer.slot = replicated(*buffer.slot);
+  }
   if (options.input_fn) {
     module.register_forward_pre_hook(
         [mesh, hook = options.input_fn](nn::Module& of, nn::TensorRefs& inputs) { hook(of, inputs, mesh); });

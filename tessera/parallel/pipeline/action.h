@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 namespace tessera::pipeline {
@@ -41,6 +42,8 @@ struct Action {
   static std::optional<Action> parse(std::string_view text);
   std::string text() const;
   bool computes() const;  // F, B, I, W or an overlap
+  using Key = std::tuple<int, ActionKind, int>;
+  Key key() const { return {stage, kind, micro_batch}; }
   // The action itself, or the parts of an overlap.
   std::vector<Action> steps() const { return kind == ActionKind::kOverlap ? parts : std::vector<Action>{*this}; }
   bool operator==(const Action&) const = default;

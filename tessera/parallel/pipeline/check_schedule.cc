@@ -1,22 +1,19 @@
 #include "tessera/parallel/pipeline/check_schedule.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <optional>
 #include <set>
-#include <tuple>
 
 #include "tessera/base/error.h"
+#include "tessera/parallel/pipeline/detail/rounds.h"
 
 namespace tessera::pipeline {
 namespace {
 
-using Key = std::tuple<int, ActionKind, int>;  // stage, kind, micro-batch
-
-Key key_of(const Action& action) { return {action.stage, action.kind, action.micro_batch}; }
-
 // What has been computed, with the time it was ready.
-using DoneAt = std::map<Key, double>;
+using DoneAt = std::map<Action::Key, double>;
 
 std::optional<double> ready_at(const DoneAt& done, int stage, ActionKind kind, int micro_batch) {
   const auto found = done.find({stage, kind, micro_batch});
@@ -46,79 +43,31 @@ std::optional<double> inputs_at(const DoneAt& done, const Action& action, int st
   }
 }
 
-// Computations of all ranks side by side, each rank in its order; messages take no time.
-class Clockwork {
- public:
-  Clockwork(const ScheduleTable& table, int stages, const ActionCosts& costs)
-      : stages_(stages), costs_(costs), clock_(table.ranks.size(), 0), next_(table.ranks.size(), 0) {
-    for (const auto& row : table.ranks) {
-      auto& steps = steps_.emplace_back();
-      for (size_t column = 0; column < row.size(); ++column) {
-        if (!row[column]) continue;
-        for (auto& step : row[column]->steps()) steps.push_back({step, column});
-      }
-    }
-  }
-  // Until nothing can go on.
-  void run() {
-    for (bool moved = true; moved;) {
-      moved = false;
-      for (size_t rank = 0; rank < steps_.size(); ++rank) {
-        while (advance(rank)) moved = true;
-      }
-    }
-  }
-  bool done() const {
-    for (size_t rank = 0; rank < steps_.size(); ++rank) {
-      if (waits(rank)) return false;
-    }
-    return true;
-  }
-  struct Step {
-    Action action;
-    size_t column;
-  };
-  // What a rank has not come to; null: it is done.
-  const Step* waits(size_t rank) const {
-    return next_[rank] < steps_[rank].size() ? &steps_[rank][next_[rank]] : nullptr;
-  }
-  double time() const { return *std::ranges::max_element(clock_); }
-  double busy() const { return busy_; }
-
- private:
-  bool advance(size_t rank) {
-    const auto* step = waits(rank);
-    if (step == nullptr) return false;
-    const auto ready = inputs_at(done_, step->action, stages_);
-    if (!ready) return false;
-    const double cost = cost_of(step->action.kind);
-    clock_[rank] = std::max(clock_[rank], *ready) + cost;
-    busy_ += cost;
-    done_[key_of(step->action)] = clock_[rank];
-    ++next_[rank];
-    return true;
-  }
-  double cost_of(ActionKind kind) const {
-    switch (kind) {
-      case ActionKind::kForward:
-        return costs_.forward;
-      case ActionKind::kBackward:
-        return costs_.backward;
-      case ActionKind::kInputBackward:
-        return costs_.input_backward;
-      default:
-        return costs_.weight_backward;
-    }
-  }
-
-  int stages_;
-  ActionCosts costs_;
-  std::vector<std::vector<Step>> steps_;
-  std::vector<double> clock_;
-  std::vector<size_t> next_;
-  DoneAt done_;
-  double busy_ = 0;
+// A table that was run: each action as soon as its rank and its inputs were ready; messages take no time.
+struct Clockwork {
+  std::vector<std::vector<RowStep>> rows;
+  std::vector<size_t> ran;    // steps of each row; less than it has where it waits for ever
+  double time = 0, busy = 0;  // until the last rank is done; of all ranks together
 };
+
+Clockwork run_table(const ScheduleTable& table, int stages, const ActionCosts& costs) {
+  const std::array<double, 4> cost_of = {costs.forward, costs.backward, costs.input_backward, costs.weight_backward};
+  Clockwork out;
+  for (const auto& row : table.ranks) out.rows.push_back(steps_of(row));
+  std::vector<double> clock(out.rows.size(), 0);
+  DoneAt done;
+  out.ran = detail::run_in_rounds(out.rows, [&](size_t rank, const RowStep& step) {
+    const auto ready = inputs_at(done, step.action, stages);
+    if (!ready) return false;
+    const double cost = cost_of.at(static_cast<size_t>(step.action.kind));
+    clock[rank] = std::max(clock[rank], *ready) + cost;
+    done[step.action.key()] = clock[rank];
+    out.busy += cost;
+    return true;
+  });
+  out.time = *std::ranges::max_element(clock);
+  return out;
+}
 
 // Beyond that a table is not shown.
 constexpr size_t kShownCells = 4096;
@@ -135,47 +84,45 @@ template <class... Args>
 
 // Takes in one rank's actions: where they are, and that each comes once and after what its own rank must have done.
 void check_rank(const ScheduleTable& table, size_t rank, const ScheduleExtent& extent, std::vector<int>& rank_of,
-                std::set<Key>& seen) {
-  const auto& row = table.ranks[rank];
-  for (size_t column = 0; column < row.size(); ++column) {
-    if (!row[column]) continue;
-    for (const auto& step : row[column]->steps()) {
-      const auto text = step.text();
-      if (!step.computes()) {
-        wrong_table(table, column,
-                    "Expected compute-only schedule but found communication action '{}' at rank {}, position {}", text,
-                    rank, column);
-      }
-      if (step.stage < 0 || step.stage >= extent.stages || step.micro_batch >= extent.micro_batches) {
-        wrong_table(table, column, "Rank {}, step {}: {} is outside of {} stages and {} microbatches", rank, column,
-                    text, extent.stages, extent.micro_batches);
-      }
-      auto& home = rank_of[static_cast<size_t>(step.stage)];
-      if (home >= 0 && home != static_cast<int>(rank)) {
-        wrong_table(table, column, "Rank {}, step {}: Stage {} is assigned to both rank {} and rank {}", rank, column,
-                    step.stage, rank, home);
-      }
-      home = static_cast<int>(rank);
-      const auto done = [&](ActionKind kind) { return seen.contains({step.stage, kind, step.micro_batch}); };
-      const bool weight = step.kind == ActionKind::kWeightBackward;
-      if (step.kind != ActionKind::kForward && !done(weight ? ActionKind::kInputBackward : ActionKind::kForward)) {
-        wrong_table(table, column, "Rank {}, step {}: Running {} for stage {}, microbatch {} without first running {}",
-                    rank, column,
-                    weight                               ? "Backward Weight"
-                    : step.kind == ActionKind::kBackward ? "Full Backward"
-                                                         : "Backward Input",
-                    step.stage, step.micro_batch, weight ? "Backward Input" : "Forward");
-      }
-      const bool again = (step.kind == ActionKind::kBackward && done(ActionKind::kInputBackward)) ||
-                         (step.kind == ActionKind::kInputBackward && done(ActionKind::kBackward));
-      if (again || !seen.insert(key_of(step)).second) {
-        wrong_table(table, column, "Rank {}, step {}: {} comes a second time", rank, column, text);
-      }
+                std::set<Action::Key>& seen) {
+  for (const auto& [step, column] : steps_of(table.ranks[rank])) {
+    const auto text = step.text();
+    if (!step.computes()) {
+      wrong_table(table, column,
+                  "Expected compute-only schedule but found communication action '{}' at rank {}, position {}", text,
+                  rank, column);
+    }
+    if (step.stage < 0 || step.stage >= extent.stages || step.micro_batch >= extent.micro_batches) {
+      wrong_table(table, column, "Rank {}, step {}: {} is outside of {} stages and {} microbatches", rank, column, text,
+                  extent.stages, extent.micro_batches);
+    }
+    auto& home = rank_of[static_cast<size_t>(step.stage)];
+    if (home >= 0 && home != static_cast<int>(rank)) {
+      wrong_table(table, column, "Rank {}, step {}: Stage {} is assigned to both rank {} and rank {}", rank, column,
+                  step.stage, rank, home);
+    }
+    home = static_cast<int>(rank);
+    const auto done = [&, &step = step](ActionKind kind) {
+      return seen.contains({step.stage, kind, step.micro_batch});
+    };
+    const bool weight = step.kind == ActionKind::kWeightBackward;
+    if (step.kind != ActionKind::kForward && !done(weight ? ActionKind::kInputBackward : ActionKind::kForward)) {
+      wrong_table(table, column, "Rank {}, step {}: Running {} for stage {}, microbatch {} without first running {}",
+                  rank, column,
+                  weight                               ? "Backward Weight"
+                  : step.kind == ActionKind::kBackward ? "Full Backward"
+                                                       : "Backward Input",
+                  step.stage, step.micro_batch, weight ? "Backward Input" : "Forward");
+    }
+    const bool again = (step.kind == ActionKind::kBackward && done(ActionKind::kInputBackward)) ||
+                       (step.kind == ActionKind::kInputBackward && done(ActionKind::kBackward));
+    if (again || !seen.insert(step.key()).second) {
+      wrong_table(table, column, "Rank {}, step {}: {} comes a second time", rank, column, text);
     }
   }
 }
 
-void check_complete(const ScheduleTable& table, const ScheduleExtent& extent, const std::set<Key>& seen) {
+void check_complete(const ScheduleTable& table, const ScheduleExtent& extent, const std::set<Action::Key>& seen) {
   for (int stage = 0; stage < extent.stages; ++stage) {
     std::map<ActionKind, int> count;
     for (int mb = 0; mb < extent.micro_batches; ++mb) {
@@ -217,41 +164,36 @@ std::vector<int> check_schedule(const ScheduleTable& table, const ScheduleExtent
                 extent.stages, extent.micro_batches);
   }
   std::vector<int> rank_of(static_cast<size_t>(extent.stages), -1);
-  std::set<Key> seen;
+  std::set<Action::Key> seen;
   for (size_t rank = 0; rank < table.ranks.size(); ++rank) check_rank(table, rank, extent, rank_of, seen);
   check_complete(table, extent, seen);
-  Clockwork clockwork(table, extent.stages, {});
-  clockwork.run();
-  if (!clockwork.done()) {
-    std::string waiting;
-    std::optional<size_t> column;
-    for (size_t rank = 0; rank < table.ranks.size(); ++rank) {
-      const auto* step = clockwork.waits(rank);
-      if (step == nullptr) continue;
-      if (!column) column = step->column;
-      waiting += fmt::format("{}rank {} for {} at step {}", waiting.empty() ? "" : ", ", rank, step->action.text(),
-                             step->column);
-    }
-    wrong_table(table, column, "Schedule is not progressing: these wait for ever: {}", waiting);
+  const auto clockwork = run_table(table, extent.stages, {});
+  std::string waiting;
+  std::optional<size_t> first_column;
+  for (size_t rank = 0; rank < clockwork.rows.size(); ++rank) {
+    if (clockwork.ran[rank] == clockwork.rows[rank].size()) continue;
+    const auto& [step, column] = clockwork.rows[rank][clockwork.ran[rank]];
+    if (!first_column) first_column = column;
+    waiting += fmt::format("{}rank {} for {} at step {}", waiting.empty() ? "" : ", ", rank, step.text(), column);
+  }
+  if (!waiting.empty()) {
+    wrong_table(table, first_column, "Schedule is not progressing: these wait for ever: {}", waiting);
   }
   return rank_of;
 }
 
 Simulation simulate(const Schedule& schedule, const ActionCosts& costs) {
-  Clockwork clockwork(schedule.table, schedule.stages(), costs);
-  clockwork.run();
-  Simulation out;
-  out.time = clockwork.time();
-  out.bubble_share = 1 - clockwork.busy() / (out.time * schedule.ranks());
-  for (const auto& row : schedule.table.ranks) {
+  const auto clockwork = run_table(schedule.table, schedule.stages(), costs);
+  Simulation out{.time = clockwork.time,
+                 .bubble_share = 1 - clockwork.busy / (clockwork.time * schedule.ranks()),
+                 .most_held = {}};
+  for (const auto& row : clockwork.rows) {
     int held = 0, most = 0;
-    for (const auto& cell : row) {
-      if (!cell) continue;
-      for (const auto& step : cell->steps()) {
-        held += step.kind == ActionKind::kForward;
-        most = std::max(most, held);
-        held -= step.kind == ActionKind::kBackward || step.kind == ActionKind::kWeightBackward;
-      }
+    for (const auto& step : row) {
+      const auto kind = step.action.kind;
+      held += kind == ActionKind::kForward;
+      most = std::max(most, held);
+      held -= kind == ActionKind::kBackward || kind == ActionKind::kWeightBackward;
     }
     out.most_held.push_back(most);
   }
@@ -261,7 +203,7 @@ Simulation simulate(const Schedule& schedule, const ActionCosts& costs) {
 namespace {
 
 // Of a lowered table: whether an action can run, by what all ranks have come to.
-bool lowered_can_run(const Action& action, const std::set<Key>& done, const std::vector<int>& rank_of) {
+bool lowered_can_run(const Action& action, const std::set<Action::Key>& done, const std::vector<int>& rank_of) {
   const int stage = action.stage, mb = action.micro_batch, last = static_cast<int>(rank_of.size()) - 1;
   const auto has = [&](int of, ActionKind kind) { return done.contains({of, kind, mb}); };
   const auto gradient = [&](int of) { return has(of, ActionKind::kBackward) || has(of, ActionKind::kInputBackward); };
@@ -295,22 +237,18 @@ bool lowered_can_run(const Action& action, const std::set<Key>& done, const std:
 }  // namespace
 
 void check_lowered(const ScheduleTable& lowered, const std::vector<int>& rank_of, int micro_batches) {
-  std::vector<std::vector<Action>> rows;
+  std::vector<std::vector<RowStep>> rows;
   std::map<ActionKind, int> count;
   for (const auto& row : lowered.ranks) {
-    auto& steps = rows.emplace_back();
-    for (const auto& cell : row) {
-      if (!cell) continue;
-      for (const auto& step : cell->steps()) {
-        const bool known =
-            step.stage >= 0 && step.stage < static_cast<int>(rank_of.size()) && step.micro_batch < micro_batches;
-        TESSERA_CHECK(known && rank_of[static_cast<size_t>(step.stage)] == static_cast<int>(rows.size()) - 1,
-                      ErrorKind::kConfig,
-                      "[pipeline.check] rank {}: {} is of another rank's stage, or of a micro-batch beyond {}",
-                      rows.size() - 1, step.text(), micro_batches);
-        ++count[step.kind];
-        steps.push_back(step);
-      }
+    const auto rank = static_cast<int>(rows.size());
+    for (const auto& each : rows.emplace_back(steps_of(row))) {
+      const auto& step = each.action;
+      const bool known =
+          step.stage >= 0 && step.stage < static_cast<int>(rank_of.size()) && step.micro_batch < micro_batches;
+      TESSERA_CHECK(known && rank_of[static_cast<size_t>(step.stage)] == rank, ErrorKind::kConfig,
+                    "[pipeline.check] rank {}: {} is of another rank's stage, or of a micro-batch beyond {}", rank,
+                    step.text(), micro_batches);
+      ++count[step.kind];
     }
   }
   TESSERA_CHECK(count[ActionKind::kSendForward] == count[ActionKind::kReceiveForward] &&
@@ -318,24 +256,18 @@ void check_lowered(const ScheduleTable& lowered, const std::vector<int>& rank_of
                 ErrorKind::kConfig, "[pipeline.check] {} SEND_F to {} RECV_F, {} SEND_B to {} RECV_B: wanted as many",
                 count[ActionKind::kSendForward], count[ActionKind::kReceiveForward], count[ActionKind::kSendBackward],
                 count[ActionKind::kReceiveBackward]);
-  std::vector<size_t> next(rows.size(), 0);
-  std::set<Key> done;
-  for (bool moved = true; moved;) {
-    moved = false;
-    for (size_t rank = 0; rank < rows.size(); ++rank) {
-      for (; next[rank] < rows[rank].size() && lowered_can_run(rows[rank][next[rank]], done, rank_of); ++next[rank]) {
-        const bool fresh = done.insert(key_of(rows[rank][next[rank]])).second;
-        const bool once = rows[rank][next[rank]].micro_batch >= 0;
-        TESSERA_CHECK(fresh || !once, ErrorKind::kConfig, "[pipeline.check] rank {}: {} comes a second time", rank,
-                      rows[rank][next[rank]].text());
-        moved = true;
-      }
-    }
-  }
+  std::set<Action::Key> done;
+  const auto ran = detail::run_in_rounds(rows, [&](size_t rank, const RowStep& step) {
+    if (!lowered_can_run(step.action, done, rank_of)) return false;
+    const bool is_first = done.insert(step.action.key()).second;
+    TESSERA_CHECK(is_first || step.action.micro_batch < 0, ErrorKind::kConfig,
+                  "[pipeline.check] rank {}: {} comes a second time", rank, step.action.text());
+    return true;
+  });
   std::string waiting;
   for (size_t rank = 0; rank < rows.size(); ++rank) {
-    if (next[rank] == rows[rank].size()) continue;
-    waiting += fmt::format("{}rank {} at {}", waiting.empty() ? "" : ", ", rank, rows[rank][next[rank]].text());
+    if (ran[rank] == rows[rank].size()) continue;
+    waiting += fmt::format("{}rank {} at {}", waiting.empty() ? "" : ", ", rank, rows[rank][ran[rank]].action.text());
   }
   TESSERA_CHECK(waiting.empty(), ErrorKind::kConfig,
                 "[pipeline.check] Schedule is not progressing: {} would wait for ever", waiting);

@@ -2,15 +2,14 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
-#include <tuple>
 
 #include "tessera/base/error.h"
+#include "tessera/parallel/pipeline/detail/rounds.h"
 
 namespace tessera::pipeline {
 namespace {
-
-using StepKey = std::tuple<int, ActionKind, int>;
 
 // The stages that a row computes on next, at most about `count`, in order.
 std::vector<int> next_stages(const ActionRow& row, size_t first, int count) {
@@ -24,19 +23,19 @@ std::vector<int> next_stages(const ActionRow& row, size_t first, int count) {
   return out;
 }
 
-bool sends_forward(const Action& action, const std::vector<int>& rank_of) {
-  const auto stage = static_cast<size_t>(action.stage);
-  return action.kind == ActionKind::kForward && stage + 1 < rank_of.size() && rank_of[stage] != rank_of[stage + 1];
-}
-
-bool sends_backward(const Action& action, const std::vector<int>& rank_of) {
-  const auto stage = static_cast<size_t>(action.stage);
+// The stage of another rank that waits for what the action computes; nothing: there is none.
+std::optional<int> receiver_of(const Action& action, const std::vector<int>& rank_of) {
+  const bool forward = action.kind == ActionKind::kForward;
   const bool backward = action.kind == ActionKind::kBackward || action.kind == ActionKind::kInputBackward;
-  return backward && stage > 0 && rank_of[stage] != rank_of[stage - 1];
+  if (!forward && !backward) return std::nullopt;
+  const int to = action.stage + (forward ? 1 : -1);
+  if (to < 0 || to == static_cast<int>(rank_of.size())) return std::nullopt;
+  if (rank_of[static_cast<size_t>(action.stage)] == rank_of[static_cast<size_t>(to)]) return std::nullopt;
+  return to;
 }
 
 // Whether this rank has, or is about to have, what the action needs of other stages.
-bool has_inputs(const Action& action, const std::set<StepKey>& done, int stages) {
+bool has_inputs(const Action& action, const std::set<Action::Key>& done, int stages) {
   const int stage = action.stage, mb = action.micro_batch;
   const auto has = [&](int of, ActionKind kind) { return done.contains({of, kind, mb}); };
   if (action.kind == ActionKind::kForward) {
@@ -111,44 +110,37 @@ Actions merge_bw(const ActionRow& row) {
 
 std::vector<Actions> add_send_recv(const std::vector<Actions>& rows, const std::vector<int>& rank_of) {
   std::vector<Actions> out(rows.size());
-  std::vector<std::set<StepKey>> done(rows.size());
-  std::vector<size_t> next(rows.size(), 0);
+  std::vector<std::set<Action::Key>> done(rows.size());
   const auto add = [&](size_t rank, Action action) {
-    done[rank].insert({action.stage, action.kind, action.micro_batch});
+    done[rank].insert(action.key());
     out[rank].push_back(std::move(action));
   };
-  const auto exchange = [&](size_t rank, const Action& step, ActionKind send, ActionKind receive, int to) {
-    add(rank, {.stage = step.stage, .kind = send, .micro_batch = step.micro_batch});
-    add(static_cast<size_t>(rank_of[static_cast<size_t>(to)]),
-        {.stage = to, .kind = receive, .micro_batch = step.micro_batch});
-  };
   const auto stages = static_cast<int>(rank_of.size());
-  for (bool moved = true; moved;) {
-    moved = false;
-    for (size_t rank = 0; rank < rows.size(); ++rank) {
-      if (next[rank] == rows[rank].size()) continue;
-      const auto& action = rows[rank][next[rank]];
-      const auto steps = action.steps();
-      const auto can_run = [&](const Action& step) { return has_inputs(step, done[rank], stages); };
-      if (!std::ranges::all_of(steps, can_run)) continue;
-      out[rank].push_back(action);
-      for (const auto& step : steps) {
-        done[rank].insert({step.stage, step.kind, step.micro_batch});
-        if (sends_forward(step, rank_of)) {
-          exchange(rank, step, ActionKind::kSendForward, ActionKind::kReceiveForward, step.stage + 1);
-        } else if (sends_backward(step, rank_of)) {
-          exchange(rank, step, ActionKind::kSendBackward, ActionKind::kReceiveBackward, step.stage - 1);
-        }
-      }
-      ++next[rank];
-      moved = true;
+  const auto ran = detail::run_in_rounds(rows, [&](size_t rank, const Action& action) {
+    const auto steps = action.steps();
+    const auto can_run = [&](const Action& step) { return has_inputs(step, done[rank], stages); };
+    if (!std::ranges::all_of(steps, can_run)) return false;
+    out[rank].push_back(action);
+    for (const auto& step : steps) {
+      done[rank].insert(step.key());
+      const auto to = receiver_of(step, rank_of);
+      if (!to) continue;
+      const bool forward = step.kind == ActionKind::kForward;
+      add(rank, {.stage = step.stage,
+                 .kind = forward ? ActionKind::kSendForward : ActionKind::kSendBackward,
+                 .micro_batch = step.micro_batch});
+      add(static_cast<size_t>(rank_of[static_cast<size_t>(*to)]),
+          {.stage = *to,
+           .kind = forward ? ActionKind::kReceiveForward : ActionKind::kReceiveBackward,
+           .micro_batch = step.micro_batch});
     }
-  }
+    return true;
+  });
   for (size_t rank = 0; rank < rows.size(); ++rank) {
     TESSERA_CHECK(
-        next[rank] == rows[rank].size(), ErrorKind::kConfig,
+        ran[rank] == rows[rank].size(), ErrorKind::kConfig,
         "[pipeline.lower] Malformed compute schedule, can't schedule sends/recvs: rank {} waits for ever at {}", rank,
-        rows[rank][next[rank]].text());
+        rows[rank][ran[rank]].text());
   }
   return out;
 }

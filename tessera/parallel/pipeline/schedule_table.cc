@@ -1,6 +1,6 @@
 #include "tessera/parallel/pipeline/schedule_table.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -20,6 +20,15 @@ std::string_view unquoted(std::string_view cell) {
 }
 
 }  // namespace
+
+std::vector<RowStep> steps_of(const ActionRow& row) {
+  std::vector<RowStep> out;
+  for (size_t column = 0; column < row.size(); ++column) {
+    if (!row[column]) continue;
+    for (auto& step : row[column]->steps()) out.push_back({std::move(step), column});
+  }
+  return out;
+}
 
 ScheduleTable ScheduleTable::from_csv(std::string_view csv, const std::string& name) {
   ScheduleTable table;
@@ -59,27 +68,16 @@ std::string ScheduleTable::to_text(std::optional<size_t> error_step) const {
   size_t steps = 0;
   for (const auto& row : ranks) steps = std::max(steps, row.size());
   const size_t digits = std::to_string(steps == 0 ? 0 : steps - 1).size();
-  std::vector<size_t> widths;
+  std::vector<std::string> lines = {std::string(digits + 7, ' ')};
+  for (size_t step = 0; step < steps; ++step) lines.push_back(fmt::format("Step {:0{}}: ", step, digits));
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    size_t width = fmt::format("Rank {}", rank).size();
-    for (size_t step = 0; step < ranks[rank].size(); ++step) {
-      width = std::max(width, cell_text(ranks[rank], step).size());
-    }
-    widths.push_back(width);
+    std::vector<std::string> column = {fmt::format("Rank {}", rank)};
+    for (size_t step = 0; step < steps; ++step) column.push_back(cell_text(ranks[rank], step));
+    const size_t width = std::ranges::max(column, {}, &std::string::size).size();
+    for (size_t i = 0; i < lines.size(); ++i) lines[i] += fmt::format("{:<{}} ", column[i], width);
   }
-  std::string out(digits + 7, ' ');
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    out += fmt::format("{:<{}} ", fmt::format("Rank {}", rank), widths[rank]);
-  }
-  out += "\n";
-  for (size_t step = 0; step < steps; ++step) {
-    out += fmt::format("Step {:0{}}: ", step, digits);
-    for (size_t rank = 0; rank < ranks.size(); ++rank) {
-      out += fmt::format("{:<{}} ", cell_text(ranks[rank], step), widths[rank]);
-    }
-    out += error_step == step ? "<-- ERROR HERE\n" : "\n";
-  }
-  return out;
+  if (error_step && *error_step < steps) lines[*error_step + 1] += "<-- ERROR HERE";
+  return fmt::format("{}\n", fmt::join(lines, "\n"));
 }
 
 }  // namespace tessera::pipeline

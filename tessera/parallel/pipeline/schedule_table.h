@@ -18,6 +18,13 @@ namespace tessera::pipeline {
 
 using ActionRow = std::vector<std::optional<Action>>;  // nothing: a bubble
 
+struct RowStep {
+  Action action;
+  size_t column;
+};
+// The actions of a row, without bubbles, the parts of an overlap one by one.
+std::vector<RowStep> steps_of(const ActionRow& row);
+
 struct ScheduleTable {
   std::vector<ActionRow> ranks;
 

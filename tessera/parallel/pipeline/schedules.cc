@@ -20,8 +20,10 @@ const std::vector<KnownSchedule>& known_schedules() {
   static const std::vector<KnownSchedule> known = {
       {{.name = "1F1B", .one_stage_a_rank = true}, detail::one_forward_one_backward_rows},
       {{.name = "Interleaved1F1B"}, [](const ScheduleSize& size) { return detail::interleaved_rows(size, false); }},
-      {{.name = "GPipe", .one_stage_a_rank = true}, detail::gpipe_rows},
-      {{.name = "LoopedBFS"}, detail::looped_bfs_rows},
+      {{.name = "GPipe", .one_stage_a_rank = true},
+       [](const ScheduleSize& size) { return detail::forwards_then_backwards_rows(size, false); }},
+      {{.name = "LoopedBFS"},
+       [](const ScheduleSize& size) { return detail::forwards_then_backwards_rows(size, true); }},
       {{.name = "InterleavedZeroBubble", .splits_backward = true},
        [](const ScheduleSize& size) { return detail::interleaved_rows(size, true); }},
       {{.name = "ZBVZeroBubble", .style = StageStyle::kV, .splits_backward = true}, detail::zbv_rows},
@@ -29,16 +31,10 @@ const std::vector<KnownSchedule>& known_schedules() {
   return known;
 }
 
-std::string in_lower_case(std::string_view text) {
-  std::string out(text);
-  std::transform(out.begin(), out.end(), out.begin(),
-                 [](char c) { return static_cast<char>(std::tolower(static_cast<unsigned char>(c))); });
-  return out;
-}
-
 const KnownSchedule& find_schedule(std::string_view name) {
+  const auto lower = [](unsigned char c) { return std::tolower(c); };
   for (const auto& each : known_schedules()) {
-    if (in_lower_case(each.traits.name) == in_lower_case(name)) return each;
+    if (std::ranges::equal(each.traits.name, name, {}, lower, lower)) return each;
   }
   raise(ErrorKind::kConfig,
         "[pipeline.schedule] Unknown schedule name {}. The valid options are ['1F1B', 'Interleaved1F1B', 'GPipe', "
@@ -59,10 +55,10 @@ std::vector<int> stage_to_rank(int ranks, int stages, StageStyle style) {
   return out;
 }
 
-std::vector<int> Schedule::stages_of(int rank) const {
+std::vector<int> stages_on(const std::vector<int>& rank_of, int rank) {
   std::vector<int> out;
-  for (int stage = 0; stage < stages(); ++stage) {
-    if (rank_of[static_cast<size_t>(stage)] == rank) out.push_back(stage);
+  for (size_t stage = 0; stage < rank_of.size(); ++stage) {
+    if (rank_of[stage] == rank) out.push_back(static_cast<int>(stage));
   }
   return out;
 }
@@ -89,12 +85,9 @@ Schedule make_schedule(std::string_view name, const ScheduleSize& size) {
 Schedule schedule_of_table(ScheduleTable table, const std::string& name) {
   int stages = 0, micro_batches = 0;
   for (const auto& row : table.ranks) {
-    for (const auto& cell : row) {
-      if (!cell) continue;
-      for (const auto& step : cell->steps()) {
-        stages = std::max(stages, step.stage + 1);
-        micro_batches = std::max(micro_batches, step.micro_batch + 1);
-      }
+    for (const auto& step : steps_of(row)) {
+      stages = std::max(stages, step.action.stage + 1);
+      micro_batches = std::max(micro_batches, step.action.micro_batch + 1);
     }
   }
   const auto ranks = static_cast<int>(table.ranks.size());

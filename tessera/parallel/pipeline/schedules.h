@@ -20,6 +20,9 @@ enum class StageStyle { kLoop, kV };
 // The rank of each stage. Error kConfig: stages that the ranks do not divide.
 std::vector<int> stage_to_rank(int ranks, int stages, StageStyle style);
 
+// The stages on a rank, in rising order.
+std::vector<int> stages_on(const std::vector<int>& rank_of, int rank);
+
 struct Schedule {
   std::string name;  // as torch writes it; of a table from a file, what the file is called
   int micro_batches = 0;
@@ -27,8 +30,7 @@ struct Schedule {
   ScheduleTable table;       // of computations
   int stages() const { return static_cast<int>(rank_of.size()); }
   int ranks() const { return static_cast<int>(table.ranks.size()); }
-  // In rising order.
-  std::vector<int> stages_of(int rank) const;
+  std::vector<int> stages_of(int rank) const { return stages_on(rank_of, rank); }
 };
 
 // What may be said of a schedule without its numbers. Error kConfig, torch's: "Unknown schedule name ...", for its

@@ -17,14 +17,6 @@ StageRange StagePlan::range(int stage) const {
   return {.first_layer = before, .end_layer = before + *here, .is_first = stage == 0, .is_last = stage == stages() - 1};
 }
 
-std::vector<int> StagePlan::stages_of(int rank) const {
-  std::vector<int> out;
-  for (int stage = 0; stage < stages(); ++stage) {
-    if (rank_of[static_cast<size_t>(stage)] == rank) out.push_back(stage);
-  }
-  return out;
-}
-
 std::vector<int64_t> split_layers(int64_t layers, int stages) {
   TESSERA_CHECK(stages >= 1 && stages <= layers, ErrorKind::kConfig,
                 "[pipeline.stages] {} stages of {} layers: wanted at least one stage, and a layer for each. Lower "

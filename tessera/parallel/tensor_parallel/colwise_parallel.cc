@@ -8,13 +8,8 @@ namespace tessera {
 
 using namespace detail;
 
-ColwiseParallel::ColwiseParallel(const LayoutOptions& options) : options_(options) {}
-
 std::string ColwiseParallel::describe() const {
-  return "ColwiseParallel(" +
-         describe_layouts(options_.input_layout.value_or(Replicate()), options_.output_layout.value_or(Shard(-1)),
-                          options_.use_local_output) +
-         ")";
+  return describe_layouts("ColwiseParallel", options_, Replicate(), Shard(-1));
 }
 
 void ColwiseParallel::apply(nn::Module& module, const StyleContext& context) const {
@@ -27,12 +22,7 @@ void ColwiseParallel::apply(nn::Module& module, const StyleContext& context) con
   claim(module, context.path);
   for (auto& slot : module.own_parameters()) context.distribute(slot, embedding ? Shard(1) : Shard(0));
   distribute_beside(module, Shard(0), context);
-  const auto declared = options_.input_layout.value_or(Replicate());
-  module.register_forward_pre_hook(
-      [mesh = context.mesh, path = context.path, declared](nn::Module&, nn::TensorRefs& inputs) {
-        at::Tensor& x = first_of(inputs, path, "inputs");
-        x = brought(x, mesh, declared, Replicate());
-      });
+  bring_first_input(module, context, options_.input_layout.value_or(Replicate()), Replicate());
   const auto wanted = options_.output_layout.value_or(Shard(-1));
   module.register_forward_hook(
       [path = context.path, wanted, local = options_.use_local_output](nn::Module&, nn::TensorRefs& outputs) {

@@ -47,10 +47,7 @@ void ReplicatedKeyValue::apply(nn::Module& module, const StyleContext& context) 
   claim(module, context.path);
   for (auto& slot : module.own_parameters()) context.distribute(slot, Replicate());
   distribute_beside(module, Replicate(), context);
-  module.register_forward_pre_hook([mesh = context.mesh, path = context.path](nn::Module&, nn::TensorRefs& inputs) {
-    at::Tensor& x = first_of(inputs, path, "inputs");
-    x = brought(x, mesh, Replicate(), Replicate());
-  });
+  bring_first_input(module, context, Replicate(), Replicate());
   module.register_forward_hook([path = context.path, head, head_dim](nn::Module&, nn::TensorRefs& outputs) {
     // Each rank has the gradient of what its own query heads read: together they are the whole one.
     at::Tensor& y = first_of(outputs, path, "outputs");

@@ -15,13 +15,7 @@ namespace {
 
 // A Linear that shows the parameters of another, which it takes the place of.
 struct ReplacedLinear : nn::Linear {
-  explicit ReplacedLinear(nn::Linear& former)
-      : Linear(1, 1, former.bias.defined(), {.dtype = former.weight.scalar_type(), .device = c10::Device(c10::kMeta)}) {
-    for (size_t i = 0; i < own_parameters().size(); ++i) {
-      own_parameters()[i].decay = former.own_parameters()[i].decay;
-      set_parameter(own_parameters()[i], former.own_parameters()[i].parameter);
-    }
-  }
+  explicit ReplacedLinear(nn::Linear& former) : Linear(former, /*with_weight=*/true) {}
 };
 
 // The products that read one input, made together when the first of them is asked for.

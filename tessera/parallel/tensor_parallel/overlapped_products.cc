@@ -1,6 +1,5 @@
 #include "tessera/parallel/tensor_parallel/overlapped_products.h"
 
-#include <ATen/core/ivalue.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -9,6 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/held_value.h"
 #include "tessera/kernels/linear/linear.h"
 
 namespace tessera {
@@ -120,35 +120,16 @@ at::Tensor product(const at::Tensor& chunk, const at::Tensor& weight) {
   return kernels::product_nt(flat_rows(chunk), weight)
       .view({chunk.size(0), chunk.size(1), chunk.size(2), weight.size(0)});
 }
-at::Tensor product_transposed(const at::Tensor& chunk, const at::Tensor& weight) {
-  return kernels::product_nt(flat_rows(chunk), weight.t())
-      .view({chunk.size(0), chunk.size(1), chunk.size(2), weight.size(1)});
-}
 void add_outer(at::Tensor& sum, const at::Tensor& left, const at::Tensor& right) {
   const auto outer = kernels::product_nt(flat_rows(left).t(), flat_rows(right).t());
   sum = sum.defined() ? sum.add_(outer) : outer;
-}
-
-// What backward needs to know, kept by the node.
-struct OverlapState : torch::CustomClassHolder {
-  explicit OverlapState(const OverlapOptions& options) : tokens(options) {}
-  ChunkedTokens tokens;
-};
-using OverlapStatePtr = c10::intrusive_ptr<OverlapState>;
-
-void keep_tokens(AutogradContext* ctx, const OverlapStatePtr& state) {
-  ctx->saved_data["tokens"] = c10::IValue::make_capsule(state);
-}
-const ChunkedTokens& kept_tokens(AutogradContext* ctx) {
-  return static_cast<OverlapState*>(ctx->saved_data["tokens"].toCapsule().get())->tokens;
 }
 
 struct GatheredProducts : torch::autograd::Function<GatheredProducts> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x, at::TensorList weights,
                                const OverlapOptions& options) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    const auto state = c10::make_intrusive<OverlapState>(options);
-    const auto& tokens = state->tokens;
+    const ChunkedTokens tokens(options);
     GatheredChunks chunks(tokens, tokens.own_rows(x));
     variable_list saved, outputs;
     for (const auto& weight : weights) {
@@ -163,13 +144,13 @@ struct GatheredProducts : torch::autograd::Function<GatheredProducts> {
     }
     saved.insert(saved.end(), weights.begin(), weights.end());
     ctx->save_for_backward(saved);
-    keep_tokens(ctx, state);
+    ctx->saved_data["tokens"] = hold_value(tokens);
     for (auto& output : outputs) output = tokens.from_all_rows(output);
     return outputs;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto& tokens = kept_tokens(ctx);
+    const auto& tokens = held_value<ChunkedTokens>(ctx->saved_data["tokens"]);
     const auto saved = ctx->get_saved_variables();
     const size_t count = grads.size(), chunks = static_cast<size_t>(tokens.chunks);
     variable_list rows(count), weight_gradients(count);
@@ -181,7 +162,7 @@ struct GatheredProducts : torch::autograd::Function<GatheredProducts> {
       const auto begin = tokens.begin(static_cast<int64_t>(c)), length = tokens.length(static_cast<int64_t>(c));
       at::Tensor sum = at::zeros_like(saved[c]);
       for (size_t i = 0; i < count; ++i) {
-        if (rows[i].defined()) sum.add_(product_transposed(rows[i].narrow(1, begin, length), saved[chunks + i]));
+        if (rows[i].defined()) sum.add_(product(rows[i].narrow(1, begin, length), saved[chunks + i].t()));
       }
       scattered.add(sum);  // on its way while the weights' gradients are computed
       for (size_t i = 0; i < count; ++i) {
@@ -199,10 +180,9 @@ struct ScatteredProduct : torch::autograd::Function<ScatteredProduct> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const OverlapOptions& options) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    const auto state = c10::make_intrusive<OverlapState>(options);
-    const auto& tokens = state->tokens;
+    const ChunkedTokens tokens(options);
     ctx->save_for_backward({x, weight});
-    keep_tokens(ctx, state);
+    ctx->saved_data["tokens"] = hold_value(tokens);
     const auto rows = tokens.all_rows(x);
     ScatteredChunks scattered(tokens, x.size(0), weight.size(0), x.options());
     for (int64_t c = 0; c < tokens.chunks; ++c) {
@@ -212,7 +192,7 @@ struct ScatteredProduct : torch::autograd::Function<ScatteredProduct> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto& tokens = kept_tokens(ctx);
+    const auto& tokens = held_value<ChunkedTokens>(ctx->saved_data["tokens"]);
     const auto saved = ctx->get_saved_variables();
     const auto rows = tokens.all_rows(saved[0]);
     GatheredChunks chunks(tokens, tokens.own_rows(grads[0]));
@@ -220,7 +200,7 @@ struct ScatteredProduct : torch::autograd::Function<ScatteredProduct> {
     at::Tensor weight_gradient;
     for (int64_t c = 0; c < tokens.chunks; ++c) {
       const auto chunk = chunks.next();
-      x_rows.narrow(1, tokens.begin(c), tokens.length(c)).copy_(product_transposed(chunk, saved[1]));
+      x_rows.narrow(1, tokens.begin(c), tokens.length(c)).copy_(product(chunk, saved[1].t()));
       add_outer(weight_gradient, chunk, rows.narrow(1, tokens.begin(c), tokens.length(c)));
     }
     return {tokens.from_all_rows(x_rows), weight_gradient, at::Tensor()};

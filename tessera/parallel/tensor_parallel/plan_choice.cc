@@ -47,20 +47,17 @@ bool boolean_of(const YAML::Node& node, const std::string& where) {
 StylePtr style_with_layouts(const YAML::Node& node, const std::string& where) {
   std::string name;
   LayoutOptions options;
-  bool local_given = false, layouts_given = false;
+  std::optional<bool> local;
   for (const auto& entry : node) {
     const auto key = scalar_of(entry.first, where), path = where + "." + key;
     if (key == "style") {
       name = scalar_of(entry.second, path);
     } else if (key == "input") {
       options.input_layout = parse_layout(scalar_of(entry.second, path), path);
-      layouts_given = true;
     } else if (key == "output") {
       options.output_layout = parse_layout(scalar_of(entry.second, path), path);
-      layouts_given = true;
     } else if (key == "local") {
-      options.use_local_output = boolean_of(entry.second, path);
-      local_given = true;
+      local = options.use_local_output = boolean_of(entry.second, path);
     } else {
       raise(ErrorKind::kConfig, "[parallel.plan] {}: unknown key {}. Known: style, input, output, local.", where,
             quote(key));
@@ -68,11 +65,11 @@ StylePtr style_with_layouts(const YAML::Node& node, const std::string& where) {
   }
   if (name == "colwise") return std::make_shared<ColwiseParallel>(options);
   if (name == "rowwise") return std::make_shared<RowwiseParallel>(options);
-  if (name == "sequence_parallel" && !layouts_given) {
-    return std::make_shared<SequenceParallel>(
-        SequenceParallelOptions{.use_local_output = local_given && options.use_local_output});
+  const bool has_layouts = options.input_layout || options.output_layout;
+  if (name == "sequence_parallel" && !has_layouts) {
+    return std::make_shared<SequenceParallel>(SequenceParallelOptions{.use_local_output = local.value_or(false)});
   }
-  TESSERA_CHECK(!layouts_given && !local_given, ErrorKind::kConfig,
+  TESSERA_CHECK(!has_layouts && !local, ErrorKind::kConfig,
                 "[parallel.plan] {}: the style {} takes no layouts. Those of colwise and rowwise do.", where,
                 quote(name));
   return translate_parallel_style(name);

@@ -8,13 +8,8 @@ namespace tessera {
 
 using namespace detail;
 
-RowwiseParallel::RowwiseParallel(const LayoutOptions& options) : options_(options) {}
-
 std::string RowwiseParallel::describe() const {
-  return "RowwiseParallel(" +
-         describe_layouts(options_.input_layout.value_or(Shard(-1)), options_.output_layout.value_or(Replicate()),
-                          options_.use_local_output) +
-         ")";
+  return describe_layouts("RowwiseParallel", options_, Shard(-1), Replicate());
 }
 
 void RowwiseParallel::apply(nn::Module& module, const StyleContext& context) const {
@@ -35,13 +30,7 @@ void RowwiseParallel::apply(nn::Module& module, const StyleContext& context) con
     context.distribute(slot, columns ? Shard(1) : embedding ? Shard(0) : Replicate());
   }
   distribute_beside(module, Shard(1), context);
-  const auto desired = embedding ? Replicate() : Shard(-1);
-  module.register_forward_pre_hook(
-      [mesh = context.mesh, path = context.path, declared, desired, in_features](nn::Module&, nn::TensorRefs& inputs) {
-        at::Tensor& x = first_of(inputs, path, "inputs");
-        const bool last = declared.is_shard() && on_dims(declared, x.dim()).is_shard(x.dim() - 1);
-        x = brought(x, mesh, declared, desired, last ? in_features : -1);
-      });
+  bring_first_input(module, context, declared, embedding ? Replicate() : Shard(-1), in_features);
   const auto wanted = options_.output_layout.value_or(Replicate());
   module.register_forward_hook(
       [path = context.path, wanted, local = options_.use_local_output](nn::Module&, nn::TensorRefs& outputs) {

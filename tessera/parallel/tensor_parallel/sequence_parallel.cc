@@ -16,12 +16,7 @@ std::string SequenceParallel::describe() const {
 void SequenceParallel::apply(nn::Module& module, const StyleContext& context) const {
   claim(module, context.path);
   context.replicate_rest(module);
-  const auto layout = Shard(options_.sequence_dim);
-  module.register_forward_pre_hook(
-      [mesh = context.mesh, path = context.path, layout](nn::Module&, nn::TensorRefs& inputs) {
-        at::Tensor& x = first_of(inputs, path, "inputs");
-        x = brought(x, mesh, layout, layout);
-      });
+  bring_first_input(module, context, Shard(options_.sequence_dim), Shard(options_.sequence_dim));
   module.register_forward_hook(
       [gather = gathers_output_, local = options_.use_local_output](nn::Module&, nn::TensorRefs& outputs) {
         for (at::Tensor* y : outputs) {

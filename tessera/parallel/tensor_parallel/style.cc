@@ -9,21 +9,15 @@
 namespace tessera {
 
 TiedSlots::TiedSlots(nn::Module& root) {
-  std::unordered_map<const at::TensorImpl*, std::shared_ptr<std::vector<nn::ParameterSlot*>>> by_tensor;
   for (const auto& named : root.named_parameters(/*all=*/true)) {
-    auto& group = by_tensor[named.slot->parameter.unsafeGetTensorImpl()];
-    if (!group) {
-      group = std::make_shared<std::vector<nn::ParameterSlot*>>();
-      kept_.push_back(named.slot->parameter);
-    }
-    group->push_back(named.slot);
-    groups_[named.slot] = group;
+    kept_.push_back(named.slot->parameter);
+    by_tensor_[named.slot->parameter.unsafeGetTensorImpl()].push_back(named.slot);
   }
 }
 
 std::vector<nn::ParameterSlot*> TiedSlots::of(nn::ParameterSlot& slot) const {
-  const auto found = groups_.find(&slot);
-  return found == groups_.end() ? std::vector<nn::ParameterSlot*>{&slot} : *found->second;
+  const auto found = by_tensor_.find(slot.parameter.unsafeGetTensorImpl());
+  return found == by_tensor_.end() ? std::vector<nn::ParameterSlot*>{&slot} : found->second;
 }
 
 void StyleContext::show(nn::ParameterSlot& slot, at::Tensor made) const {

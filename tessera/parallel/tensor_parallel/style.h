@@ -27,12 +27,12 @@ namespace tessera {
 class TiedSlots {
  public:
   explicit TiedSlots(nn::Module& root);
-  // Those tied to `slot`, itself among them.
+  // Those tied to `slot`, itself among them, while they show the tensors that they showed when this was made.
   std::vector<nn::ParameterSlot*> of(nn::ParameterSlot& slot) const;
 
  private:
   std::vector<at::Tensor> kept_;  // so that no address is used again
-  std::unordered_map<const nn::ParameterSlot*, std::shared_ptr<std::vector<nn::ParameterSlot*>>> groups_;
+  std::unordered_map<const c10::TensorImpl*, std::vector<nn::ParameterSlot*>> by_tensor_;
 };
 
 // Where a style is applied.

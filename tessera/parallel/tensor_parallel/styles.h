@@ -25,7 +25,7 @@ struct LayoutOptions {
 // called with labels is this rank's plain scalar whatever output_layout says.
 class ColwiseParallel : public ParallelStyle {
  public:
-  explicit ColwiseParallel(const LayoutOptions& options = {});
+  explicit ColwiseParallel(const LayoutOptions& options = {}) : options_(options) {}
   void apply(nn::Module& module, const StyleContext& context) const override;
   std::string describe() const override;
   const LayoutOptions& options() const { return options_; }
@@ -38,7 +38,7 @@ class ColwiseParallel : public ParallelStyle {
 // and the others count as zero; Error kConfig for another module.
 class RowwiseParallel : public ParallelStyle {
  public:
-  explicit RowwiseParallel(const LayoutOptions& options = {});
+  explicit RowwiseParallel(const LayoutOptions& options = {}) : options_(options) {}
   void apply(nn::Module& module, const StyleContext& context) const override;
   std::string describe() const override;
   const LayoutOptions& options() const { return options_; }

@@ -2,9 +2,28 @@
 
 #include <unordered_map>
 
+#include "tessera/comm/collectives/agreement.h"
 #include "tessera/state/detail/load_tensor.h"
+#include "tessera/state/detail/sharded_values.h"
+#include "tessera/state/detail/state_broadcast.h"
 
 namespace tessera::detail {
+
+std::unique_ptr<IncomingTensors> plan_load(const StateDict& state_dict, comm::Group* group, const PlanLoad& plan) {
+  std::unique_ptr<IncomingTensors> incoming;
+  if (group) {
+    incoming = std::make_unique<StateBroadcast>(state_dict, *group);
+  } else if (auto sharded = ShardedValues::of(state_dict)) {
+    group = &sharded->group();
+    incoming = std::move(sharded);
+  }
+  if (incoming) {
+    comm::attempt_together(*group, [&] { plan(incoming->message(), incoming.get()); });
+  } else {
+    plan(state_dict, nullptr);
+  }
+  return incoming;
+}
 
 void load_copies(const std::vector<TensorCopy>& copies, IncomingTensors* incoming, c10::Device device) {
   std::unordered_map<const c10::TensorImpl*, std::vector<at::Tensor>> awaited;

@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "tessera/comm/group/group.h"
@@ -27,6 +28,12 @@ class IncomingTensors {
   virtual void each(c10::Device device,
                     const std::function<void(const at::Tensor& announced, const at::Tensor& values)>& take) = 0;
 };
+
+// Plans a load of the dict, or of the message of its tensors that are still to come: from rank 0 of `group`, where
+// there is one, else from the shards of ShardedTensors. `incoming` is null for tensors that are all here. COLLECTIVE
+// over the ranks that take part: what `plan` throws on one of them is thrown on all. Returns `incoming`.
+using PlanLoad = std::function<void(const StateDict& values, const IncomingTensors* incoming)>;
+std::unique_ptr<IncomingTensors> plan_load(const StateDict& state_dict, comm::Group* group, const PlanLoad& plan);
 
 // One tensor of a dict and where it goes.
 struct TensorCopy {

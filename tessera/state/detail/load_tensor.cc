@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/dtensor/tensor/layout.h"
 #include "tessera/dtensor/tensor/local_part.h"
@@ -14,13 +16,6 @@ namespace {
 
 bool lies_alike(const at::Tensor& a, const at::Tensor& b) {
   return placements(a) == placements(b) && *device_mesh(a) == *device_mesh(b);
-}
-
-bool has_partial(const Placements& placements) {
-  for (const auto& placement : placements) {
-    if (placement.is_partial()) return true;
-  }
-  return false;
 }
 
 }  // namespace
@@ -56,7 +51,7 @@ std::string loading_misfit(const at::Tensor& target, const at::Tensor& value) {
     return fmt::format("is a DTensor on {}, wanted a plain tensor. Gather it first (gather_state_dict)",
                        device_mesh(value)->to_string());
   }
-  if (has_partial(placements(target))) {
+  if (std::ranges::any_of(placements(target), [](const Placement& each) { return each.is_partial(); })) {
     return fmt::format("is for a DTensor with pending sums {}. Redistribute that first", to_string(placements(target)));
   }
   if (is_dtensor(value) && !lies_alike(target, value)) {

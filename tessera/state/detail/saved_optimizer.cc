@@ -72,13 +72,10 @@ class OptimizerSelection {
       }
       StateDict settings = settings_of(group);
       settings.set("params", std::move(ids));
-      if (settings.contains("param_names")) settings.erase("param_names");
+      settings.erase("param_names");
       groups.emplace_back(std::move(settings));
     }
-    StateDict out;
-    out.set("state", std::move(state));
-    out.set("param_groups", std::move(groups));
-    return out;
+    return StateDict{{"state", std::move(state)}, {"param_groups", std::move(groups)}};
   }
 
  private:

@@ -1,11 +1,12 @@
 #include "tessera/state/detail/state_broadcast.h"
 
-#include <ATen/ops/empty.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/state/broadcast_state.h"
 #include "tessera/state/state_dict_structure.h"
 #include "tessera/state/state_message.h"
 
@@ -35,14 +36,8 @@ StateBroadcast::StateBroadcast(const StateDict& full, comm::Group& group) : grou
 void StateBroadcast::each(c10::Device device, const std::function<void(const at::Tensor&, const at::Tensor&)>& take) {
   const c10::NoGradGuard no_grad;
   for (size_t i = 0; i < announced_.size(); ++i) {
-    const at::Tensor& announced = announced_[i];
-    const at::Tensor values = group_.rank() == 0
-                                  ? values_[i].detach().resolve_conj().resolve_neg().to(device).contiguous()
-                                  : at::empty(announced.sizes(), announced.options().device(device));
-    if (values.numel() > 0) {
-      comm::broadcast(group_, values.view({-1}).view(c10::kByte), 0, "broadcast_state_dict").wait();
-    }
-    take(announced, values);
+    const at::Tensor& own = group_.rank() == 0 ? values_[i] : announced_[i];
+    take(announced_[i], broadcast_tensor(group_, own, device, "broadcast_state_dict"));
   }
 }
 

@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "tessera/base/error.h"
 #include "tessera/base/text/json.h"
 
 namespace tessera::text {
@@ -34,11 +33,8 @@ Json probe(const std::string& role, const Json& content, bool others_in_parts) {
 // What the template prints of it, empty where it refuses the conversation.
 std::string printed(const ChatTemplate& chat, const std::string& role, const Json& content) {
   for (const bool others_in_parts : {false, true}) {
-    try {
-      return chat.render(probe(role, content, others_in_parts), false).text;
-    } catch (const Error&) {
-      continue;
-    }
+    const auto messages = probe(role, content, others_in_parts);
+    if (auto text = chat.try_render(messages, /*add_generation_prompt=*/false, Json::object())) return *text;
   }
   return "";
 }

@@ -118,12 +118,6 @@ Value with_reasoning(const Value& message) {
   return message;
 }
 
-Json read_config(const std::filesystem::path& path) {
-  constexpr size_t kMaxBytes = size_t{64} << 20;
-  return parse_json_object(read_file(path, kMaxBytes), "[text.chat_template] " + path.string(),
-                           {.max_bytes = kMaxBytes});
-}
-
 }  // namespace
 
 ChatTemplate ChatTemplate::parse(std::string source, std::string name, const ChatTemplateLimits& limits) {
@@ -138,7 +132,7 @@ std::optional<ChatTemplate> ChatTemplate::from_folder(const std::filesystem::pat
   auto state = std::make_shared<State>();
   const auto config_path = folder / "tokenizer_config.json";
   const auto file_path = folder / "chat_template.jinja";
-  const Json config = std::filesystem::exists(config_path) ? read_config(config_path) : Json::object();
+  const Json config = read_object_if_there(config_path, "[text.chat_template] " + config_path.string());
   state->special_tokens = special_tokens_of(read_special_tokens_map(folder), config);
   if (std::filesystem::exists(file_path)) {
     state->name = file_path.string();
@@ -216,6 +210,15 @@ RenderedChat ChatTemplate::render(const Json& messages, bool add_generation_prom
     return rendered;
   } catch (const jinja::Failure& failure) {
     raise_at(state_->name, evaluator.line(), failure.message);
+  }
+}
+
+std::optional<std::string> ChatTemplate::try_render(const Json& messages, bool add_generation_prompt,
+                                                    const Json& extra) const {
+  try {
+    return render(messages, add_generation_prompt, extra).text;
+  } catch (const Error&) {
+    return std::nullopt;
   }
 }
 

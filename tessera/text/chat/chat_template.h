@@ -58,6 +58,9 @@ class ChatTemplate {
   RenderedChat render(const nlohmann::ordered_json& messages, bool add_generation_prompt) const;
   RenderedChat render(const nlohmann::ordered_json& messages, bool add_generation_prompt,
                       const nlohmann::ordered_json& extra) const;
+  // The text; nothing where render() fails, as with half a conversation that the template refuses.
+  std::optional<std::string> try_render(const nlohmann::ordered_json& messages, bool add_generation_prompt,
+                                        const nlohmann::ordered_json& extra) const;
 
   // A copy in which strftime_now prints this time, in seconds since 1970, in UTC. Without it, it prints the machine's.
   ChatTemplate at_time(std::time_t seconds) const;

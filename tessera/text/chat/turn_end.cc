@@ -4,7 +4,6 @@
 #include <string>
 #include <string_view>
 
-#include "tessera/base/error.h"
 #include "tessera/base/text/json.h"
 
 namespace tessera::text {
@@ -21,10 +20,7 @@ Json message(const char* role, const char* content, bool in_parts) {
 // Templates for tools alone (Hermes 3) refuse a chat without a list of them.
 std::optional<std::string> rendered(const ChatTemplate& chat, const Json& messages) {
   for (const Json& extra : {Json::object(), Json{{"tools", Json::array()}}}) {
-    try {
-      return chat.render(messages, /*add_generation_prompt=*/false, extra).text;
-    } catch (const Error&) {  // the next one is tried
-    }
+    if (auto text = chat.try_render(messages, /*add_generation_prompt=*/false, extra)) return text;
   }
   return std::nullopt;
 }

@@ -20,7 +20,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "tessera/text/grammar/text_tree.h"
+#include "tessera/text/tokenizer/text_tree.h"
 
 namespace tessera::text {
 

@@ -87,34 +87,25 @@ JsonParts::Part JsonParts::number() {
       {build_.optional(build_.literal("-")), whole, build_.optional(fraction), build_.optional(exponent)});
 }
 
-// Digits as many as these, that are no less.
-JsonParts::Part JsonParts::at_least(std::string_view bound) {
-  if (bound.empty()) return build_.literal("");
-  const auto rest = static_cast<int32_t>(bound.size() - 1);
-  std::vector<Part> ways = {build_.sequence({build_.literal(bound.substr(0, 1)), at_least(bound.substr(1))})};
-  if (bound[0] < '9') ways.push_back(build_.sequence({build_.range(bound[0] + 1, '9'), digits(rest, rest)}));
-  return build_.choice(ways);
-}
-
-JsonParts::Part JsonParts::at_most(std::string_view bound) {
-  if (bound.empty()) return build_.literal("");
-  const auto rest = static_cast<int32_t>(bound.size() - 1);
-  std::vector<Part> ways = {build_.sequence({build_.literal(bound.substr(0, 1)), at_most(bound.substr(1))})};
-  if (bound[0] > '0') ways.push_back(build_.sequence({build_.range('0', bound[0] - 1), digits(rest, rest)}));
-  return build_.choice(ways);
-}
-
 // Of equal length, least <= most.
 JsonParts::Part JsonParts::between(std::string_view least, std::string_view most) {
   if (least.empty()) return build_.literal("");
-  const auto first = build_.literal(least.substr(0, 1));
-  if (least[0] == most[0]) return build_.sequence({first, between(least.substr(1), most.substr(1))});
-  const auto rest = static_cast<int32_t>(least.size() - 1);
-  std::vector<Part> ways = {build_.sequence({first, at_least(least.substr(1))}),
-                            build_.sequence({build_.literal(most.substr(0, 1)), at_most(most.substr(1))})};
-  if (least[0] + 1 < most[0]) {
-    ways.push_back(build_.sequence({build_.range(least[0] + 1, most[0] - 1), digits(rest, rest)}));
+  const auto least_first = build_.literal(least.substr(0, 1)), most_first = build_.literal(most.substr(0, 1));
+  const auto least_rest = least.substr(1), most_rest = most.substr(1);
+  if (least[0] == most[0]) return build_.sequence({least_first, between(least_rest, most_rest)});
+  const std::string zeros(least_rest.size(), '0'), nines(least_rest.size(), '9');
+  std::vector<Part> ways;
+  int first = least[0], last = most[0];  // of the first digits that any others may follow
+  if (least_rest != zeros) {
+    ways.push_back(build_.sequence({least_first, between(least_rest, nines)}));
+    ++first;
   }
+  if (most_rest != nines) {
+    ways.push_back(build_.sequence({most_first, between(zeros, most_rest)}));
+    --last;
+  }
+  const auto rest = static_cast<int32_t>(least_rest.size());
+  if (first <= last) ways.push_back(build_.sequence({build_.range(first, last), digits(rest, rest)}));
   return build_.choice(ways);
 }
 

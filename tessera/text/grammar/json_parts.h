@@ -63,8 +63,6 @@ class JsonParts {
   Part magnitude(const std::string& least, const std::string& most);
   Part between(std::string_view least, std::string_view most);
   Part size_between(const Bound& least, const Bound& most);
-  Part at_least(std::string_view digits);
-  Part at_most(std::string_view digits);
 
   GrammarBuilder& build_;
   Part space_, comma_, colon_, multibyte_, plain_, character_, boolean_, null_, value_, object_, array_;

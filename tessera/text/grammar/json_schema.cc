@@ -186,7 +186,9 @@ JsonSchema::Part JsonSchema::read(const JsonReader& schema) {
     const auto schemas = list->items();
     if (schemas.empty()) list->fail("at least one schema");
     if (key == std::string_view("allOf") && schemas.size() > 1) list->fail("one schema: several at once are not known");
-    return any_of(schemas);
+    std::vector<Part> ways;
+    for (const auto& each : schemas) ways.push_back(part_of(each));
+    return build_.choice(ways);
   }
   const auto types = types_of(schema);
   for (const auto& key : says(schema)) {
@@ -243,12 +245,6 @@ JsonSchema::Part JsonSchema::referred(const JsonReader& reference) {
   referred_[pointer] = part;
   build_.define(part, part_of(at));
   return part;
-}
-
-JsonSchema::Part JsonSchema::any_of(const std::vector<JsonReader>& schemas) {
-  std::vector<Part> ways;
-  for (const auto& each : schemas) ways.push_back(part_of(each));
-  return build_.choice(ways);
 }
 
 JsonSchema::Part JsonSchema::literals(const JsonReader& schema, const std::vector<Json>& values) {

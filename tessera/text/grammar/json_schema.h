@@ -44,7 +44,6 @@ class JsonSchema {
   Part read(const JsonReader& schema);
   Part of_type(const JsonReader& schema, const std::string& type);
   Part referred(const JsonReader& reference);
-  Part any_of(const std::vector<JsonReader>& schemas);
   Part literals(const JsonReader& schema, const std::vector<Json>& values);
   Part string_of(const JsonReader& schema);
   Part format_of(const JsonReader& format);

@@ -182,36 +182,7 @@ Value Evaluator::evaluate_comparison(const Expression& node) {
   for (size_t i = 0; i < node.operators.size(); ++i) {
     Value right = evaluate(*node.operands[i + 1]);
     line_ = node.line;
-    bool holds = false;
-    switch (node.operators[i]) {
-      case Operator::kEqual:
-        holds = equal(left, right, budget_);
-        break;
-      case Operator::kNotEqual:
-        holds = !equal(left, right, budget_);
-        break;
-      case Operator::kLess:
-        holds = less(left, right, budget_);
-        break;
-      case Operator::kLessEqual:
-        holds = less(left, right, budget_) || equal(left, right, budget_);
-        break;
-      case Operator::kGreater:
-        holds = less(right, left, budget_);
-        break;
-      case Operator::kGreaterEqual:
-        holds = less(right, left, budget_) || equal(left, right, budget_);
-        break;
-      case Operator::kIn:
-        holds = contains(right, left, budget_);
-        break;
-      case Operator::kNotIn:
-        holds = !contains(right, left, budget_);
-        break;
-      default:
-        fail("an operator that compares nothing");
-    }
-    if (!holds) return Value::boolean(false);
+    if (!compare(node.operators[i], left, right, budget_)) return Value::boolean(false);
     left = std::move(right);
   }
   return Value::boolean(true);
@@ -287,8 +258,8 @@ Value Evaluator::evaluate_test(const Expression& node) {
   return Value::boolean(apply_test(*this, node.text, input, arguments));
 }
 
-Value Evaluator::own_attribute(const Value& of, const std::string& name, bool& found) {
-  found = true;
+// Nothing where a dict's items may still hold the name.
+std::optional<Value> Evaluator::own_attribute(const Value& of, const std::string& name) {
   if (of.is(Kind::kNamespace)) {
     if (const Value* value = of.get<Namespace>().attributes->find(Value::text(name), budget_)) return *value;
   } else if (of.is(Kind::kLoop)) {
@@ -301,15 +272,12 @@ Value Evaluator::own_attribute(const Value& of, const std::string& name, bool& f
   } else if (is_forbidden_method(of, name) || name.starts_with("__")) {
     return Value::undefined(fmt::format("'{}' of a {} is not for templates to use", name.substr(0, 80), type_name(of)));
   }
-  found = false;
-  return Value();
+  return std::nullopt;
 }
 
 Value Evaluator::attribute(const Value& of, const std::string& name) {
   if (of.is(Kind::kUndefined)) fail("{}", of.hint());
-  bool found = false;
-  Value own = own_attribute(of, name, found);
-  if (found) return own;
+  if (auto own = own_attribute(of, name)) return *own;
   if (of.is(Kind::kDict)) {
     if (const Value* value = of.get<Dict>().find(Value::text(name), budget_)) return *value;
   }
@@ -332,9 +300,7 @@ Value Evaluator::item(const Value& of, const Value& key) {
     }
   }
   if (key.is(Kind::kString)) {
-    bool found = false;
-    Value own = own_attribute(of, key.as_text(), found);
-    if (found) return own;
+    if (auto own = own_attribute(of, key.as_text())) return *own;
     return Value::undefined(fmt::format("a {} has no item '{}'", type_name(of), key.as_text().substr(0, 80)));
   }
   return Value::undefined(fmt::format("a {} has no item of that {} index", type_name(of), type_name(key)));

@@ -7,7 +7,6 @@
 
 #include <ctime>
 #include <deque>
-#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,9 +26,13 @@ struct Arguments {
   std::vector<std::pair<std::string, Value>> named;
 };
 
-// The arguments of `function` by parameter, null where none is given. Failure for too many, unknown or missing ones.
-std::vector<const Value*> bind(std::string_view function, const Arguments& arguments,
-                               std::initializer_list<std::string_view> parameters, size_t required);
+// Arguments by parameter, null where none is given.
+using Bound = std::vector<const Value*>;
+
+// The arguments of `function`, of whose parameters the first ones are required. Failure for too many, unknown or
+// missing ones.
+Bound bind(std::string_view function, const Arguments& arguments, const std::vector<std::string_view>& parameters,
+           size_t required);
 
 bool has_filter(std::string_view name);
 bool has_test(std::string_view name);
@@ -46,6 +49,7 @@ Value call_global(Evaluator& evaluator, const std::string& name, const Arguments
 bool is_global(std::string_view name);
 
 Value binary(Operator op, const Value& left, const Value& right, Budget& budget);
+bool compare(Operator op, const Value& left, const Value& right, Budget& budget);
 Value slice(const Value& of, const Value& start, const Value& stop, const Value& step, Budget& budget);
 std::string format_new_style(Evaluator& evaluator, const std::string& format,
                              const Arguments& arguments);                                    // str.format
@@ -123,7 +127,7 @@ class Evaluator {
   Value evaluate_test(const Expression& node);
   Arguments evaluate_arguments(const CallArguments& node);
   Value loop_attribute(const Value& loop, const std::string& name);
-  Value own_attribute(const Value& of, const std::string& name, bool& found);
+  std::optional<Value> own_attribute(const Value& of, const std::string& name);
 
   Flow execute(const Body& body);
   Flow execute(const Statement& statement);

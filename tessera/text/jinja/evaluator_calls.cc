@@ -1,27 +1,36 @@
 #include <algorithm>
 
+#include "tessera/text/jinja/builtin.h"
 #include "tessera/text/jinja/evaluator.h"
+#include "tessera/text/jinja/scoped.h"
 
 namespace tessera::text::jinja {
 
-std::vector<const Value*> bind(std::string_view function, const Arguments& arguments,
-                               std::initializer_list<std::string_view> parameters, size_t required) {
-  std::vector<const Value*> bound(parameters.size(), nullptr);
+Bound bind(std::string_view function, const Arguments& arguments, const std::vector<std::string_view>& parameters,
+           size_t required) {
+  Bound bound(parameters.size(), nullptr);
   if (arguments.positional.size() > parameters.size()) {
     fail("{} takes at most {} arguments, {} are given", function, parameters.size(), arguments.positional.size());
   }
   for (size_t i = 0; i < arguments.positional.size(); ++i) bound[i] = &arguments.positional[i];
   for (const auto& [name, value] : arguments.named) {
-    const auto* found = std::ranges::find(parameters, name);
+    const auto found = std::ranges::find(parameters, name);
     if (found == parameters.end()) fail("{} has no argument '{}'", function, name.substr(0, 80));
     const auto at = static_cast<size_t>(found - parameters.begin());
     if (bound[at]) fail("{} is given its argument '{}' twice", function, name);
     bound[at] = &value;
   }
   for (size_t i = 0; i < required; ++i) {
-    if (!bound[i]) fail("{} needs its argument '{}'", function, *(parameters.begin() + i));
+    if (!bound[i]) fail("{} needs its argument '{}'", function, parameters[i]);
   }
   return bound;
+}
+
+Value call_builtin(const BuiltinTable::value_type& builtin, Evaluator& evaluator, const Value& input,
+                   const Arguments& arguments) {
+  const auto& [name, function] = builtin;
+  if (function.call_unbound) return function.call_unbound(evaluator, input, arguments);
+  return function.call(evaluator, input, jinja::bind(name, arguments, function.parameters, function.required));
 }
 
 Value Evaluator::call(const Value& callee, const Arguments& arguments) {
@@ -110,17 +119,9 @@ void Evaluator::bind_parameters(const MacroDefinition& tree, const Arguments& ar
 
 Value Evaluator::call_macro(const Macro& macro, const Arguments& arguments) {
   if (macro_depth_ >= budget_.max_depth) fail("macros call each other deeper than {}", budget_.max_depth);
-  struct Frame {
-    Evaluator& evaluator;
-    std::shared_ptr<Scope> scope;
-    explicit Frame(Evaluator& e) : evaluator(e), scope(e.scope_) { ++e.macro_depth_; }
-    ~Frame() {
-      evaluator.scope_ = std::move(scope);
-      --evaluator.macro_depth_;
-    }
-  } frame(*this);
+  const Scoped deeper(macro_depth_, macro_depth_ + 1);
+  const Scoped inside(scope_, inner_scope(macro.scope));
   const MacroDefinition& tree = *macro.tree;
-  scope_ = inner_scope(macro.scope);
   bind_parameters(tree, arguments);
   return make_text(captured(tree.body));
 }
@@ -131,20 +132,10 @@ Value Evaluator::call_loop(const Value& value, const Arguments& arguments) {
   if (!loop->scope) fail("a loop that has ended cannot be called");
   const auto bound = bind("loop", arguments, {"iterable"}, 1);
   if (macro_depth_ >= budget_.max_depth) fail("a recursive loop runs deeper than {}", budget_.max_depth);
-  struct Frame {
-    Evaluator& evaluator;
-    std::shared_ptr<Scope> scope;
-    std::string* out;
-    explicit Frame(Evaluator& e) : evaluator(e), scope(e.scope_), out(e.out_) { ++e.macro_depth_; }
-    ~Frame() {
-      evaluator.scope_ = std::move(scope);
-      evaluator.out_ = out;
-      --evaluator.macro_depth_;
-    }
-  } frame(*this);
   std::string text;
-  out_ = &text;
-  scope_ = loop->scope;
+  const Scoped deeper(macro_depth_, macro_depth_ + 1);
+  const Scoped output(out_, &text);
+  const Scoped inside(scope_, loop->scope);
   execute_for(*loop->statement, elements(*bound[0], budget_), loop->depth0 + 1);
   return make_text(std::move(text));
 }

@@ -1,20 +1,9 @@
 #include <algorithm>
 
 #include "tessera/text/jinja/evaluator.h"
+#include "tessera/text/jinja/scoped.h"
 
 namespace tessera::text::jinja {
-namespace {
-
-// Puts back what a block replaces, also when it fails.
-template <class T>
-struct Restore {
-  explicit Restore(T& member) : member_(member), before_(member) {}
-  ~Restore() { member_ = std::move(before_); }
-  T& member_;
-  T before_;
-};
-
-}  // namespace
 
 void Evaluator::emit(std::string_view text) {
   budget_.check_size(out_->size() + text.size());
@@ -23,9 +12,8 @@ void Evaluator::emit(std::string_view text) {
 }
 
 std::string Evaluator::captured(const Body& body) {
-  Restore<std::string*> restore(out_);
   std::string text;
-  out_ = &text;
+  const Scoped output(out_, &text);
   execute(body);
   return text;
 }
@@ -94,8 +82,7 @@ bool Evaluator::pull(Loop& loop, Value& value) {
   while (loop.next_source < loop.source.size()) {
     value = loop.source[loop.next_source++];
     if (!loop.statement->condition) return true;
-    Restore<std::shared_ptr<Scope>> restore(scope_);
-    scope_ = inner_scope(loop.scope);
+    const Scoped inside(scope_, inner_scope(loop.scope));
     assign(loop.statement->target, value);
     if (truthy(evaluate(*loop.statement->condition))) return true;
   }
@@ -111,8 +98,8 @@ bool Evaluator::look_ahead(Loop& loop) {
 }
 
 Evaluator::Flow Evaluator::execute_for(const Statement& statement, std::vector<Value> items, int64_t depth0) {
-  Restore<std::shared_ptr<Scope>> restore(scope_);
   const auto outside = scope_;
+  const Scoped restored(scope_, scope_);  // each round has a scope of its own
   auto loop = std::make_shared<Loop>();
   loop->statement = &statement;
   loop->scope = outside;
@@ -147,8 +134,7 @@ Evaluator::Flow Evaluator::execute_for(const Statement& statement, std::vector<V
 void Evaluator::execute_set_block(const Statement& statement) {
   Value value;
   {
-    Restore<std::shared_ptr<Scope>> restore(scope_);
-    scope_ = inner_scope(scope_);
+    const Scoped inside(scope_, inner_scope(scope_));
     value = make_text(captured(statement.body));
     if (statement.value) value = evaluate_filter(*statement.value, &value);
   }
@@ -164,8 +150,7 @@ void Evaluator::execute_call_block(const Statement& statement) {
 }
 
 void Evaluator::execute_filter_block(const Statement& statement) {
-  Restore<std::shared_ptr<Scope>> restore(scope_);
-  scope_ = inner_scope(scope_);
+  const Scoped inside(scope_, inner_scope(scope_));
   const Value body = make_text(captured(statement.body));
   emit(text_of(evaluate_filter(*statement.value, &body)));
 }
@@ -173,16 +158,14 @@ void Evaluator::execute_filter_block(const Statement& statement) {
 void Evaluator::execute_with(const Statement& statement) {
   std::vector<Value> values;  // all of them see the scope outside
   for (const auto& assignment : statement.assignments) values.push_back(evaluate(*assignment.second));
-  Restore<std::shared_ptr<Scope>> restore(scope_);
-  scope_ = inner_scope(scope_);
+  const Scoped inside(scope_, inner_scope(scope_));
   for (size_t i = 0; i < values.size(); ++i) assign(statement.assignments[i].first, std::move(values[i]));
   execute(statement.body);
 }
 
 // transformers gives the position behind what the template as a whole has printed, also inside of a macro.
 void Evaluator::execute_generation(const Statement& statement) {
-  Restore<std::shared_ptr<Scope>> restore(scope_);
-  scope_ = inner_scope(scope_);
+  const Scoped inside(scope_, inner_scope(scope_));
   const std::string text = captured(statement.body);
   generation_spans_.emplace_back(root_out_.size(), root_out_.size() + text.size());
   emit(text);

@@ -1,12 +1,11 @@
 // The table of filters, and those that work on one value or a text.
-#include "tessera/text/jinja/filters.h"
 
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
-#include <unordered_map>
 
+#include "tessera/text/jinja/builtin.h"
 #include "tessera/text/jinja/unicode.h"
 
 namespace tessera::text::jinja {
@@ -18,8 +17,7 @@ Value as_text_value(Evaluator& evaluator, const Value& input) {
 }
 
 template <std::string (*Map)(std::string_view)>
-Value map_filter_text(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  bind("the filter", arguments, {}, 0);
+Value map_filter_text(Evaluator& evaluator, const Value& input, const Bound&) {
   const Value text = as_text_value(evaluator, input);
   return evaluator.make_text(Map(text.as_text()), text.is_markup());
 }
@@ -36,15 +34,13 @@ std::string title_words(std::string_view text) {
   return out;
 }
 
-Value trim(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  const auto bound = bind("trim", arguments, {"chars"}, 0);
+Value trim(Evaluator& evaluator, const Value& input, const Bound& bound) {
   Arguments forwarded;
   if (bound[0]) forwarded.positional.push_back(*bound[0]);
   return call_method(evaluator, as_text_value(evaluator, input), "strip", forwarded);
 }
 
-Value replace(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  const auto bound = bind("replace", arguments, {"old", "new", "count"}, 2);
+Value replace(Evaluator& evaluator, const Value& input, const Bound& bound) {
   Arguments forwarded;
   forwarded.positional.push_back(evaluator.make_text(evaluator.text_of(*bound[0])));
   forwarded.positional.push_back(evaluator.make_text(evaluator.text_of(*bound[1])));
@@ -52,8 +48,7 @@ Value replace(Evaluator& evaluator, const Value& input, const Arguments& argumen
   return call_method(evaluator, evaluator.make_text(evaluator.text_of(input)), "replace", forwarded);
 }
 
-Value center(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  const auto bound = bind("center", arguments, {"width"}, 0);
+Value center(Evaluator& evaluator, const Value& input, const Bound& bound) {
   return call_method(evaluator, as_text_value(evaluator, input), "center",
                      {{bound[0] ? *bound[0] : Value::integer(80)}, {}});
 }
@@ -71,18 +66,19 @@ Value format(Evaluator& evaluator, const Value& input, const Arguments& argument
   return binary(Operator::kModulo, as_text_value(evaluator, input), values, evaluator.budget());
 }
 
-Value indent(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  const auto bound = bind("indent", arguments, {"width", "first", "blank"}, 0);
+// The text itself, or so many spaces. `wanted` begins the failure for another value.
+std::string indentation(const Value& width, std::string_view wanted, const Budget& budget) {
+  if (width.is(Kind::kString)) return width.as_text();
+  if (!width.is_integral()) fail("{}, not {}", wanted, type_name(width));
+  const auto spaces = static_cast<size_t>(std::max<int64_t>(0, width.as_int()));
+  budget.check_size(spaces);
+  return std::string(spaces, ' ');
+}
+
+Value indent(Evaluator& evaluator, const Value& input, const Bound& bound) {
   if (!input.is(Kind::kString)) fail("indent wants a str, not {}", type_name(input));
-  std::string prefix(4, ' ');
-  if (bound[0] && bound[0]->is(Kind::kString)) {
-    prefix = bound[0]->as_text();
-  } else if (bound[0]) {
-    if (!bound[0]->is_integral()) fail("indent wants a width, not {}", type_name(*bound[0]));
-    const int64_t width = std::max<int64_t>(0, bound[0]->as_int());
-    evaluator.budget().check_size(static_cast<size_t>(width));
-    prefix.assign(static_cast<size_t>(width), ' ');
-  }
+  const Value width = bound[0] ? *bound[0] : Value::integer(4);
+  const std::string prefix = indentation(width, "indent wants a width", evaluator.budget());
   const bool first = bound[1] && truthy(*bound[1]), blank = bound[2] && truthy(*bound[2]);
   const Value lines = call_method(evaluator, Value::text(fmt::format("{}\n", input.as_text())), "splitlines", {});
   std::string out;
@@ -97,24 +93,18 @@ Value indent(Evaluator& evaluator, const Value& input, const Arguments& argument
   return evaluator.make_text(std::move(out), input.is_markup());
 }
 
-Value to_string(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  bind("string", arguments, {}, 0);
-  return as_text_value(evaluator, input);
-}
+Value to_string(Evaluator& evaluator, const Value& input, const Bound&) { return as_text_value(evaluator, input); }
 
-Value safe(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  bind("safe", arguments, {}, 0);
+Value safe(Evaluator& evaluator, const Value& input, const Bound&) {
   return evaluator.make_text(evaluator.text_of(input), true);
 }
 
-Value escape(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  bind("escape", arguments, {}, 0);
+Value escape(Evaluator& evaluator, const Value& input, const Bound&) {
   if (input.is_markup()) return input;
   return evaluator.make_text(html_escaped(evaluator.text_of(input)), true);
 }
 
-Value word_count(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  bind("wordcount", arguments, {}, 0);
+Value word_count(Evaluator& evaluator, const Value& input, const Bound&) {
   int64_t words = 0;
   bool inside = false;
   for_each_code_point(evaluator.text_of(input), [&](std::string_view one) {
@@ -126,8 +116,7 @@ Value word_count(Evaluator& evaluator, const Value& input, const Arguments& argu
   return Value::integer(words);
 }
 
-Value default_value(Evaluator&, const Value& input, const Arguments& arguments) {
-  const auto bound = bind("default", arguments, {"default_value", "boolean"}, 0);
+Value default_value(Evaluator&, const Value& input, const Bound& bound) {
   const bool boolean = bound[1] && truthy(*bound[1]);
   if (!input.is(Kind::kUndefined) && !(boolean && !truthy(input))) return input;
   return bound[0] ? *bound[0] : Value::text("");
@@ -159,8 +148,7 @@ bool parse_integer(std::string_view text, int base, int64_t& value) {
   return true;
 }
 
-Value to_integer(Evaluator&, const Value& input, const Arguments& arguments) {
-  const auto bound = bind("int", arguments, {"default", "base"}, 0);
+Value to_integer(Evaluator&, const Value& input, const Bound& bound) {
   const int64_t base = bound[1] && bound[1]->is_integral() ? bound[1]->as_int() : 10;
   if (base < 2 || base > 36) fail("int wants a base of 2 to 36");
   const Value otherwise = bound[0] ? *bound[0] : Value::integer(0);
@@ -182,8 +170,7 @@ Value to_integer(Evaluator&, const Value& input, const Arguments& arguments) {
   return Value::integer(static_cast<int64_t>(number));
 }
 
-Value to_real(Evaluator&, const Value& input, const Arguments& arguments) {
-  const auto bound = bind("float", arguments, {"default"}, 0);
+Value to_real(Evaluator&, const Value& input, const Bound& bound) {
   if (input.is(Kind::kUndefined)) fail("{}", input.hint());
   if (input.is_number()) return Value::real(input.as_double());
   double number = 0;
@@ -191,8 +178,7 @@ Value to_real(Evaluator&, const Value& input, const Arguments& arguments) {
   return bound[0] ? *bound[0] : Value::real(0);
 }
 
-Value absolute(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  bind("abs", arguments, {}, 0);
+Value absolute(Evaluator& evaluator, const Value& input, const Bound&) {
   if (!input.is_number()) fail("abs wants a number, not {}", type_name(input));
   if (input.is(Kind::kFloat)) return Value::real(std::fabs(input.as_double()));
   if (input.is(Kind::kBigInt)) {
@@ -203,8 +189,7 @@ Value absolute(Evaluator& evaluator, const Value& input, const Arguments& argume
                             : Value::integer(input.as_int());
 }
 
-Value round_number(Evaluator&, const Value& input, const Arguments& arguments) {
-  const auto bound = bind("round", arguments, {"precision", "method"}, 0);
+Value round_number(Evaluator&, const Value& input, const Bound& bound) {
   if (!input.is_number()) fail("round wants a number, not {}", type_name(input));
   const int64_t precision = bound[0] && bound[0]->is_integral() ? bound[0]->as_int() : 0;
   if (precision < -300 || precision > 300) fail("round wants a precision of -300 to 300");
@@ -227,22 +212,14 @@ Value round_number(Evaluator&, const Value& input, const Arguments& arguments) {
       std::strtod(fmt::format("{:.{}f}", number, precision).c_str(), nullptr));  // as Python, by the decimal digits
 }
 
-Value json(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  const auto bound = bind("tojson", arguments, {"ensure_ascii", "indent", "separators", "sort_keys"}, 0);
+Value json(Evaluator& evaluator, const Value& input, const Bound& bound) {
   JsonStyle style;
   style.ascii = bound[0] && truthy(*bound[0]);
   style.sort_keys = bound[3] && truthy(*bound[3]);
   if (bound[1] && !bound[1]->is(Kind::kNone)) {
     style.pretty = true;
     style.item_separator.assign(1, ',');
-    if (bound[1]->is(Kind::kString)) {
-      style.indent = bound[1]->as_text();
-    } else {
-      if (!bound[1]->is_integral()) fail("tojson wants an indent, not {}", type_name(*bound[1]));
-      const int64_t width = std::max<int64_t>(0, bound[1]->as_int());
-      evaluator.budget().check_size(static_cast<size_t>(width));
-      style.indent.assign(static_cast<size_t>(width), ' ');
-    }
+    style.indent = indentation(*bound[1], "tojson wants an indent", evaluator.budget());
   }
   if (bound[2] && !bound[2]->is(Kind::kNone)) {
     const auto parts = elements(*bound[2], evaluator.budget());
@@ -255,32 +232,32 @@ Value json(Evaluator& evaluator, const Value& input, const Arguments& arguments)
   return evaluator.make_text(to_json(input, style, evaluator.budget()));
 }
 
-const std::unordered_map<std::string_view, Filter>& filters() {
-  static const std::unordered_map<std::string_view, Filter> kTable = [] {
-    std::unordered_map<std::string_view, Filter> table = {
-        {"abs", absolute},
-        {"capitalize", map_filter_text<capitalize>},
-        {"center", center},
-        {"d", default_value},
-        {"default", default_value},
-        {"e", escape},
-        {"escape", escape},
-        {"float", to_real},
-        {"format", format},
-        {"indent", indent},
-        {"int", to_integer},
-        {"lower", map_filter_text<lower>},
-        {"replace", replace},
-        {"round", round_number},
-        {"safe", safe},
-        {"string", to_string},
-        {"title", map_filter_text<title_words>},
-        {"tojson", json},
-        {"trim", trim},
-        {"upper", map_filter_text<upper>},
-        {"wordcount", word_count},
+const BuiltinTable& filters() {
+  static const BuiltinTable kTable = [] {
+    BuiltinTable table = {
+        {"abs", {absolute}},
+        {"capitalize", {map_filter_text<capitalize>}},
+        {"center", {center, {"width"}}},
+        {"d", {default_value, {"default_value", "boolean"}}},
+        {"default", {default_value, {"default_value", "boolean"}}},
+        {"e", {escape}},
+        {"escape", {escape}},
+        {"float", {to_real, {"default"}}},
+        {"format", {.call_unbound = format}},
+        {"indent", {indent, {"width", "first", "blank"}}},
+        {"int", {to_integer, {"default", "base"}}},
+        {"lower", {map_filter_text<lower>}},
+        {"replace", {replace, {"old", "new", "count"}, 2}},
+        {"round", {round_number, {"precision", "method"}}},
+        {"safe", {safe}},
+        {"string", {to_string}},
+        {"title", {map_filter_text<title_words>}},
+        {"tojson", {json, {"ensure_ascii", "indent", "separators", "sort_keys"}}},
+        {"trim", {trim, {"chars"}}},
+        {"upper", {map_filter_text<upper>}},
+        {"wordcount", {word_count}},
     };
-    for (const auto& [name, filter] : sequence_filters()) table.emplace(name, filter);
+    table.insert(sequence_filters().begin(), sequence_filters().end());
     return table;
   }();
   return kTable;
@@ -296,7 +273,7 @@ Value apply_filter(Evaluator& evaluator, const std::string& name, const Value& i
   const auto found = filters().find(name);
   if (found == filters().end()) fail("{}", missing_filter(name));
   evaluator.budget().charge(input.is(Kind::kString) ? input.as_text().size() : 0);
-  return found->second(evaluator, input, arguments);
+  return call_builtin(*found, evaluator, input, arguments);
 }
 
 }  // namespace tessera::text::jinja

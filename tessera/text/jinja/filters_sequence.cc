@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "tessera/text/jinja/filters.h"
+#include "tessera/text/jinja/builtin.h"
 #include "tessera/text/jinja/unicode.h"
 
 namespace tessera::text::jinja {
@@ -44,18 +44,15 @@ std::vector<Value> sorted(Evaluator& evaluator, std::vector<Keyed> items, bool r
   return values;
 }
 
-Value length(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  bind("length", arguments, {}, 0);
+Value length(Evaluator& evaluator, const Value& input, const Bound&) {
   return Value::integer(length_of(input, evaluator.budget()));
 }
 
-Value list(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  bind("list", arguments, {}, 0);
+Value list(Evaluator& evaluator, const Value& input, const Bound&) {
   return evaluator.make_list(elements(input, evaluator.budget()));
 }
 
-Value items(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  bind("items", arguments, {}, 0);
+Value items(Evaluator& evaluator, const Value& input, const Bound&) {
   std::vector<Value> pairs;
   if (!input.is(Kind::kUndefined)) {
     if (!input.is(Kind::kDict)) fail("items wants a mapping, not {}", type_name(input));
@@ -66,8 +63,7 @@ Value items(Evaluator& evaluator, const Value& input, const Arguments& arguments
   return evaluator.make_list(std::move(pairs), Kind::kGenerator);
 }
 
-Value dict_sort(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  const auto bound = bind("dictsort", arguments, {"case_sensitive", "by", "reverse"}, 0);
+Value dict_sort(Evaluator& evaluator, const Value& input, const Bound& bound) {
   const std::string by = bound[1] ? evaluator.text_of(*bound[1]) : "key";
   if (by != "key" && by != "value") fail("dictsort sorts by 'key' or 'value', not '{}'", by.substr(0, 40));
   if (!input.is(Kind::kDict)) fail("dictsort wants a mapping, not {}", type_name(input));
@@ -79,8 +75,7 @@ Value dict_sort(Evaluator& evaluator, const Value& input, const Arguments& argum
   return evaluator.make_list(sorted(evaluator, std::move(pairs), flag(bound[2])));
 }
 
-Value sort(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  const auto bound = bind("sort", arguments, {"reverse", "case_sensitive", "attribute"}, 0);
+Value sort(Evaluator& evaluator, const Value& input, const Bound& bound) {
   std::vector<Value> paths;
   if (bound[2] && bound[2]->is(Kind::kString)) {
     std::string_view text = bound[2]->as_text();
@@ -101,8 +96,7 @@ Value sort(Evaluator& evaluator, const Value& input, const Arguments& arguments)
   return evaluator.make_list(sorted(evaluator, std::move(keyed), flag(bound[0])));
 }
 
-Value unique(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  const auto bound = bind("unique", arguments, {"case_sensitive", "attribute"}, 0);
+Value unique(Evaluator& evaluator, const Value& input, const Bound& bound) {
   Dict seen;
   std::vector<Value> kept;
   for (auto& item : elements(input, evaluator.budget())) {
@@ -115,8 +109,7 @@ Value unique(Evaluator& evaluator, const Value& input, const Arguments& argument
 }
 
 template <bool kMax>
-Value extreme(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  const auto bound = bind(kMax ? "max" : "min", arguments, {"case_sensitive", "attribute"}, 0);
+Value extreme(Evaluator& evaluator, const Value& input, const Bound& bound) {
   std::optional<Keyed> best;
   for (auto& item : elements(input, evaluator.budget())) {
     Value key = folded(evaluator, look_up(evaluator, item, bound[1] ? *bound[1] : Value::none()), flag(bound[0]));
@@ -127,8 +120,7 @@ Value extreme(Evaluator& evaluator, const Value& input, const Arguments& argumen
   return best ? best->value : Value::undefined("the sequence is empty");
 }
 
-Value sum(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  const auto bound = bind("sum", arguments, {"attribute", "start"}, 0);
+Value sum(Evaluator& evaluator, const Value& input, const Bound& bound) {
   Value total = bound[1] ? *bound[1] : Value::integer(0);
   if (total.is(Kind::kString)) fail("sum does not join strings");
   for (auto& item : elements(input, evaluator.budget())) {
@@ -138,8 +130,7 @@ Value sum(Evaluator& evaluator, const Value& input, const Arguments& arguments) 
   return total;
 }
 
-Value join(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  const auto bound = bind("join", arguments, {"d", "attribute"}, 0);
+Value join(Evaluator& evaluator, const Value& input, const Bound& bound) {
   const std::string between = bound[0] ? evaluator.text_of(*bound[0]) : "";
   std::string out;
   bool first = true;
@@ -152,8 +143,7 @@ Value join(Evaluator& evaluator, const Value& input, const Arguments& arguments)
   return evaluator.make_text(std::move(out));
 }
 
-Value first(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  bind("first", arguments, {}, 0);
+Value first(Evaluator& evaluator, const Value& input, const Bound&) {
   if (input.is(Kind::kGenerator)) {
     auto& generator = input.get<List>();
     return generator.consumed < generator.items.size() ? generator.items[generator.consumed++]
@@ -163,15 +153,13 @@ Value first(Evaluator& evaluator, const Value& input, const Arguments& arguments
   return all.empty() ? Value::undefined("there is no first item") : all.front();
 }
 
-Value last(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  bind("last", arguments, {}, 0);
+Value last(Evaluator& evaluator, const Value& input, const Bound&) {
   if (input.is(Kind::kGenerator)) fail("a generator cannot be reversed");
   auto all = elements(input, evaluator.budget());
   return all.empty() ? Value::undefined("there is no last item") : all.back();
 }
 
-Value reverse(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  bind("reverse", arguments, {}, 0);
+Value reverse(Evaluator& evaluator, const Value& input, const Bound&) {
   if (input.is(Kind::kString)) {
     return slice(input, Value::none(), Value::none(), Value::integer(-1), evaluator.budget());
   }
@@ -220,8 +208,7 @@ Value select(Evaluator& evaluator, const Value& input, const Arguments& argument
   return evaluator.make_list(std::move(kept), Kind::kGenerator);
 }
 
-Value attribute_only(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  const auto bound = bind("attr", arguments, {"name"}, 1);
+Value attribute_only(Evaluator& evaluator, const Value& input, const Bound& bound) {
   const std::string name = evaluator.text_of(*bound[0]);
   if (input.is(Kind::kDict) && !has_method(input, name)) {
     return Value::undefined(fmt::format("a dict has no attribute '{}'", name.substr(0, 80)));
@@ -231,28 +218,28 @@ Value attribute_only(Evaluator& evaluator, const Value& input, const Arguments& 
 
 }  // namespace
 
-const std::vector<std::pair<std::string_view, Filter>>& sequence_filters() {
-  static const std::vector<std::pair<std::string_view, Filter>> kTable = {
-      {"attr", attribute_only},
-      {"count", length},
-      {"dictsort", dict_sort},
-      {"first", first},
-      {"items", items},
-      {"join", join},
-      {"last", last},
-      {"length", length},
-      {"list", list},
-      {"map", map},
-      {"max", extreme<true>},
-      {"min", extreme<false>},
-      {"reject", select<false, false>},
-      {"rejectattr", select<false, true>},
-      {"reverse", reverse},
-      {"select", select<true, false>},
-      {"selectattr", select<true, true>},
-      {"sort", sort},
-      {"sum", sum},
-      {"unique", unique},
+const BuiltinTable& sequence_filters() {
+  static const BuiltinTable kTable = {
+      {"attr", {attribute_only, {"name"}, 1}},
+      {"count", {length}},
+      {"dictsort", {dict_sort, {"case_sensitive", "by", "reverse"}}},
+      {"first", {first}},
+      {"items", {items}},
+      {"join", {join, {"d", "attribute"}}},
+      {"last", {last}},
+      {"length", {length}},
+      {"list", {list}},
+      {"map", {.call_unbound = map}},
+      {"max", {extreme<true>, {"case_sensitive", "attribute"}}},
+      {"min", {extreme<false>, {"case_sensitive", "attribute"}}},
+      {"reject", {.call_unbound = select<false, false>}},
+      {"rejectattr", {.call_unbound = select<false, true>}},
+      {"reverse", {reverse}},
+      {"select", {.call_unbound = select<true, false>}},
+      {"selectattr", {.call_unbound = select<true, true>}},
+      {"sort", {sort, {"reverse", "case_sensitive", "attribute"}}},
+      {"sum", {sum, {"attribute", "start"}}},
+      {"unique", {unique, {"case_sensitive", "attribute"}}},
   };
   return kTable;
 }

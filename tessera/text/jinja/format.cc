@@ -21,6 +21,8 @@ struct Specification {
   char type = 0;
 };
 
+bool is_one_of(char c, std::string_view characters) { return characters.find(c) != std::string_view::npos; }
+
 size_t number_at(std::string_view text, size_t& at) {
   size_t value = 0;
   for (; at < text.size() && text[at] >= '0' && text[at] <= '9'; ++at) {
@@ -44,7 +46,7 @@ Specification parse_specification(std::string_view text) {
     at = 1;
   }
   const auto accept = [&](std::string_view options) {
-    return at < text.size() && options.find(text[at]) != std::string_view::npos ? text[at++] : '\0';
+    return at < text.size() && is_one_of(text[at], options) ? text[at++] : '\0';
   };
   if (const char sign = accept("+- ")) made.sign = sign;
   made.alternate = accept("#");
@@ -95,33 +97,17 @@ std::string sign_of(bool negative, const Specification& spec) {
 std::string formatted_integer(int64_t value, const Specification& spec) {
   if (spec.precision) fail("an integer has no precision");
   const uint64_t size = value < 0 ? ~static_cast<uint64_t>(value) + 1 : static_cast<uint64_t>(value);
-  std::string sign = sign_of(value < 0, spec), digits;
-  switch (spec.type) {
-    case 'b':
-      digits = fmt::format("{:b}", size);
-      break;
-    case 'o':
-      digits = fmt::format("{:o}", size);
-      break;
-    case 'x':
-      digits = fmt::format("{:x}", size);
-      break;
-    case 'X':
-      digits = fmt::format("{:X}", size);
-      break;
-    case 'c':
-      if (value < 0 || value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) fail("{} is no character", value);
-      append_code_point(digits, static_cast<int32_t>(value));
-      return padded("", std::move(digits), spec, '<');
-    default:
-      digits = fmt::format("{}", size);
+  if (spec.type == 'c') {
+    if (value < 0 || value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) fail("{} is no character", value);
+    std::string character;
+    append_code_point(character, static_cast<int32_t>(value));
+    return padded("", std::move(character), spec, '<');
   }
-  if (spec.grouping) {
-    digits = grouped(std::move(digits), spec.grouping, spec.type && spec.type != 'd' && spec.type != 'n' ? 4 : 3);
-  }
-  if (spec.alternate && spec.type && std::string_view("boxX").find(spec.type) != std::string_view::npos) {
-    (sign += '0') += spec.type;
-  }
+  const bool has_base = is_one_of(spec.type, "boxX");
+  std::string sign = sign_of(value < 0, spec);
+  std::string digits = fmt::format(fmt::runtime(fmt::format("{{:{}}}", has_base ? spec.type : 'd')), size);
+  if (spec.grouping) digits = grouped(std::move(digits), spec.grouping, has_base ? 4 : 3);
+  if (spec.alternate && has_base) (sign += '0') += spec.type;
   return padded(sign, std::move(digits), spec, '>');
 }
 
@@ -129,38 +115,15 @@ std::string formatted_real(double value, const Specification& spec) {
   const int precision = spec.precision.value_or(6);
   if (precision > 1000) fail("a number is printed with more than 1000 digits");
   const double size = std::fabs(spec.type == '%' ? value * 100 : value);
-  std::string digits;
-  switch (spec.type) {
-    case 'e':
-      digits = fmt::format("{:.{}e}", size, precision);
-      break;
-    case 'E':
-      digits = fmt::format("{:.{}E}", size, precision);
-      break;
-    case 'g':
-    case 'n':
-      digits = fmt::format("{:.{}g}", size, precision);
-      break;
-    case 'G':
-      digits = fmt::format("{:.{}G}", size, precision);
-      break;
-    case 'f':
-    case 'F':
-      digits = fmt::format("{:.{}f}", size, precision);
-      break;
-    case '%':
-      digits = fmt::format("{:.{}f}%", size, precision);
-      break;
-    case 0:
-      if (spec.precision) {
-        digits = fmt::format("{:.{}g}", size, precision);
-        if (std::isfinite(size) && digits.find_first_of(".e") == std::string::npos) digits += ".0";
-      } else {
-        digits = repr_of_double(size);
-      }
-      break;
-    default:
-      fail("format '{}' does not fit a float", spec.type);
+  char presentation = spec.type;  // of fmt
+  if (spec.type == 0 || spec.type == 'n') presentation = 'g';
+  if (spec.type == 'F' || spec.type == '%') presentation = 'f';
+  if (!is_one_of(presentation, "eEfgG")) fail("format '{}' does not fit a float", spec.type);
+  std::string digits = fmt::format(fmt::runtime(fmt::format("{{:.{}{}}}", precision, presentation)), size);
+  if (spec.type == '%') digits += '%';
+  if (spec.type == 0) {
+    if (!spec.precision) digits = repr_of_double(size);
+    if (std::isfinite(size) && digits.find_first_of(".e") == std::string::npos) digits += ".0";
   }
   if (spec.grouping) digits = grouped(std::move(digits), spec.grouping, 3);
   return padded(sign_of(std::signbit(value), spec), std::move(digits), spec, '>');
@@ -184,7 +147,7 @@ std::string formatted(const Value& value, std::string_view text, Budget& budget)
     return formatted_text(value.as_text(), spec);
   }
   if (value.is_integral() && spec.type != 's') {
-    const bool real = spec.type && std::string_view("eEfFgG%").find(spec.type) != std::string_view::npos;
+    const bool real = is_one_of(spec.type, "eEfFgG%");
     return real ? formatted_real(value.as_double(), spec) : formatted_integer(value.as_int(), spec);
   }
   if (value.is(Kind::kFloat)) return formatted_real(value.as_double(), spec);
@@ -317,7 +280,7 @@ std::string percent_field(const Value& value, char type, Specification spec, Bud
     default:
       break;
   }
-  if (std::string_view("eEfFgG").find(type) == std::string_view::npos) fail("'%{}' is no conversion", type);
+  if (!is_one_of(type, "eEfFgG")) fail("'%{}' is no conversion", type);
   if (!value.is_number()) fail("%{} wants a number, not {}", type, type_name(value));
   spec.type = type;
   return formatted_real(value.as_double(), spec);
@@ -358,7 +321,7 @@ std::string format_percent(const std::string& format, const Value& values, Budge
       at = end + 1;
     }
     Specification spec;
-    for (; at < format.size() && std::string_view("-+ #0").find(format[at]) != std::string_view::npos; ++at) {
+    for (; at < format.size() && is_one_of(format[at], "-+ #0"); ++at) {
       if (format[at] == '-') spec.align = '<';
       if (format[at] == '+' || format[at] == ' ') spec.sign = format[at];
       if (format[at] == '#') spec.alternate = true;
@@ -387,27 +350,11 @@ std::string format_percent(const std::string& format, const Value& values, Budge
 }
 
 std::string html_escaped(std::string_view text) {
+  static constexpr std::string_view kCharacters = "&<>'\"", kReferences[] = {"&amp;", "&lt;", "&gt;", "&#39;", "&#34;"};
   std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      case '"':
-        out += "&#34;";
-        break;
-      default:
-        out += c;
-    }
+  for (const char& c : text) {
+    const size_t at = kCharacters.find(c);
+    out += at == std::string_view::npos ? std::string_view(&c, 1) : kReferences[at];
   }
   return out;
 }

@@ -1,8 +1,8 @@
 // The methods of dicts, lists and tuples, the table of all methods, and the global functions.
-#include "tessera/text/jinja/methods.h"
-
 #include <algorithm>
 #include <ctime>
+
+#include "tessera/text/jinja/builtin.h"
 
 namespace tessera::text::jinja {
 namespace {
@@ -10,8 +10,7 @@ namespace {
 enum class Part { kKeys, kValues, kItems };
 
 template <Part kPart>
-Value dict_view(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
-  bind("the method", arguments, {}, 0);
+Value dict_view(Evaluator& evaluator, const Value& self, const Bound&) {
   std::vector<Value> items;
   for (const auto& [key, value] : self.get<Dict>().entries) {
     items.push_back(kPart == Part::kKeys     ? key
@@ -28,36 +27,34 @@ Value dict_get(Evaluator& evaluator, const Value& self, const Arguments& argumen
   return found ? *found : bound[1] ? *bound[1] : Value::none();
 }
 
-Value copy_of(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
-  bind("copy", arguments, {}, 0);
+Value copy_of(Evaluator& evaluator, const Value& self, const Bound&) {
   if (self.is(Kind::kDict)) return evaluator.make_dict(std::make_shared<Dict>(self.get<Dict>()));
   return evaluator.make_list(self.items());
 }
 
-Value count_item(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
-  const auto bound = bind("count", arguments, {"value"}, 1);
+Value count_item(Evaluator& evaluator, const Value& self, const Bound& bound) {
   int64_t count = 0;
   for (const auto& item : self.items()) count += equal(item, *bound[0], evaluator.budget());
   return Value::integer(count);
 }
 
-Value index_of_item(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
-  const auto bound = bind("index", arguments, {"value"}, 1);
+Value index_of_item(Evaluator& evaluator, const Value& self, const Bound& bound) {
   for (size_t i = 0; i < self.items().size(); ++i) {
     if (equal(self.items()[i], *bound[0], evaluator.budget())) return Value::integer(static_cast<int64_t>(i));
   }
   fail("the value is not in the list");
 }
 
-const MethodTable& methods_of(const Value& self) {
-  static const MethodTable kDict = {{"get", dict_get},
-                                    {"items", dict_view<Part::kItems>},
-                                    {"keys", dict_view<Part::kKeys>},
-                                    {"values", dict_view<Part::kValues>},
-                                    {"copy", copy_of}};
-  static const MethodTable kList = {{"count", count_item}, {"index", index_of_item}, {"copy", copy_of}};
-  static const MethodTable kTuple = {{"count", count_item}, {"index", index_of_item}};
-  static const MethodTable kNone;
+const BuiltinTable& methods_of(const Value& self) {
+  static const BuiltinTable kDict = {{"get", {.call_unbound = dict_get}},
+                                     {"items", {dict_view<Part::kItems>}},
+                                     {"keys", {dict_view<Part::kKeys>}},
+                                     {"values", {dict_view<Part::kValues>}},
+                                     {"copy", {copy_of}}};
+  static const BuiltinTable kList = {
+      {"count", {count_item, {"value"}, 1}}, {"index", {index_of_item, {"value"}, 1}}, {"copy", {copy_of}}};
+  static const BuiltinTable kTuple = {{"count", {count_item, {"value"}, 1}}, {"index", {index_of_item, {"value"}, 1}}};
+  static const BuiltinTable kNone;
   switch (self.kind()) {
     case Kind::kString:
       return text_methods();
@@ -87,7 +84,7 @@ bool is_forbidden_method(const Value& self, std::string_view name) {
 
 Value call_method(Evaluator& evaluator, const Value& self, const std::string& name, const Arguments& arguments) {
   if (self.is(Kind::kString)) evaluator.budget().charge(self.as_text().size());
-  return methods_of(self).at(name)(evaluator, self, arguments);
+  return call_builtin(*methods_of(self).find(name), evaluator, self, arguments);
 }
 
 bool is_global(std::string_view name) {

@@ -1,8 +1,8 @@
 // The methods of strings.
 #include <algorithm>
 
+#include "tessera/text/jinja/builtin.h"
 #include "tessera/text/jinja/marks.h"
-#include "tessera/text/jinja/methods.h"
 #include "tessera/text/jinja/search.h"
 #include "tessera/text/jinja/unicode.h"
 
@@ -25,8 +25,7 @@ Value like(Evaluator& evaluator, const Value& self, std::string_view text) {
 }
 
 template <std::string (*Map)(std::string_view)>
-Value map_text(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
-  bind("the method", arguments, {}, 0);
+Value map_text(Evaluator& evaluator, const Value& self, const Bound&) {
   return like(evaluator, self, Map(self.as_text()));
 }
 
@@ -48,8 +47,7 @@ std::string with_marks_kept(std::string_view marked, std::string_view plain, std
 }
 
 template <bool kLeft, bool kRight>
-Value strip_text(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
-  const auto bound = bind("strip", arguments, {"chars"}, 0);
+Value strip_text(Evaluator& evaluator, const Value& self, const Bound& bound) {
   const bool marked = !self.is_ascii() && has_marks(self.as_text());
   const std::string without = marked ? without_marks(self.as_text()) : std::string();
   const std::string_view plain = marked ? std::string_view(without) : std::string_view(self.as_text());
@@ -106,8 +104,7 @@ Value text_list(Evaluator& evaluator, const Value& self, const std::vector<std::
 }
 
 template <bool kFromRight>
-Value split_text(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
-  const auto bound = bind("split", arguments, {"sep", "maxsplit"}, 0);
+Value split_text(Evaluator& evaluator, const Value& self, const Bound& bound) {
   const int64_t limit = bound[1] ? integer_argument(*bound[1], "split") : -1;
   if (!bound[0] || bound[0]->is(Kind::kNone)) {
     return text_list(evaluator, self, split_space(self.as_text(), limit, kFromRight));
@@ -117,8 +114,7 @@ Value split_text(Evaluator& evaluator, const Value& self, const Arguments& argum
   return text_list(evaluator, self, split_at(self.as_text(), separator, limit, kFromRight, evaluator.budget()));
 }
 
-Value split_lines(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
-  const auto bound = bind("splitlines", arguments, {"keepends"}, 0);
+Value split_lines(Evaluator& evaluator, const Value& self, const Bound& bound) {
   const bool keep = bound[0] && truthy(*bound[0]);
   const std::string_view text = self.as_text();
   std::vector<std::string_view> lines;
@@ -142,8 +138,7 @@ Value split_lines(Evaluator& evaluator, const Value& self, const Arguments& argu
 }
 
 template <bool kFromRight>
-Value partition(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
-  const auto bound = bind("partition", arguments, {"sep"}, 1);
+Value partition(Evaluator& evaluator, const Value& self, const Bound& bound) {
   const std::string& separator = text_argument(*bound[0], "partition");
   if (separator.empty()) fail("partition wants a separator that is not empty");
   const std::string_view text = self.as_text();
@@ -176,8 +171,7 @@ std::string_view ranged(Evaluator& evaluator, const Value& self, const Value* st
 }
 
 template <bool kEnd>
-Value has_affix(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
-  const auto bound = bind(kEnd ? "endswith" : "startswith", arguments, {"affix", "start", "end"}, 1);
+Value has_affix(Evaluator& evaluator, const Value& self, const Bound& bound) {
   size_t first = 0;
   std::string_view text = ranged(evaluator, self, bound[1], bound[2], first);
   std::string plain;
@@ -195,8 +189,7 @@ Value has_affix(Evaluator& evaluator, const Value& self, const Arguments& argume
 }
 
 template <bool kFromRight, bool kMustBeThere>
-Value find_text(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
-  const auto bound = bind("find", arguments, {"sub", "start", "end"}, 1);
+Value find_text(Evaluator& evaluator, const Value& self, const Bound& bound) {
   size_t first = 0;
   const std::string_view text = ranged(evaluator, self, bound[1], bound[2], first);
   const std::string& wanted = text_argument(*bound[0], "find");
@@ -209,8 +202,7 @@ Value find_text(Evaluator& evaluator, const Value& self, const Arguments& argume
   return Value::integer(-1);
 }
 
-Value count_text(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
-  const auto bound = bind("count", arguments, {"sub", "start", "end"}, 1);
+Value count_text(Evaluator& evaluator, const Value& self, const Bound& bound) {
   size_t first = 0;
   const std::string_view text = ranged(evaluator, self, bound[1], bound[2], first);
   const std::string& wanted = text_argument(*bound[0], "count");
@@ -221,8 +213,7 @@ Value count_text(Evaluator& evaluator, const Value& self, const Arguments& argum
   return Value::integer(count);
 }
 
-Value replace_text(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
-  const auto bound = bind("replace", arguments, {"old", "new", "count"}, 2);
+Value replace_text(Evaluator& evaluator, const Value& self, const Bound& bound) {
   const std::string& from = text_argument(*bound[0], "replace");
   const std::string& to = text_argument(*bound[1], "replace");
   int64_t left = bound[2] && !bound[2]->is(Kind::kNone) ? integer_argument(*bound[2], "replace") : -1;
@@ -246,8 +237,7 @@ Value replace_text(Evaluator& evaluator, const Value& self, const Arguments& arg
   return like(evaluator, self, out);
 }
 
-Value join_texts(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
-  const auto bound = bind("join", arguments, {"iterable"}, 1);
+Value join_texts(Evaluator& evaluator, const Value& self, const Bound& bound) {
   std::string out;
   bool first = true;
   for (const auto& element : elements(*bound[0], evaluator.budget())) {
@@ -260,8 +250,7 @@ Value join_texts(Evaluator& evaluator, const Value& self, const Arguments& argum
 }
 
 template <bool kSuffix>
-Value remove_affix(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
-  const auto bound = bind(kSuffix ? "removesuffix" : "removeprefix", arguments, {"affix"}, 1);
+Value remove_affix(Evaluator& evaluator, const Value& self, const Bound& bound) {
   const std::string& affix = text_argument(*bound[0], "remove");
   std::string_view text = self.as_text();
   if (kSuffix && text.ends_with(affix)) text.remove_suffix(affix.size());
@@ -271,8 +260,7 @@ Value remove_affix(Evaluator& evaluator, const Value& self, const Arguments& arg
 
 // kSide: -1 ljust, 0 center, 1 rjust, 2 zfill.
 template <int kSide>
-Value pad_text(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
-  const auto bound = bind("the padding", arguments, {"width", "fillchar"}, 1);
+Value pad_text(Evaluator& evaluator, const Value& self, const Bound& bound) {
   std::string_view fill = kSide == 2 ? "0" : bound[1] ? std::string_view(text_argument(*bound[1], "the padding")) : " ";
   if (count_code_points(fill) != 1) fail("the fill character must be one character");
   const int64_t missing = integer_argument(*bound[0], "the padding") - length_of(self, evaluator.budget());
@@ -293,8 +281,7 @@ Value pad_text(Evaluator& evaluator, const Value& self, const Arguments& argumen
 }
 
 template <bool (*Accepts)(int32_t)>
-Value all_are(Evaluator&, const Value& self, const Arguments& arguments) {
-  bind("the method", arguments, {}, 0);
+Value all_are(Evaluator&, const Value& self, const Bound&) {
   bool all = !self.as_text().empty();
   for_each_code_point(self.as_text(), [&](std::string_view one) { all = all && Accepts(code_point_at(one, 0)); });
   return Value::boolean(all);
@@ -304,8 +291,7 @@ bool letter_or_digit(int32_t c) { return is_letter(c) || is_digit(c); }
 
 // islower and isupper: at least one cased letter, and none of the other case.
 template <bool (*Wanted)(int32_t), bool (*Other)(int32_t)>
-Value all_cased(Evaluator&, const Value& self, const Arguments& arguments) {
-  bind("the method", arguments, {}, 0);
+Value all_cased(Evaluator&, const Value& self, const Bound&) {
   bool any = false, other = false;
   for_each_code_point(self.as_text(), [&](std::string_view one) {
     any |= Wanted(code_point_at(one, 0));
@@ -320,45 +306,45 @@ Value format_text(Evaluator& evaluator, const Value& self, const Arguments& argu
 
 }  // namespace
 
-const MethodTable& text_methods() {
-  static const MethodTable kTable = {
-      {"upper", map_text<upper>},
-      {"lower", map_text<lower>},
-      {"casefold", map_text<lower>},
-      {"capitalize", map_text<capitalize>},
-      {"title", map_text<title>},
-      {"strip", strip_text<true, true>},
-      {"lstrip", strip_text<true, false>},
-      {"rstrip", strip_text<false, true>},
-      {"split", split_text<false>},
-      {"rsplit", split_text<true>},
-      {"splitlines", split_lines},
-      {"partition", partition<false>},
-      {"rpartition", partition<true>},
-      {"startswith", has_affix<false>},
-      {"endswith", has_affix<true>},
-      {"find", find_text<false, false>},
-      {"rfind", find_text<true, false>},
-      {"index", find_text<false, true>},
-      {"rindex", find_text<true, true>},
-      {"count", count_text},
-      {"replace", replace_text},
-      {"join", join_texts},
-      {"removeprefix", remove_affix<false>},
-      {"removesuffix", remove_affix<true>},
-      {"ljust", pad_text<-1>},
-      {"center", pad_text<0>},
-      {"rjust", pad_text<1>},
-      {"zfill", pad_text<2>},
-      {"isspace", all_are<is_space>},
-      {"isalpha", all_are<is_letter>},
-      {"isdigit", all_are<is_digit>},
-      {"isdecimal", all_are<is_digit>},
-      {"isnumeric", all_are<is_digit>},
-      {"isalnum", all_are<letter_or_digit>},
-      {"islower", all_cased<is_lower, is_upper>},
-      {"isupper", all_cased<is_upper, is_lower>},
-      {"format", format_text},
+const BuiltinTable& text_methods() {
+  static const BuiltinTable kTable = {
+      {"upper", {map_text<upper>}},
+      {"lower", {map_text<lower>}},
+      {"casefold", {map_text<lower>}},
+      {"capitalize", {map_text<capitalize>}},
+      {"title", {map_text<title>}},
+      {"strip", {strip_text<true, true>, {"chars"}}},
+      {"lstrip", {strip_text<true, false>, {"chars"}}},
+      {"rstrip", {strip_text<false, true>, {"chars"}}},
+      {"split", {split_text<false>, {"sep", "maxsplit"}}},
+      {"rsplit", {split_text<true>, {"sep", "maxsplit"}}},
+      {"splitlines", {split_lines, {"keepends"}}},
+      {"partition", {partition<false>, {"sep"}, 1}},
+      {"rpartition", {partition<true>, {"sep"}, 1}},
+      {"startswith", {has_affix<false>, {"affix", "start", "end"}, 1}},
+      {"endswith", {has_affix<true>, {"affix", "start", "end"}, 1}},
+      {"find", {find_text<false, false>, {"sub", "start", "end"}, 1}},
+      {"rfind", {find_text<true, false>, {"sub", "start", "end"}, 1}},
+      {"index", {find_text<false, true>, {"sub", "start", "end"}, 1}},
+      {"rindex", {find_text<true, true>, {"sub", "start", "end"}, 1}},
+      {"count", {count_text, {"sub", "start", "end"}, 1}},
+      {"replace", {replace_text, {"old", "new", "count"}, 2}},
+      {"join", {join_texts, {"iterable"}, 1}},
+      {"removeprefix", {remove_affix<false>, {"affix"}, 1}},
+      {"removesuffix", {remove_affix<true>, {"affix"}, 1}},
+      {"ljust", {pad_text<-1>, {"width", "fillchar"}, 1}},
+      {"center", {pad_text<0>, {"width", "fillchar"}, 1}},
+      {"rjust", {pad_text<1>, {"width", "fillchar"}, 1}},
+      {"zfill", {pad_text<2>, {"width", "fillchar"}, 1}},
+      {"isspace", {all_are<is_space>}},
+      {"isalpha", {all_are<is_letter>}},
+      {"isdigit", {all_are<is_digit>}},
+      {"isdecimal", {all_are<is_digit>}},
+      {"isnumeric", {all_are<is_digit>}},
+      {"isalnum", {all_are<letter_or_digit>}},
+      {"islower", {all_cased<is_lower, is_upper>}},
+      {"isupper", {all_cased<is_upper, is_lower>}},
+      {"format", {.call_unbound = format_text}},
   };
   return kTable;
 }

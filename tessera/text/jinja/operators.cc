@@ -1,4 +1,4 @@
-// Arithmetic and slices of values, with Python's rules. Integers are 64 bits; what overflows is a failure.
+// Arithmetic, comparisons and slices of values, with Python's rules. Integers are 64 bits; what overflows is a failure.
 #include <cmath>
 
 #include "tessera/text/jinja/evaluator.h"
@@ -196,6 +196,29 @@ Value binary(Operator op, const Value& left, const Value& right, Budget& budget)
     if (repeatable(right) && left.is_integral()) return repeated(right, left.as_int(), budget);
   }
   fail("unsupported operands for {}: '{}' and '{}'", symbol(op), type_name(left), type_name(right));
+}
+
+bool compare(Operator op, const Value& left, const Value& right, Budget& budget) {
+  switch (op) {
+    case Operator::kEqual:
+      return equal(left, right, budget);
+    case Operator::kNotEqual:
+      return !equal(left, right, budget);
+    case Operator::kLess:
+      return less(left, right, budget);
+    case Operator::kLessEqual:
+      return less(left, right, budget) || equal(left, right, budget);
+    case Operator::kGreater:
+      return less(right, left, budget);
+    case Operator::kGreaterEqual:
+      return less(right, left, budget) || equal(left, right, budget);
+    case Operator::kIn:
+      return contains(right, left, budget);
+    case Operator::kNotIn:
+      return !contains(right, left, budget);
+    default:
+      fail("an operator that compares nothing");
+  }
 }
 
 Value slice(const Value& of, const Value& start, const Value& stop, const Value& step, Budget& budget) {

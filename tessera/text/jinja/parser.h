@@ -9,6 +9,7 @@
 
 #include "tessera/text/jinja/ast.h"
 #include "tessera/text/jinja/lexer.h"
+#include "tessera/text/jinja/scoped.h"
 
 namespace tessera::text::jinja {
 
@@ -97,14 +98,6 @@ class Parser {
     explicit Nested(Parser& parser);
     ~Nested() { --parser_.nesting_; }
     Parser& parser_;
-  };
-  // Sets a member for the time of a block.
-  template <class T>
-  struct Scoped {
-    Scoped(T& member, T value) : member_(member), before_(member) { member = value; }
-    ~Scoped() { member_ = before_; }
-    T& member_;
-    T before_;
   };
 
   std::vector<Token> tokens_;

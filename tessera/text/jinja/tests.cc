@@ -66,20 +66,12 @@ bool remainder_is(Evaluator& evaluator, const Value& input, const Value& by, int
   return equal(rest, Value::integer(wanted), evaluator.budget());
 }
 
+template <Operator kOperator>
+bool compares(Evaluator& evaluator, const Value& input, const Value* other) {
+  return compare(kOperator, input, *other, evaluator.budget());
+}
+
 const std::unordered_map<std::string_view, Entry>& tests() {
-  static const Entry kEqual{[](Evaluator& e, const Value& v, const Value* a) { return equal(v, *a, e.budget()); },
-                            true};
-  static const Entry kNotEqual{[](Evaluator& e, const Value& v, const Value* a) { return !equal(v, *a, e.budget()); },
-                               true};
-  static const Entry kLess{[](Evaluator& e, const Value& v, const Value* a) { return less(v, *a, e.budget()); }, true};
-  static const Entry kGreater{[](Evaluator& e, const Value& v, const Value* a) { return less(*a, v, e.budget()); },
-                              true};
-  static const Entry kLessEqual{
-      [](Evaluator& e, const Value& v, const Value* a) { return less(v, *a, e.budget()) || equal(v, *a, e.budget()); },
-      true};
-  static const Entry kGreaterEqual{
-      [](Evaluator& e, const Value& v, const Value* a) { return less(*a, v, e.budget()) || equal(v, *a, e.budget()); },
-      true};
   static const std::unordered_map<std::string_view, Entry> kTable = {
       {"defined", {[](Evaluator&, const Value& v, const Value*) { return !v.is(Kind::kUndefined); }}},
       {"undefined", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kUndefined); }}},
@@ -105,22 +97,22 @@ const std::unordered_map<std::string_view, Entry>& tests() {
        {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kString) && has_filter(v.as_text()); }}},
       {"test", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kString) && has_test(v.as_text()); }}},
       {"sameas", {[](Evaluator&, const Value& v, const Value* a) { return same(v, *a); }, true}},
-      {"in", {[](Evaluator& e, const Value& v, const Value* a) { return contains(*a, v, e.budget()); }, true}},
-      {"==", kEqual},
-      {"eq", kEqual},
-      {"equalto", kEqual},
-      {"!=", kNotEqual},
-      {"ne", kNotEqual},
-      {"<", kLess},
-      {"lt", kLess},
-      {"lessthan", kLess},
-      {"<=", kLessEqual},
-      {"le", kLessEqual},
-      {">", kGreater},
-      {"gt", kGreater},
-      {"greaterthan", kGreater},
-      {">=", kGreaterEqual},
-      {"ge", kGreaterEqual},
+      {"in", {compares<Operator::kIn>, true}},
+      {"==", {compares<Operator::kEqual>, true}},
+      {"eq", {compares<Operator::kEqual>, true}},
+      {"equalto", {compares<Operator::kEqual>, true}},
+      {"!=", {compares<Operator::kNotEqual>, true}},
+      {"ne", {compares<Operator::kNotEqual>, true}},
+      {"<", {compares<Operator::kLess>, true}},
+      {"lt", {compares<Operator::kLess>, true}},
+      {"lessthan", {compares<Operator::kLess>, true}},
+      {"<=", {compares<Operator::kLessEqual>, true}},
+      {"le", {compares<Operator::kLessEqual>, true}},
+      {">", {compares<Operator::kGreater>, true}},
+      {"gt", {compares<Operator::kGreater>, true}},
+      {"greaterthan", {compares<Operator::kGreater>, true}},
+      {">=", {compares<Operator::kGreaterEqual>, true}},
+      {"ge", {compares<Operator::kGreaterEqual>, true}},
   };
   return kTable;
 }

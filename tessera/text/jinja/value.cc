@@ -34,17 +34,8 @@ Value Value::undefined(std::string_view hint) {
 
 Value Value::none() { return Value(Kind::kNone); }
 
-Value Value::boolean(bool flag) {
-  Value value(Kind::kBool);
-  value.integer_ = flag;
-  return value;
-}
-
-Value Value::integer(int64_t number) {
-  Value value(Kind::kInt);
-  value.integer_ = number;
-  return value;
-}
+Value Value::boolean(bool flag) { return Value(Kind::kBool, flag); }
+Value Value::integer(int64_t number) { return Value(Kind::kInt, number); }
 
 Value Value::big_integer(std::string digits) {
   Value value = text(std::move(digits));
@@ -108,13 +99,8 @@ const std::string& Value::hint() const {
 const std::vector<Value>& Value::items() const { return get<List>().items; }
 
 int Value::depth() const {
+  if (is_sequence()) return get<List>().depth;
   switch (kind_) {
-    case Kind::kList:
-    case Kind::kTuple:
-    case Kind::kRange:
-    case Kind::kView:
-    case Kind::kGenerator:
-      return get<List>().depth;
     case Kind::kDict:
       return get<Dict>().depth;
     case Kind::kNamespace:

@@ -115,7 +115,7 @@ class Value {
   int depth() const;
 
  private:
-  explicit Value(Kind kind) : kind_(kind) {}
+  explicit Value(Kind kind, int64_t integer = 0) : kind_(kind), integer_(integer) {}
   Kind kind_ = Kind::kUndefined;
   bool markup_ = false;
   union {

@@ -68,10 +68,8 @@ class Writer {
         out_ += value.as_int() ? "true" : "false";
         return;
       case Kind::kInt:
-        out_ += fmt::format("{}", value.as_int());
-        return;
       case Kind::kBigInt:
-        out_ += value.as_text();
+        out_ += scalar(value);
         return;
       case Kind::kFloat:
         out_ += json_number(value.as_double());

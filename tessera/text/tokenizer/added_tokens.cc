@@ -1,7 +1,6 @@
 #include "tessera/text/tokenizer/added_tokens.h"
 
 #include <algorithm>
-#include <map>
 
 #include "tessera/base/error.h"
 #include "tessera/text/tokenizer/unicode.h"
@@ -18,11 +17,6 @@ bool word_after(std::string_view text, size_t at) {
   return at < text.size() && (char_class(decode_utf8(text.data() + at).code) & kWord);
 }
 bool is_space(const char* p) { return char_class(decode_utf8(p).code) & kSpace; }
-
-bool same(const AddedToken& a, const AddedToken& b) {
-  return a.content == b.content && a.single_word == b.single_word && a.lstrip == b.lstrip && a.rstrip == b.rstrip &&
-         a.normalized == b.normalized && a.special == b.special;
-}
 
 AddedToken read_token(const JsonReader& node) {
   AddedToken token;
@@ -42,52 +36,25 @@ AddedToken read_token(const JsonReader& node) {
 }  // namespace
 
 void AddedMatcher::add(std::string_view pattern, const AddedToken& token) {
-  if (pattern.empty()) return;
-  patterns_.emplace_back(pattern, static_cast<int32_t>(tokens_.size()));
-  tokens_.push_back(token);
+  if (!pattern.empty()) tokens_.try_emplace(std::string(pattern), token);
 }
 
 void AddedMatcher::build() {
-  std::vector<std::map<uint8_t, uint32_t>> children(1);
-  std::vector<int32_t> token_of(1, -1);
-  for (const auto& [pattern, token] : patterns_) {
-    uint32_t node = 0;
-    for (const char c : pattern) {
-      const auto next = static_cast<uint32_t>(children.size());
-      const auto [child, added] = children[node].try_emplace(static_cast<uint8_t>(c), next);
-      node = child->second;
-      if (!added) continue;
-      children.emplace_back();
-      token_of.push_back(-1);
-    }
-    if (token_of[node] < 0) token_of[node] = token;  // of equal patterns the first counts
-  }
-  nodes_.resize(children.size());
-  for (size_t i = 0; i < children.size(); ++i) {
-    nodes_[i] = {static_cast<uint32_t>(children_.size()), static_cast<uint16_t>(children[i].size()), token_of[i]};
-    for (const auto& [byte, node] : children[i]) children_.push_back({byte, node});
-  }
-  for (const auto& [byte, node] : children[0]) root_child_[byte] = node;
-  patterns_ = {};
+  std::vector<std::string_view> patterns;
+  for (const auto& [pattern, token] : tokens_) patterns.push_back(pattern);
+  tree_ = TextTree(std::move(patterns));
+  first_bytes_ = tree_.next_bytes(TextTree::kRoot);
 }
 
-size_t AddedMatcher::longest(std::string_view text, size_t at, int32_t& token) const {
-  uint32_t node = root_child_[static_cast<unsigned char>(text[at])];
+size_t AddedMatcher::longest(std::string_view text, size_t at) const {
   size_t best = 0;
-  for (size_t i = at + 1;; ++i) {
-    if (nodes_[node].token >= 0) {
-      token = nodes_[node].token;
-      best = i - at;
-    }
-    if (i == text.size()) return best;
-    const Child* first = children_.data() + nodes_[node].first_child;
-    const Child* last = first + nodes_[node].child_count;
-    const auto byte = static_cast<uint8_t>(text[i]);
-    const Child* found =
-        std::lower_bound(first, last, byte, [](const Child& child, uint8_t wanted) { return child.byte < wanted; });
-    if (found == last || found->byte != byte) return best;
-    node = found->node;
+  auto place = TextTree::kRoot;
+  for (size_t i = at; i < text.size(); ++i) {
+    place = tree_.next(place, static_cast<uint8_t>(text[i]));
+    if (place == TextTree::kNowhere) break;
+    if (tree_.is_end(place)) best = i + 1 - at;
   }
+  return best;
 }
 
 bool AddedWanted::takes(const AddedToken& token, size_t begin, size_t end) const {
@@ -101,9 +68,8 @@ bool AddedWanted::takes(const AddedToken& token, size_t begin, size_t end) const
 std::vector<std::pair<size_t, size_t>> AddedMatcher::find_all(std::string_view text) const {
   std::vector<std::pair<size_t, size_t>> found;
   for (size_t at = 0; at < text.size() && !tokens_.empty(); ++at) {
-    if (root_child_[static_cast<unsigned char>(text[at])] == 0) continue;
-    int32_t which = -1;
-    if (const size_t length = longest(text, at, which); length > 0) found.emplace_back(at, at + length);
+    const size_t length = may_begin_with(text[at]) ? longest(text, at) : 0;
+    if (length > 0) found.emplace_back(at, at + length);
   }
   return found;
 }
@@ -115,19 +81,14 @@ void AddedMatcher::split(std::string_view text, const AddedWanted& wanted, std::
   };
   size_t done = 0;  // everything before is in parts
   for (size_t at = 0; at < text.size() && !tokens_.empty();) {
-    if (root_child_[static_cast<unsigned char>(text[at])] == 0) {
-      ++at;
-      continue;
-    }
-    int32_t which = -1;
-    const size_t length = longest(text, at, which);
+    const size_t length = may_begin_with(text[at]) ? longest(text, at) : 0;
     if (length == 0) {
       ++at;
       continue;
     }
     size_t begin = at, end = at + length;
     at = end;
-    const AddedToken& token = tokens_[static_cast<size_t>(which)];
+    const AddedToken& token = tokens_.find(text.substr(begin, length))->second;
     if (!wanted.takes(token, begin, end)) continue;
     if (token.single_word && (word_before(text, begin) || word_after(text, end))) continue;
     if (token.lstrip) {
@@ -164,16 +125,15 @@ AddedTokens::AddedTokens(const JsonReader& root, std::span<const AddedToken> nam
   for (auto& token : tokens) {
     if (token.content.empty()) continue;
     const auto added = ids_.find(token.content);
-    if (added != ids_.end() && same(by_id.at(added->second), token)) continue;
-    int32_t id = added != ids_.end() ? added->second : vocab.find(token.content);
+    token.id = added != ids_.end() ? added->second : vocab.find(token.content);
+    if (added != ids_.end() && by_id.at(token.id) == token) continue;
     const auto vocab_size = static_cast<int64_t>(vocab.distinct());
-    if (id == TokenTable::kNone) {
-      id = static_cast<int32_t>(largest >= vocab_size || vocab_size == 0 ? largest + 1 : vocab_size);
+    if (token.id == TokenTable::kNone) {
+      token.id = static_cast<int32_t>(largest >= vocab_size || vocab_size == 0 ? largest + 1 : vocab_size);
     }
-    largest = std::max<int64_t>(largest, id);
-    ids_[token.content] = id;
-    token.id = id;
-    by_id[id] = token;
+    largest = std::max<int64_t>(largest, token.id);
+    ids_[token.content] = token.id;
+    by_id[token.id] = token;
     if (!special_.contains(token.content)) plain.push_back(token);
   }
   NormalizeScratch scratch;
@@ -185,10 +145,8 @@ AddedTokens::AddedTokens(const JsonReader& root, std::span<const AddedToken> nam
   };
   for (const auto& [id, token] : by_id) strings_[id] = token.normalized ? normalize(token.content) : token.content;
   special.insert(special.end(), plain.begin(), plain.end());
-  for (AddedToken& listed : special) {
-    const int32_t id = ids_.at(listed.content);
-    AddedToken token = by_id.at(id);  // flags of the last token that took the id
-    token.id = id;
+  for (const AddedToken& listed : special) {
+    AddedToken token = by_id.at(ids_.at(listed.content));  // flags of the last token that took the id
     token.special = special_.contains(token.content);
     if (token.special) written_.add(token.content, token);
     all_written_.add(token.content, token);

@@ -8,7 +8,10 @@
 // Immutable, thread-safe.
 #pragma once
 
+#include <bitset>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,6 +21,7 @@
 #include <vector>
 
 #include "tessera/text/tokenizer/normalizer.h"
+#include "tessera/text/tokenizer/text_tree.h"
 #include "tessera/text/tokenizer/token_table.h"
 
 namespace tessera::text {
@@ -26,6 +30,7 @@ struct AddedToken {
   std::string content;
   int32_t id = 0;
   bool single_word = false, lstrip = false, rstrip = false, normalized = false, special = false;
+  bool operator==(const AddedToken&) const = default;
 };
 
 struct AddedPart {
@@ -45,8 +50,8 @@ struct AddedWanted {
 // Finds the leftmost, among those the longest, of a set of strings.
 class AddedMatcher {
  public:
-  void add(std::string_view pattern, const AddedToken& token);
-  void build();
+  void add(std::string_view pattern, const AddedToken& token);  // of equal patterns the first counts
+  void build();                                                 // once all are added
   bool empty() const { return tokens_.empty(); }
   // Cuts the whole text into parts; parts of text may not be empty. Replaces `parts`.
   void split(std::string_view text, const AddedWanted& wanted, std::vector<AddedPart>& parts) const;
@@ -54,23 +59,13 @@ class AddedMatcher {
   std::vector<std::pair<size_t, size_t>> find_all(std::string_view text) const;
 
  private:
-  struct Node {
-    uint32_t first_child = 0;  // into children_
-    uint16_t child_count = 0;
-    int32_t token = -1;  // into tokens_
-  };
-  struct Child {
-    uint8_t byte;
-    uint32_t node;
-  };
-  // Length of the longest pattern at text[at], with its token; 0 when none.
-  size_t longest(std::string_view text, size_t at, int32_t& token) const;
+  // Length of the longest pattern at text[at]; 0 when none.
+  size_t longest(std::string_view text, size_t at) const;
+  bool may_begin_with(char c) const { return first_bytes_[static_cast<unsigned char>(c)]; }
 
-  std::vector<std::pair<std::string, int32_t>> patterns_;
-  std::vector<AddedToken> tokens_;
-  std::vector<Node> nodes_;
-  std::vector<Child> children_;
-  uint32_t root_child_[256] = {};  // node, 0: none
+  std::map<std::string, AddedToken, std::less<>> tokens_;  // by pattern
+  TextTree tree_;                                          // of the patterns
+  std::bitset<256> first_bytes_;
 };
 
 class AddedTokens {

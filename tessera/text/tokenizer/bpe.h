@@ -53,7 +53,6 @@ class BpeModel {
     int32_t product;
   };
   static constexpr uint64_t kNoMerge = ~uint64_t{0};
-  static constexpr uint32_t kNoCode = ~uint32_t{0};
 
   void read_options(const JsonReader& model);
   void read_merges(TokenizerFile& file);

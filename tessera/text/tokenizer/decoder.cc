@@ -14,65 +14,60 @@ namespace {
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 constexpr size_t kMaxDecodedBytes = size_t{1} << 32;
 
-class ByteLevelStep : public DecoderStep {
- public:
-  bool fuses() const override { return true; }
-  void apply_inside(std::string& token) const override {
-    if (auto spelled = bytes_of_token(token)) token = std::move(*spelled);
-  }
-  void apply(std::vector<std::string>& tokens) const override {
-    std::string bytes;
-    for (const auto& token : tokens) {
-      if (const auto spelled = bytes_of_token(token)) {
-        bytes += *spelled;
-      } else {
-        bytes += token;
-      }
+// A token that spells bytes as those bytes; any other stays as it is.
+void take_bytes(std::string& token) {
+  if (auto bytes = bytes_of_token(token)) token = std::move(*bytes);
+}
+
+DecoderStep byte_level_step() {
+  const auto apply = [](std::vector<std::string>& tokens) {
+    std::string bytes, text;
+    for (auto& token : tokens) {
+      take_bytes(token);
+      bytes += token;
     }
-    std::string text;
     append_lossy(bytes, text);
     tokens.assign(1, std::move(text));
-  }
-};
+  };
+  return {.apply = apply, .apply_inside = take_bytes, .fuses = true};
+}
 
-class ReplaceStep : public DecoderStep {
- public:
-  ReplaceStep(TextPattern pattern, std::string content) : pattern_(std::move(pattern)), content_(std::move(content)) {}
-  void apply(std::vector<std::string>& tokens) const override {
+DecoderStep replace_step(TextPattern pattern, std::string content) {
+  const auto apply = [pattern = std::move(pattern), content = std::move(content)](std::vector<std::string>& tokens) {
     RegexScratch scratch;
     std::vector<Span> matches;
     size_t total = 0;
     for (auto& token : tokens) {
       matches.clear();
-      pattern_.find_all(token, scratch, matches);
-      total += token.size() + matches.size() * content_.size();  // before it is made
+      pattern.find_all(token, scratch, matches);
+      total += token.size() + matches.size() * content.size();  // before it is made
       TESSERA_CHECK(total <= kMaxDecodedBytes, ErrorKind::kFormat,
                     "[text.decode] the decoder's Replace makes more than {} bytes", kMaxDecodedBytes);
-      if (!matches.empty()) token = replaced(token, matches);
+      std::string text;
+      size_t at = 0;
+      for (const Span match : matches) {
+        text.append(token, at, match.begin - at).append(content);
+        at = match.end;
+      }
+      if (!matches.empty()) token = text.append(token, at);
     }
-  }
+  };
+  return {.apply = apply};
+}
 
- private:
-  std::string replaced(const std::string& token, const std::vector<Span>& matches) const {
-    std::string text;
-    size_t at = 0;
-    for (const Span match : matches) {
-      text.append(token, at, match.begin - at).append(content_);
-      at = match.end;
-    }
-    return text.append(token, at);
-  }
+// The byte of <0xHH>: two hexadecimal digits, or '+' and one, as Rust's parser reads them.
+std::optional<char> fallback_byte(const std::string& token) {
+  if (token.size() != 6 || !token.starts_with("<0x") || token[5] != '>') return std::nullopt;
+  unsigned value = 0;
+  const char* begin = token.data() + (token[3] == '+' ? 4 : 3);
+  const char* end = token.data() + 5;
+  const auto [stop, error] = std::from_chars(begin, end, value, 16);
+  if (error != std::errc() || stop != end || *begin == '-') return std::nullopt;
+  return static_cast<char>(value);
+}
 
-  TextPattern pattern_;
-  std::string content_;
-};
-
-class ByteFallbackStep : public DecoderStep {
- public:
-  void apply_inside(std::string& token) const override {
-    if (const auto byte = byte_of(token)) token.assign(1, *byte);
-  }
-  void apply(std::vector<std::string>& tokens) const override {
+DecoderStep byte_fallback_step() {
+  const auto apply = [](std::vector<std::string>& tokens) {
     std::vector<std::string> result;
     std::string bytes;
     const auto flush = [&] {
@@ -85,7 +80,7 @@ class ByteFallbackStep : public DecoderStep {
       bytes.clear();
     };
     for (auto& token : tokens) {
-      if (const auto byte = byte_of(token)) {
+      if (const auto byte = fallback_byte(token)) {
         bytes += *byte;
         continue;
       }
@@ -94,108 +89,74 @@ class ByteFallbackStep : public DecoderStep {
     }
     flush();
     tokens = std::move(result);
-  }
+  };
+  const auto apply_inside = [](std::string& token) {
+    if (const auto byte = fallback_byte(token)) token.assign(1, *byte);
+  };
+  return {.apply = apply, .apply_inside = apply_inside};
+}
 
- private:
-  // Of <0xHH>: two hexadecimal digits, or '+' and one, as Rust's parser reads them.
-  static std::optional<char> byte_of(const std::string& token) {
-    if (token.size() != 6 || !token.starts_with("<0x") || token[5] != '>') return std::nullopt;
-    unsigned value = 0;
-    const char* begin = token.data() + (token[3] == '+' ? 4 : 3);
-    const char* end = token.data() + 5;
-    const auto [stop, error] = std::from_chars(begin, end, value, 16);
-    if (error != std::errc() || stop != end || *begin == '-') return std::nullopt;
-    return static_cast<char>(value);
-  }
-};
-
-class FuseStep : public DecoderStep {
- public:
-  bool fuses() const override { return true; }
-  void apply(std::vector<std::string>& tokens) const override {
+DecoderStep fuse_step() {
+  const auto apply = [](std::vector<std::string>& tokens) {
     std::string text;
     for (const auto& token : tokens) text += token;
     tokens.assign(1, std::move(text));
-  }
-};
+  };
+  return {.apply = apply, .fuses = true};
+}
 
-class StripStep : public DecoderStep {
- public:
-  StripStep(uint32_t content, uint64_t start, uint64_t stop) : start_(start), stop_(stop) {
-    append_utf8(content, content_);
-  }
-  bool trims() const override { return true; }
-  void apply(std::vector<std::string>& tokens) const override {
+DecoderStep strip_step(uint32_t character, uint64_t start, uint64_t stop) {
+  std::string content;
+  append_utf8(character, content);
+  const auto apply = [content, start, stop](std::vector<std::string>& tokens) {
     for (auto& token : tokens) {
       std::string_view rest = token;
-      for (uint64_t i = 0; i < start_ && rest.starts_with(content_); ++i) rest.remove_prefix(content_.size());
-      for (uint64_t i = 0; i < stop_ && rest.ends_with(content_); ++i) rest.remove_suffix(content_.size());
+      for (uint64_t i = 0; i < start && rest.starts_with(content); ++i) rest.remove_prefix(content.size());
+      for (uint64_t i = 0; i < stop && rest.ends_with(content); ++i) rest.remove_suffix(content.size());
       if (rest.size() != token.size()) token = std::string(rest);
     }
-  }
+  };
+  return {.apply = apply, .trims = true};
+}
 
- private:
-  std::string content_;
-  uint64_t start_, stop_;
-};
-
-class MetaspaceStep : public DecoderStep {
- public:
-  MetaspaceStep(uint32_t replacement, bool drops_first) : drops_first_(drops_first) {
-    append_utf8(replacement, replacement_);
-  }
-  void apply(std::vector<std::string>& tokens) const override {
-    for (size_t i = 0; i < tokens.size(); ++i) replace(tokens[i], i == 0 && drops_first_ ? "" : " ");
-  }
-  void apply_inside(std::string& token) const override { replace(token, " "); }
-
- private:
-  void replace(std::string& token, std::string_view with) const {
+DecoderStep metaspace_step(uint32_t character, bool drops_first) {
+  std::string replacement;
+  append_utf8(character, replacement);
+  const auto replace_in = [replacement](std::string& token, std::string_view with) {
     std::string text;
     size_t at = 0;
-    for (size_t found; (found = token.find(replacement_, at)) != std::string::npos; at = found + replacement_.size()) {
+    for (size_t found; (found = token.find(replacement, at)) != std::string::npos; at = found + replacement.size()) {
       text.append(token, at, found - at).append(with);
     }
     token = text.append(token, at);
-  }
-
-  std::string replacement_;
-  bool drops_first_;
-};
+  };
+  const auto apply = [replace_in, drops_first](std::vector<std::string>& tokens) {
+    for (size_t i = 0; i < tokens.size(); ++i) replace_in(tokens[i], i == 0 && drops_first ? "" : " ");
+  };
+  return {.apply = apply, .apply_inside = [replace_in](std::string& token) { replace_in(token, " "); }};
+}
 
 }  // namespace
 
-void DecoderStep::apply_inside(std::string& token) const {
-  std::vector<std::string> tokens = {std::move(token)};
-  apply(tokens);
-  token.clear();
-  for (const auto& part : tokens) token += part;
-}
-
-Decoder Decoder::from_json(const JsonReader& node) {
-  Decoder decoder;
-  if (node.is_null()) return decoder;
-  decoder.present_ = true;
-  decoder.add(node);
-  return decoder;
+Decoder::Decoder(const JsonReader& node) : present_(!node.is_null()) {
+  if (present_) add(node);
 }
 
 void Decoder::add(const JsonReader& node) {
   const std::string type = node.string("type");
   if (type == "ByteLevel") {
-    steps_.push_back(std::make_unique<ByteLevelStep>());
+    steps_.push_back(byte_level_step());
   } else if (type == "Replace") {
-    steps_.push_back(std::make_unique<ReplaceStep>(TextPattern::from_json(node.at("pattern")), node.string("content")));
+    steps_.push_back(replace_step(TextPattern::from_json(node.at("pattern")), node.string("content")));
   } else if (type == "ByteFallback") {
-    steps_.push_back(std::make_unique<ByteFallbackStep>());
+    steps_.push_back(byte_fallback_step());
   } else if (type == "Fuse") {
-    steps_.push_back(std::make_unique<FuseStep>());
+    steps_.push_back(fuse_step());
   } else if (type == "Strip") {
-    steps_.push_back(std::make_unique<StripStep>(character_of(node, "content"), node.at("start").as_unsigned(),
-                                                 node.at("stop").as_unsigned()));
+    steps_.push_back(
+        strip_step(character_of(node, "content"), node.at("start").as_unsigned(), node.at("stop").as_unsigned()));
   } else if (type == "Metaspace") {
-    steps_.push_back(std::make_unique<MetaspaceStep>(character_of(node, "replacement"),
-                                                     prepend_scheme(node) != PrependScheme::kNever));
+    steps_.push_back(metaspace_step(character_of(node, "replacement"), prepend_scheme(node) != PrependScheme::kNever));
   } else if (type == "Sequence") {
     for (const auto& item : node.at("decoders").items()) add(item);
   } else {
@@ -204,7 +165,7 @@ void Decoder::add(const JsonReader& node) {
 }
 
 std::string Decoder::decode(std::vector<std::string> tokens) const {
-  for (const auto& step : steps_) step->apply(tokens);
+  for (const auto& step : steps_) step.apply(tokens);
   std::string text;
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (i > 0 && !present_) text += ' ';
@@ -216,8 +177,16 @@ std::string Decoder::decode(std::vector<std::string> tokens) const {
 std::string Decoder::bytes_of(std::string token) const {
   bool fused = false;
   for (const auto& step : steps_) {
-    if (!(fused && step->trims())) step->apply_inside(token);
-    fused = fused || step->fuses();
+    if (fused && step.trims) continue;
+    fused = fused || step.fuses;
+    if (step.apply_inside) {
+      step.apply_inside(token);
+      continue;
+    }
+    std::vector<std::string> tokens = {std::move(token)};
+    step.apply(tokens);
+    token.clear();
+    for (const auto& part : tokens) token += part;
   }
   return token;
 }

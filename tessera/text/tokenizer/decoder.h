@@ -1,12 +1,12 @@
 // The decoders of tokenizer.json: ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace, Sequence.
 //
-//   Decoder decoder = Decoder::from_json(node);
+//   Decoder decoder(node);
 //   std::string text = decoder.decode(tokens);      // token strings, in order
 //
 // Immutable, thread-safe.
 #pragma once
 
-#include <memory>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -14,21 +14,19 @@
 
 namespace tessera::text {
 
-class DecoderStep {
- public:
-  virtual ~DecoderStep() = default;
-  virtual void apply(std::vector<std::string>& tokens) const = 0;
-  // The bytes of one token that stands inside a text, which may be part of a character.
-  virtual void apply_inside(std::string& token) const;
+struct DecoderStep {
+  std::function<void(std::vector<std::string>& tokens)> apply;
+  // The bytes of one token that stands inside a text, which may be part of a character; where it is not set they are
+  // what apply() makes of the token alone.
+  std::function<void(std::string& token)> apply_inside{};
   // Makes one of all tokens; what a later step does at the ends of one it does at those of the text.
-  virtual bool fuses() const { return false; }
-  // Changes the ends of tokens alone.
-  virtual bool trims() const { return false; }
+  bool fuses = false;
+  bool trims = false;  // changes the ends of tokens alone
 };
 
 class Decoder {
  public:
-  static Decoder from_json(const JsonReader& node);
+  explicit Decoder(const JsonReader& node);
   // Without a decoder in the file, tokens are joined by spaces.
   std::string decode(std::vector<std::string> tokens) const;
   // What a token adds inside a text, in bytes.
@@ -36,8 +34,8 @@ class Decoder {
 
  private:
   void add(const JsonReader& node);
-  std::vector<std::unique_ptr<DecoderStep>> steps_;
-  bool present_ = false;
+  std::vector<DecoderStep> steps_;
+  bool present_;
 };
 
 }  // namespace tessera::text

@@ -34,19 +34,11 @@ struct EncodeScratch {
 
 class ScratchPool {
  public:
-  class Lease {
-   public:
-    Lease(ScratchPool& pool, std::unique_ptr<EncodeScratch> scratch) : pool_(pool), scratch_(std::move(scratch)) {}
-    ~Lease() { pool_.give_back(std::move(scratch_)); }
-    Lease(const Lease&) = delete;
-    Lease& operator=(const Lease&) = delete;
-    EncodeScratch& operator*() const { return *scratch_; }
-    EncodeScratch* operator->() const { return scratch_.get(); }
-
-   private:
-    ScratchPool& pool_;
-    std::unique_ptr<EncodeScratch> scratch_;
+  struct GiveBack {
+    ScratchPool* pool;
+    void operator()(EncodeScratch* scratch) const { pool->give_back(std::unique_ptr<EncodeScratch>(scratch)); }
   };
+  using Lease = std::unique_ptr<EncodeScratch, GiveBack>;
 
   Lease take() {
     std::unique_ptr<EncodeScratch> scratch;
@@ -57,7 +49,8 @@ class ScratchPool {
         free_.pop_back();
       }
     }
-    return {*this, scratch ? std::move(scratch) : std::make_unique<EncodeScratch>()};
+    if (!scratch) scratch = std::make_unique<EncodeScratch>();
+    return Lease(scratch.release(), GiveBack{this});
   }
 
  private:

@@ -221,10 +221,8 @@ NormalizerStep strip(bool left, bool right) {
 
 }  // namespace
 
-Normalizer Normalizer::from_json(const JsonReader& node) {
-  Normalizer normalizer;
-  if (!node.is_null()) normalizer.add(node);
-  return normalizer;
+Normalizer::Normalizer(const JsonReader& node) {
+  if (!node.is_null()) add(node);
 }
 
 void Normalizer::add(const JsonReader& node) {

@@ -1,6 +1,6 @@
 // The normalizers of tokenizer.json: NFC, NFD, NFKC, NFKD, Prepend, Replace, Lowercase, Strip, StripAccents, Sequence.
 //
-//   Normalizer normalizer = Normalizer::from_json(file.root().at("normalizer"));
+//   Normalizer normalizer(file.root().at("normalizer"));
 //   normalizer.apply(aligned, regex_scratch);
 //
 // The Unicode tables are newer than upstream's: StripAccents, NFKC, NFKD and the order of marks differ on characters
@@ -34,7 +34,7 @@ using NormalizerStep = std::function<void(AlignedText& text, NormalizeScratch& s
 
 class Normalizer {
  public:
-  static Normalizer from_json(const JsonReader& node);  // null: no steps
+  explicit Normalizer(const JsonReader& node);  // null: no steps
   bool empty() const { return steps_.empty(); }
   void apply(AlignedText& text, NormalizeScratch& scratch) const {
     for (const auto& step : steps_) step(text, scratch);

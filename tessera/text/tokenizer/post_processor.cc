@@ -55,10 +55,8 @@ void trim(std::string_view text, Offsets& offsets, const std::vector<int32_t>& i
 
 }  // namespace
 
-PostProcessor PostProcessor::from_json(const JsonReader& node) {
-  PostProcessor result;
-  if (!node.is_null()) result.add(node);
-  return result;
+PostProcessor::PostProcessor(const JsonReader& node) {
+  if (!node.is_null()) add(node);
 }
 
 void PostProcessor::add(const JsonReader& node) {

@@ -1,6 +1,6 @@
 // The post-processors of tokenizer.json: TemplateProcessing (single texts), ByteLevel (trims offsets), Sequence.
 //
-//   PostProcessor post = PostProcessor::from_json(node);
+//   PostProcessor post(node);
 //   post.apply(add_special_tokens, text, ids, &offsets, token_of);
 //
 // Immutable, thread-safe.
@@ -21,7 +21,7 @@ using Offsets = std::vector<std::pair<size_t, size_t>>;
 
 class PostProcessor {
  public:
-  static PostProcessor from_json(const JsonReader& node);  // null: nothing to do
+  explicit PostProcessor(const JsonReader& node);  // null: nothing to do
 
   // `text` is what was encoded; `offsets` may be null. `token_of` gives the string of an id.
   void apply(bool add_special_tokens, std::string_view text, std::vector<int32_t>& ids, Offsets* offsets,

@@ -22,68 +22,41 @@ Behavior behavior_from(const std::string& name, const JsonReader& node) {
   node.at("behavior").fail("Isolated, Removed, MergedWithPrevious, MergedWithNext or Contiguous");
 }
 
-// Builds pieces out of matches and the text between them, as the behaviour asks.
-class Cutter {
- public:
-  Cutter(Behavior behavior, bool invert, std::vector<Span>& pieces)
-      : behavior_(behavior), invert_(invert), pieces_(pieces) {}
-
-  // Cuts one piece, given its matches relative to the piece's begin.
-  void cut(Span piece, const std::vector<Span>& matches) {
-    if (matches.empty() && !invert_) {
-      pieces_.push_back(piece);
-      return;
-    }
-    first_ = pieces_.size();
-    previous_match_ = false;
-    uint32_t at = piece.begin;
-    for (const Span match : matches) {
-      if (piece.begin + match.begin != at) part({at, piece.begin + match.begin}, false);
-      part({piece.begin + match.begin, piece.begin + match.end}, true);
-      at = piece.begin + match.end;
-    }
-    if (at != piece.end) part({at, piece.end}, false);
-    const auto empty = [](const Span& span) { return span.begin == span.end; };
-    pieces_.erase(std::remove_if(pieces_.begin() + static_cast<ptrdiff_t>(first_), pieces_.end(), empty),
-                  pieces_.end());
+// Appends to `pieces` what the behaviour makes of the matches in a piece, which are relative to its begin, and of the
+// text between them.
+void append_pieces(Behavior behavior, bool invert, Span piece, const std::vector<Span>& matches,
+                   std::vector<Span>& pieces) {
+  if (matches.empty() && !invert) {
+    pieces.push_back(piece);
+    return;
   }
-
- private:
-  void part(Span span, bool is_match) {
-    is_match ^= invert_;
-    const bool any = pieces_.size() > first_;
+  const size_t first = pieces.size();
+  bool previous_match = false;
+  const auto add = [&](Span span, bool is_match) {
+    is_match ^= invert;
+    if (is_match && behavior == Behavior::kRemoved) return;
     bool joins = false;
-    switch (behavior_) {
-      case Behavior::kRemoved:
-        if (is_match) return;
-        break;
-      case Behavior::kIsolated:
-        break;
-      case Behavior::kMergedWithPrevious:
-        joins = any && is_match && !previous_match_;
-        break;
-      // A delimiter joins what follows unless that is a delimiter too.
-      case Behavior::kMergedWithNext:
-        joins = any && !is_match && previous_match_;
-        break;
-      case Behavior::kContiguous:
-        joins = any && is_match == previous_match_;
-        break;
-    }
-    if (joins) {
-      pieces_.back().end = span.end;
+    if (behavior == Behavior::kMergedWithPrevious) joins = is_match && !previous_match;
+    // A delimiter joins what follows unless that is a delimiter too.
+    if (behavior == Behavior::kMergedWithNext) joins = !is_match && previous_match;
+    if (behavior == Behavior::kContiguous) joins = is_match == previous_match;
+    if (joins && pieces.size() > first) {
+      pieces.back().end = span.end;
     } else {
-      pieces_.push_back(span);
+      pieces.push_back(span);
     }
-    previous_match_ = is_match;
+    previous_match = is_match;
+  };
+  uint32_t at = piece.begin;
+  for (const Span match : matches) {
+    if (piece.begin + match.begin != at) add({at, piece.begin + match.begin}, false);
+    add({piece.begin + match.begin, piece.begin + match.end}, true);
+    at = piece.begin + match.end;
   }
-
-  Behavior behavior_;
-  bool invert_;
-  std::vector<Span>& pieces_;
-  size_t first_ = 0;
-  bool previous_match_ = false;
-};
+  if (at != piece.end) add({at, piece.end}, false);
+  const auto empty = [](const Span& span) { return span.begin == span.end; };
+  pieces.erase(std::remove_if(pieces.begin() + static_cast<ptrdiff_t>(first), pieces.end(), empty), pieces.end());
+}
 
 // A step that cuts each piece: cut(tokens, piece) appends what it becomes to tokens.cut.
 template <class Cut>
@@ -122,7 +95,7 @@ PreTokenizerStep split_pattern(TextPattern pattern, Behavior behavior, bool inve
   return cut_pieces([pattern = std::move(pattern), behavior, invert](PreTokens& tokens, Span piece) {
     tokens.matches.clear();
     pattern.find_all(tokens.piece(piece), tokens.regex, tokens.matches);
-    Cutter(behavior, invert, tokens.cut).cut(piece, tokens.matches);
+    append_pieces(behavior, invert, piece, tokens.matches, tokens.cut);
   });
 }
 
@@ -137,7 +110,7 @@ PreTokenizerStep split_class(uint8_t classes, Behavior behavior) {
       }
       at += c.length;
     }
-    Cutter(behavior, false, tokens.cut).cut(piece, tokens.matches);
+    append_pieces(behavior, false, piece, tokens.matches, tokens.cut);
   });
 }
 
@@ -255,10 +228,8 @@ PrependScheme prepend_scheme(const JsonReader& metaspace) {
   metaspace.at("prepend_scheme").fail("always, first or never");
 }
 
-PreTokenizer PreTokenizer::from_json(const JsonReader& node) {
-  PreTokenizer result;
-  if (!node.is_null()) result.add(node, true);
-  return result;
+PreTokenizer::PreTokenizer(const JsonReader& node) {
+  if (!node.is_null()) add(node, true);
 }
 
 void PreTokenizer::add(const JsonReader& node, bool last) {

@@ -1,7 +1,7 @@
 // The pre-tokenizers of tokenizer.json: ByteLevel, Split, Digits, Metaspace, Punctuation, Whitespace, WhitespaceSplit,
 // Sequence. They cut normalized text into the pieces the model encodes one by one.
 //
-//   PreTokenizer pre = PreTokenizer::from_json(node);
+//   PreTokenizer pre(node);
 //   PreTokens tokens; tokens.start(text, origins, at_input_start);
 //   pre.apply(tokens);
 //   for (Span piece : tokens.pieces) model.encode(tokens.text.substr(...))
@@ -49,7 +49,7 @@ using PreTokenizerStep = std::function<void(PreTokens& tokens)>;
 
 class PreTokenizer {
  public:
-  static PreTokenizer from_json(const JsonReader& node);  // null: no steps
+  explicit PreTokenizer(const JsonReader& node);  // null: no steps
   void apply(PreTokens& tokens) const {
     for (const auto& step : steps_) step(tokens);
   }

@@ -9,6 +9,8 @@
 namespace tessera::text {
 namespace {
 
+constexpr JsonLimits kConfigLimits{.max_bytes = size_t{64} << 20, .max_keys = 4'000'000};
+
 constexpr std::array<const char*, 7> kNames = {"bos_token", "eos_token", "unk_token", "sep_token",
                                                "pad_token", "cls_token", "mask_token"};
 
@@ -26,11 +28,14 @@ void take_token(const Json& from, const char* name, Json& tokens) {
 
 std::span<const char* const> special_token_keys() { return kNames; }
 
+Json read_object_if_there(const std::filesystem::path& path, const std::string& where) {
+  if (!std::filesystem::exists(path)) return Json::object();
+  return parse_json_object(read_file(path, kConfigLimits.max_bytes), where, kConfigLimits);
+}
+
 Json read_special_tokens_map(const std::filesystem::path& folder) {
   const auto path = folder / "special_tokens_map.json";
-  if (!std::filesystem::exists(path)) return Json::object();
-  constexpr size_t kMaxBytes = size_t{64} << 20;
-  return parse_json_object(read_file(path, kMaxBytes), "[text.load] " + path.string(), {.max_bytes = kMaxBytes});
+  return read_object_if_there(path, "[text.load] " + path.string());
 }
 
 Json special_tokens_of(const Json& map, const Json& config) {

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
 #include <span>
+#include <string>
 
 namespace tessera::text {
 
@@ -16,8 +17,10 @@ namespace tessera::text {
 // that tokenizer.json lacks.
 std::span<const char* const> special_token_keys();
 
-// special_tokens_map.json of the folder; an empty object where there is none. Error kFormat for text that is no JSON
-// object.
+// The JSON object that a configuration file holds; an empty one where there is no such file. Error kFormat, which
+// begins with `where`, for text that is no JSON object.
+nlohmann::ordered_json read_object_if_there(const std::filesystem::path& path, const std::string& where);
+// special_tokens_map.json of the folder.
 nlohmann::ordered_json read_special_tokens_map(const std::filesystem::path& folder);
 
 // Name to text, of `config` (the folder's tokenizer_config.json; an empty object where there is none) and of `map`. As

@@ -119,7 +119,7 @@ class Events {
     }
     if (mode_ != Mode::kNone) return scalar(object ? Json::object() : Json::array());
     const bool model = depth_ == 1 && key_ == "model" && object;
-    object ? builder_.open_object() : builder_.open_array();
+    builder_.open(object ? Json::object() : Json::array());
     if (++depth_ == 1) root_is_object_ = object;
     if (model && root_is_object_) model_open_ = true;
     return true;
@@ -169,15 +169,12 @@ uint32_t character_of(const JsonReader& object, std::string_view key) {
   return decode_utf8(text.data()).code;
 }
 
-TokenizerFile::TokenizerFile() : json(std::make_unique<Json>()) {}
-TokenizerFile::~TokenizerFile() = default;
-TokenizerFile::TokenizerFile(TokenizerFile&&) noexcept = default;
-
 JsonReader TokenizerFile::root() const { return {*json, "[text.load] " + name}; }
 
 TokenizerFile parse_tokenizer_file(std::string_view text, std::string name) {
   TokenizerFile file;
   file.name = std::move(name);
+  file.json = std::make_shared<Json>();
   Events events(file);
   Json::sax_parse(text.begin(), text.end(), &events);
   if (!file.json->is_object()) file.root().fail("an object");

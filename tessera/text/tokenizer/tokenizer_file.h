@@ -22,14 +22,10 @@ namespace tessera::text {
 uint32_t character_of(const JsonReader& object, std::string_view key);
 
 struct TokenizerFile {
-  TokenizerFile();
-  ~TokenizerFile();
-  TokenizerFile(TokenizerFile&&) noexcept;
-
   JsonReader root() const;
 
   std::string name;
-  std::unique_ptr<Json> json;  // without model.vocab and model.merges
+  std::shared_ptr<Json> json;  // without model.vocab and model.merges
   bool has_vocab = false;      // model.vocab was an object
   std::vector<std::pair<std::string, uint64_t>> vocab;
   std::vector<std::pair<std::string, std::string>> merges;

@@ -96,7 +96,8 @@ ScopedModuleOffloading::ScopedModuleOffloading(nn::Module& model, bool enabled, 
     places_.device = c10::Device(*accelerator);
   }
   try {
-    enter();
+    storages_to_memory(cpu_storages_of(model_));
+    move_to_device(model_, *places_.device);
   } catch (...) {
     try {
       leave();
@@ -105,11 +106,6 @@ ScopedModuleOffloading::ScopedModuleOffloading(nn::Module& model, bool enabled, 
     }
     throw;
   }
-}
-
-void ScopedModuleOffloading::enter() {
-  storages_to_memory(cpu_storages_of(model_));
-  move_to_device(model_, *places_.device);
 }
 
 void ScopedModuleOffloading::leave() {

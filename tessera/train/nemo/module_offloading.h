@@ -45,7 +45,6 @@ class ScopedModuleOffloading {
   void close();
 
  private:
-  void enter();
   void leave();
 
   nn::Module& model_;

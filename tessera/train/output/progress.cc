@@ -43,14 +43,14 @@ std::string format_duration(double seconds) {
   return fmt::format("{}:{:02}", minutes, all % 60);
 }
 
-std::string format_step(const StepLine& line, const ProgressOptions& options, double eta_seconds) {
+std::string format_step(const StepMetrics& metrics, const ProgressOptions& options, double eta_seconds) {
   const auto width = std::to_string(options.total_steps).size();
-  const std::string loss = flagged(fmt::format("{:.4f}", line.loss), line.loss_z, options.colour);
-  const std::string norm = flagged(fmt::format("{:.3f}", line.grad_norm), line.grad_norm_z, options.colour);
+  const std::string loss = flagged(fmt::format("{:.4f}", metrics.loss), metrics.loss_z, options.colour);
+  const std::string norm = flagged(fmt::format("{:.3f}", metrics.grad_norm), metrics.grad_norm_z, options.colour);
   return fmt::format("step {:>{}}/{}  loss {}  norm {}  lr {:.2e}  {:.0f} tok/s  {}  {:.0f}% of peak  eta {}{}",
-                     line.step, width, options.total_steps, loss, norm, line.lr, line.tokens_per_second,
-                     format_bytes(line.memory_bytes), 100 * line.peak_share, format_duration(eta_seconds),
-                     line.skipped ? "  SKIPPED: not finite" : "");
+                     metrics.step, width, options.total_steps, loss, norm, metrics.lr, metrics.tokens_per_second,
+                     format_bytes(metrics.memory_bytes), 100 * metrics.peak_share, format_duration(eta_seconds),
+                     metrics.skipped ? "  SKIPPED: not finite" : "");
 }
 
 ProgressOptions progress_for_stderr() {
@@ -72,15 +72,15 @@ Progress::Progress(ProgressOptions options) : options_(std::move(options)), done
   if (!options_.write) options_.write = write_stderr;
 }
 
-void Progress::step(const StepLine& line) {
+void Progress::step(const StepMetrics& metrics) {
   constexpr double kSmoothing = 0.9;
   seconds_per_step_ =
-      seconds_per_step_ == 0 ? line.seconds : kSmoothing * seconds_per_step_ + (1 - kSmoothing) * line.seconds;
-  done_ = line.step;
+      seconds_per_step_ == 0 ? metrics.seconds : kSmoothing * seconds_per_step_ + (1 - kSmoothing) * metrics.seconds;
+  done_ = metrics.step;
   const double eta = seconds_per_step_ * static_cast<double>(options_.total_steps - done_);
-  const bool due = options_.every > 0 && (line.step % options_.every == 0 || line.step == options_.total_steps);
-  const bool outlier = std::abs(line.loss_z) >= kOutlierZ || std::abs(line.grad_norm_z) >= kOutlierZ;
-  print(due || (options_.every > 0 && (outlier || line.skipped)) ? format_step(line, options_, eta) : "");
+  const bool due = options_.every > 0 && (metrics.step % options_.every == 0 || metrics.step == options_.total_steps);
+  const bool outlier = std::abs(metrics.loss_z) >= kOutlierZ || std::abs(metrics.grad_norm_z) >= kOutlierZ;
+  print(due || (options_.every > 0 && (outlier || metrics.skipped)) ? format_step(metrics, options_, eta) : "");
 }
 
 void Progress::validation(int64_t step, double loss) {

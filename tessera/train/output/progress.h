@@ -10,25 +10,12 @@
 
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <string>
 #include <string_view>
 
-namespace tessera::train {
+#include "tessera/train/output/step_metrics.h"
 
-struct StepLine {
-  int64_t step = 0;
-  double loss = 0;
-  double loss_z = std::numeric_limits<double>::quiet_NaN();  // NaN: not known yet
-  double grad_norm = 0;
-  double grad_norm_z = std::numeric_limits<double>::quiet_NaN();
-  double lr = 0;
-  double tokens_per_second = 0;
-  int64_t memory_bytes = 0;
-  double peak_share = 0;
-  double seconds = 0;
-  bool skipped = false;  // the step's loss or norm was not finite and it was left out
-};
+namespace tessera::train {
 
 struct ProgressOptions {
   int64_t total_steps = 0;
@@ -47,7 +34,7 @@ ProgressOptions progress_for_stderr();
 class Progress {
  public:
   explicit Progress(ProgressOptions options);
-  void step(const StepLine& line);
+  void step(const StepMetrics& metrics);
   void validation(int64_t step, double loss);
   void sample(int64_t step, std::string_view prompt, std::string_view text);  // each without line breaks
   // Removes the bar and prints the last line.
@@ -63,7 +50,7 @@ class Progress {
 };
 
 // "step  12/100  loss 2.3456  norm 1.20  lr 1.0e-04  1234 tok/s  512 MiB  43% of peak  eta 1:05"
-std::string format_step(const StepLine& line, const ProgressOptions& options, double eta_seconds);
+std::string format_step(const StepMetrics& metrics, const ProgressOptions& options, double eta_seconds);
 // "0:05", "12:34", "1:02:03", "3d 04:00".
 std::string format_duration(double seconds);
 

@@ -19,7 +19,7 @@
 #include "tessera/base/files/staged.h"
 #include "tessera/base/log.h"
 #include "tessera/base/machine/host.h"
-#include "tessera/base/text/json.h"
+#include "tessera/base/text/json_numbers.h"
 #include "tessera/checkpoint/folder.h"
 #include "tessera/train/recipe/recipe_print.h"
 
@@ -79,30 +79,24 @@ RunFolder::RunFolder(fs::path path)
       metrics_(path_ / kMetricsName),
       events_(path_ / kEventsName) {
   take_lock();
-  try {
-    on_disk("the folder cannot be prepared", [&] {
-      mark_ = RunMark(path_);  // another run may have come before
-      if (!mark_.is_set()) mark_.check_free();
-      fs::remove_all(staging());
-      fs::create_directories(staging());
-      mark_.set();
-    });
-  } catch (...) {
-    ::close(lock_);
-    throw;
-  }
+  on_disk("the folder cannot be prepared", [&] {
+    mark_ = RunMark(path_);  // another run may have come before
+    if (!mark_.is_set()) mark_.check_free();
+    fs::remove_all(staging());
+    fs::create_directories(staging());
+    mark_.set();
+  });
 }
 
 void RunFolder::take_lock() {
   const auto lock_path = private_folder(path_) / "lock";
   std::error_code error;
   fs::create_directories(lock_path.parent_path(), error);
-  lock_ = ::open(lock_path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
-  TESSERA_CHECK(lock_ >= 0, ErrorKind::kIo, "[train.run_folder] {}: {}", lock_path.string(), std::strerror(errno));
-  if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+  lock_.reset(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644));
+  TESSERA_CHECK(lock_.open(), ErrorKind::kIo, "[train.run_folder] {}: {}", lock_path.string(), std::strerror(errno));
+  if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
     const int reason = errno;
-    const std::string holder = holder_of(lock_);
-    ::close(lock_);
+    const std::string holder = holder_of(lock_.get());
     TESSERA_CHECK(reason != EWOULDBLOCK, ErrorKind::kConfig,
                   "[train.run_folder] {}: another run holds this folder: {}. Wait for it, stop it, or choose another "
                   "checkpoint.dir.",
@@ -111,13 +105,9 @@ void RunFolder::take_lock() {
   }
   const std::string holder = fmt::format("pid {} on {}\n", ::getpid(), host_name());
   // Only for the other run's message: the lock itself is held already.
-  if (::ftruncate(lock_, 0) != 0 || ::pwrite(lock_, holder.data(), holder.size(), 0) < 0) {
+  if (::ftruncate(lock_.get(), 0) != 0 || ::pwrite(lock_.get(), holder.data(), holder.size(), 0) < 0) {
     log_warning("[train.run_folder] {}: {}", lock_path.string(), std::strerror(errno));
   }
-}
-
-RunFolder::~RunFolder() {
-  ::close(lock_);  // and with it the lock
 }
 
 // A new folder of its own under previous/.
@@ -253,22 +243,19 @@ void RunFolder::append(const StepMetrics& metrics) {
         {"checkpoint", metrics.checkpoint_seconds}};
     if (by_rank.size() > 1 && by_rank.size() <= kMostRanksTold) line["communication_by_rank"] = by_rank;
   }
-  metrics_.append(line.dump());
+  metrics_.append(dump_json(line));
 }
 
 void RunFolder::append_validation(int64_t step, double validation_loss, double seconds) {
-  const nlohmann::ordered_json line = {{"step", step}, {"validation_loss", validation_loss}, {"seconds", seconds}};
-  metrics_.append(line.dump());
+  metrics_.append(dump_json({{"step", step}, {"validation_loss", validation_loss}, {"seconds", seconds}}));
 }
 
 void RunFolder::append_event(int64_t step, const std::string& what, const nlohmann::ordered_json& value) {
-  const nlohmann::ordered_json line = {{"step", step}, {what, value}};
-  events_.append(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  events_.append(dump_json({{"step", step}, {what, value}}));
 }
 
 void RunFolder::append_early_stop(int64_t step, const std::string& reason) {
-  const nlohmann::ordered_json line = {{"step", step}, {"early_stop", reason}};
-  metrics_.append(line.dump());
+  metrics_.append(dump_json({{"step", step}, {"early_stop", reason}}));
 }
 
 }  // namespace tessera::train

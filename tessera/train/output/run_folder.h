@@ -18,29 +18,14 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string_view>
 
+#include "tessera/base/files/unique_fd.h"
 #include "tessera/train/output/line_file.h"
 #include "tessera/train/output/run_mark.h"
+#include "tessera/train/output/step_metrics.h"
 
 namespace tessera::train {
 
 struct Recipe;
-
-// One line of metrics.jsonl. Numbers that are not finite are written as null.
-struct StepMetrics {
-  int64_t step = 0;
-  double loss = 0;
-  double grad_norm = 0;                  // before clipping
-  std::optional<double> balance_loss{};  // of routers, where the model asks for it
-  double lr = 0;
-  int64_t tokens = 0;  // of this step, over all ranks, without padding
-  double tokens_per_second = 0;
-  int64_t memory_bytes = 0;  // the largest rank's
-  double peak_share = 0;     // of the measured matmul peak of all ranks; 0..1
-  double seconds = 0;        // of this step
-  // Of these on rank 0 making the batch, and waiting for the copy of a save; what saving took since the last step.
-  double data_seconds = 0, snapshot_seconds = 0, checkpoint_seconds = 0;
-  std::vector<double> communication_seconds{};  // of each rank, waiting for others included
-};
 
 class RunFolder {
  public:
@@ -48,9 +33,6 @@ class RunFolder {
   // run holds the folder (the message names pid and host); kIo when the folder cannot be made. What a killed run was
   // writing is removed.
   explicit RunFolder(std::filesystem::path path);
-  ~RunFolder();
-  RunFolder(const RunFolder&) = delete;
-  RunFolder& operator=(const RunFolder&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
@@ -93,7 +75,7 @@ class RunFolder {
 
   std::filesystem::path path_;
   RunMark mark_;
-  int lock_ = -1;
+  UniqueFd lock_;  // held until it is closed
   LineFile metrics_, events_;
 };
 

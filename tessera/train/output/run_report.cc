@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/machine/host.h"
+#include "tessera/base/text/json_numbers.h"
 #include "tessera/base/version.h"
 #include "tessera/comm/launch/rank_notes.h"
 #include "tessera/train/profile/machine_peak.h"
@@ -72,22 +73,19 @@ void RunReport::tell_warnings(int64_t step) {
   for (const auto& text : warnings_->take()) folder_.append_event(step, "warning", text);
 }
 
-void RunReport::step(int64_t step, const StepResult& result, double lr, const StepTimes& times) {
-  const double seconds = times.total;
-  StepMetrics metrics{.step = step,
-                      .loss = result.loss,
-                      .grad_norm = result.grad_norm,
-                      .balance_loss = result.balance_loss,
-                      .lr = lr,
-                      .tokens = result.tokens,
-                      .tokens_per_second = static_cast<double>(result.tokens) / seconds,
-                      .memory_bytes = result.memory_bytes,
-                      .seconds = seconds,
-                      .data_seconds = times.data,
-                      .snapshot_seconds = times.snapshot,
-                      .checkpoint_seconds = times.checkpoint,
-                      .communication_seconds = result.communication_seconds};
+void RunReport::step(StepMetrics metrics, const StepResult& result) {
+  const int64_t step = metrics.step;
+  metrics.loss = result.loss;
+  metrics.loss_z = losses_.add(result.loss);
+  metrics.grad_norm = result.grad_norm;
+  metrics.grad_norm_z = norms_.add(result.grad_norm);
+  metrics.balance_loss = result.balance_loss;
+  metrics.tokens = result.tokens;
+  metrics.tokens_per_second = static_cast<double>(result.tokens) / metrics.seconds;
+  metrics.memory_bytes = result.memory_bytes;
   metrics.peak_share = flops_per_token_ * metrics.tokens_per_second / peak_flops_;
+  metrics.skipped = result.skipped;
+  metrics.communication_seconds = result.communication_seconds;
   if (jsonl_) folder_.append(metrics);
   tell_warnings(step);
   if (events_) {
@@ -100,17 +98,7 @@ void RunReport::step(int64_t step, const StepResult& result, double lr, const St
     events_->add_scalar("train/peak_share", metrics.peak_share, step);
     events_->flush();
   }
-  progress_.step({.step = step,
-                  .loss = metrics.loss,
-                  .loss_z = losses_.add(metrics.loss),
-                  .grad_norm = metrics.grad_norm,
-                  .grad_norm_z = norms_.add(metrics.grad_norm),
-                  .lr = lr,
-                  .tokens_per_second = metrics.tokens_per_second,
-                  .memory_bytes = metrics.memory_bytes,
-                  .peak_share = metrics.peak_share,
-                  .seconds = seconds,
-                  .skipped = result.skipped});
+  progress_.step(metrics);
 }
 
 void RunReport::validation(int64_t step, double loss, double seconds) {
@@ -128,10 +116,7 @@ void RunReport::sample(int64_t step, const std::string& prompt, const std::strin
     events_->add_text("sample", "> " + prompt + "\n\n" + text, step);
     events_->flush();
   }
-  const auto quoted = [](const std::string& raw) {
-    return nlohmann::json(raw).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  };
-  progress_.sample(step, quoted(prompt), quoted(text));
+  progress_.sample(step, dump_json(prompt), dump_json(text));
 }
 
 void RunReport::profile(int64_t step, const nlohmann::ordered_json& summary) {

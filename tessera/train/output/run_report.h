@@ -1,7 +1,7 @@
 // What rank 0 tells of a run: metrics.jsonl, events.jsonl, TensorBoard events and the lines on stderr.
 //
 //   RunReport report(recipe, folder, config, {.ranks = 2, .first_step = first_step, .total_steps = steps});
-//   report.step(12, result, lr, seconds);
+//   report.step({.step = 12, .lr = lr, .seconds = seconds}, result);
 //   report.validation(12, 2.31, seconds);
 //   report.finish("saved runs/demo/model");
 //
@@ -35,19 +35,12 @@ struct SessionFacts {
   std::shared_ptr<WarningLog> warnings = {};  // what has been warned of so far, and will be
 };
 
-// Seconds of a step on rank 0.
-struct StepTimes {
-  double total = 0;       // from the batch to the update
-  double data = 0;        // of those, making the batch
-  double snapshot = 0;    // of those, waiting for the copy of a save
-  double checkpoint = 0;  // since the last step: what saving took of the training, that wait included
-};
-
 class RunReport {
  public:
   // Writes the resolved recipe; lines after first_step are dropped. `folder` must outlive the report.
   RunReport(const Recipe& recipe, RunFolder& folder, const ModelConfig& config, const SessionFacts& session);
-  void step(int64_t step, const StepResult& result, double lr, const StepTimes& times);
+  // `metrics` holds the step, its lr and its seconds; the rest comes from `result`.
+  void step(StepMetrics metrics, const StepResult& result);
   void validation(int64_t step, double loss, double seconds);
   void sample(int64_t step, const std::string& prompt, const std::string& text);
   // What step_profile.h makes of the profiled steps.

@@ -12,6 +12,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/machine/host.h"
 #include "tessera/train/output/crc32c.h"
 
 namespace tessera::train {
@@ -39,16 +40,11 @@ std::string varint_field(uint64_t number, uint64_t value) {
   return out;
 }
 
-std::string double_field(uint64_t number, double value) {
+// A double or a float.
+template <class Number>
+std::string number_field(uint64_t number, Number value) {
   std::string out;
-  append_varint(out, number << 3 | kFixed64);
-  append_raw(out, value);
-  return out;
-}
-
-std::string float_field(uint64_t number, float value) {
-  std::string out;
-  append_varint(out, number << 3 | kFixed32);
+  append_varint(out, number << 3 | (sizeof value == 8 ? kFixed64 : kFixed32));
   append_raw(out, value);
   return out;
 }
@@ -64,11 +60,6 @@ double wall_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// tensorflow.Event: wall_time 1, step 2, file_version 3, summary 5, session_log 7.
-std::string encode_event(int64_t step, std::string_view body) {
-  return double_field(1, wall_time()) + varint_field(2, static_cast<uint64_t>(step)) + std::string(body);
-}
-
 std::string summary_field(const std::string& value) { return bytes_field(5, bytes_field(1, value)); }
 
 }  // namespace
@@ -77,14 +68,12 @@ EventWriter::EventWriter(const std::filesystem::path& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   TESSERA_CHECK(!error, ErrorKind::kIo, "[train.tensorboard] {}: {}", folder.string(), error.message());
-  char host[256] = "localhost";
-  ::gethostname(host, sizeof host - 1);
   // Time first: TensorBoard reads the files of a folder in the order of their names.
   static std::atomic<int> count{0};
-  path_ = folder /
-          fmt::format("events.out.tfevents.{}.{}.{}.{}", static_cast<int64_t>(wall_time()), host, ::getpid(), count++);
-  file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_APPEND, 0644);
-  TESSERA_CHECK(file_ >= 0, ErrorKind::kIo, "[train.tensorboard] {}: {}", path_.string(), std::strerror(errno));
+  path_ = folder / fmt::format("events.out.tfevents.{}.{}.{}.{}", static_cast<int64_t>(wall_time()), host_name(),
+                               ::getpid(), count++);
+  file_.reset(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_APPEND, 0644));
+  TESSERA_CHECK(file_.open(), ErrorKind::kIo, "[train.tensorboard] {}: {}", path_.string(), std::strerror(errno));
   add_event(0, bytes_field(3, "brain.Event:2"));
   flush();
 }
@@ -95,7 +84,6 @@ EventWriter::~EventWriter() {
   } catch (const Error& error) {
     log_warning("{}", error.what());
   }
-  ::close(file_);
 }
 
 void EventWriter::start_session(int64_t step) {
@@ -104,7 +92,7 @@ void EventWriter::start_session(int64_t step) {
 }
 
 void EventWriter::add_scalar(std::string_view tag, double value, int64_t step) {
-  add_event(step, summary_field(bytes_field(1, tag) + float_field(2, static_cast<float>(value))));
+  add_event(step, summary_field(bytes_field(1, tag) + number_field(2, static_cast<float>(value))));
 }
 
 void EventWriter::add_text(std::string_view tag, std::string_view text, int64_t step) {
@@ -117,7 +105,9 @@ void EventWriter::add_text(std::string_view tag, std::string_view text, int64_t 
 }
 
 void EventWriter::add_event(int64_t step, std::string_view body) {
-  const std::string event = encode_event(step, body);
+  // tensorflow.Event: wall_time 1, step 2, file_version 3, summary 5, session_log 7.
+  const std::string event =
+      number_field(1, wall_time()) + varint_field(2, static_cast<uint64_t>(step)) + std::string(body);
   std::string length;
   append_raw(length, static_cast<uint64_t>(event.size()));
   pending_ += length;
@@ -129,7 +119,7 @@ void EventWriter::add_event(int64_t step, std::string_view body) {
 void EventWriter::flush() {
   size_t done = 0;
   while (done < pending_.size()) {
-    const ssize_t step = ::write(file_, pending_.data() + done, pending_.size() - done);
+    const ssize_t step = ::write(file_.get(), pending_.data() + done, pending_.size() - done);
     if (step < 0 && errno == EINTR) continue;
     if (step <= 0) {
       pending_.erase(0, done);

@@ -14,6 +14,8 @@
 #include <string>
 #include <string_view>
 
+#include "tessera/base/files/unique_fd.h"
+
 namespace tessera::train {
 
 class EventWriter {
@@ -39,7 +41,7 @@ class EventWriter {
   void add_event(int64_t step, std::string_view body);
 
   std::filesystem::path path_;
-  int file_ = -1;
+  UniqueFd file_;
   std::string pending_;
 };
 

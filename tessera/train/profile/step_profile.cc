@@ -13,6 +13,7 @@
 #include "tessera/base/log.h"
 #include "tessera/base/machine/host.h"
 #include "tessera/base/text/json.h"
+#include "tessera/base/text/json_numbers.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/collectives/communication_time.h"
 #include "tessera/comm/watch/monitor.h"
@@ -131,7 +132,6 @@ void StepProfile::begin(int64_t step) {
   if (const auto& monitor = group_->context().monitor) calls_made_ = monitor->recorder().record("").calls_made;
   communicated_ = comm::communication_seconds();
   begun_ns_ = trace_clock_ns();
-  begun_us_ = epoch_us();
   recorder_.enter(TraceKind::kPart, fmt::format("step {}", step));
 }
 
@@ -234,19 +234,15 @@ void StepProfile::write() const {
   }
 }
 
-nlohmann::ordered_json StepProfile::own_summary() const {
-  const auto of = [&](const char* part) {
-    const auto found = seconds_.find(part);
-    return found == seconds_.end() ? 0.0 : found->second;
-  };
-  const double collectives = of("collectives"), waited = std::min(of("waited"), collectives);
+nlohmann::ordered_json StepProfile::own_summary() {
+  const double collectives = seconds_["collectives"], waited = std::min(seconds_["waited"], collectives);
   const double hidden = under_way_ > 0 ? std::clamp(1 - collectives / under_way_, 0.0, 1.0) : 0;
   return {{"rank", facts_.rank},
-          {"compute", std::max(of("step") - collectives - of("data") - of("snapshot"), 0.0)},
+          {"compute", std::max(seconds_["step"] - collectives - seconds_["data"] - seconds_["snapshot"], 0.0)},
           {"communication", collectives - waited},
           {"wait", waited},
-          {"data", of("data")},
-          {"checkpoint", of("checkpoint")},
+          {"data", seconds_["data"]},
+          {"checkpoint", seconds_["checkpoint"]},
           {"hidden", hidden},
           {"dropped", recorder_.dropped()}};
 }
@@ -285,8 +281,7 @@ nlohmann::ordered_json StepProfile::summary_of_all() {
                                     {"seconds", sum.waited}});
     }
   }
-  const auto replace = nlohmann::json::error_handler_t::replace;
-  const auto told = comm::all_gather_bytes(*group_, own.dump(-1, ' ', false, replace));
+  const auto told = comm::all_gather_bytes(*group_, dump_json(own));
   nlohmann::ordered_json out = {{"first_step", facts_.first_step}, {"last_step", facts_.last_step}};
   for (size_t rank = 0; rank < std::min(told.size(), kMostRanksSummed); ++rank) {
     auto row = parse_json_object(told[rank], "[train.profile] summary of a rank");

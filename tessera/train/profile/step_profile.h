@@ -62,7 +62,7 @@ class StepProfile {
   void take_collectives();
   void remove_old_traces(size_t ranks) const;
   nlohmann::ordered_json close();
-  nlohmann::ordered_json own_summary() const;
+  nlohmann::ordered_json own_summary();
   nlohmann::ordered_json summary_of_all();
   void write() const;
 
@@ -77,7 +77,7 @@ class StepProfile {
   TraceFacts facts_;
   bool closed_ = false;
   int64_t ended_ = -1;  // the last step that is recorded whole
-  int64_t begun_ns_ = 0, begun_us_ = 0;
+  int64_t begun_ns_ = 0;
   double communicated_ = 0, under_way_ = 0;
   uint64_t calls_made_ = 0;
 };

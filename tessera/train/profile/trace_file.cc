@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/enum_name.h"
+#include "tessera/base/text/json_numbers.h"
 #include "tessera/base/version.h"
 
 namespace tessera::train {
@@ -13,14 +14,10 @@ namespace {
 
 constexpr int kCollectives = 1000, kWaits = 1001, kBackground = 1002;  // threads of the trace that are none
 
-std::string quoted(const std::string& text) {
-  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
 std::string thread_name(int rank, int thread, const std::string& name) {
   return fmt::format(R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":{}}}}},
 {{"ph":"M","name":"thread_sort_index","pid":{},"tid":{},"args":{{"sort_index":{}}}}})",
-                     rank, thread, quoted(name), rank, thread, thread);
+                     rank, thread, dump_json(name), rank, thread, thread);
 }
 
 const char* category(TraceKind kind) { return enum_name(kind, {"part", "module", "operation"}); }
@@ -38,12 +35,11 @@ std::string trace_json(const TraceRecorder& recorder, const std::vector<TraceCol
                                         {"base_microseconds_since_epoch", facts.base_us},
                                         {"dropped_events", recorder.dropped()},
                                         {"lost_collectives", facts.lost_collectives}};
-  std::string out = fmt::format("{{\"displayTimeUnit\":\"ms\",\"otherData\":{},\"traceEvents\":[\n",
-                                other.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  std::string out = fmt::format("{{\"displayTimeUnit\":\"ms\",\"otherData\":{},\"traceEvents\":[\n", dump_json(other));
   out += fmt::format(R"({{"ph":"M","name":"process_name","pid":{},"args":{{"name":{}}}}},
 {{"ph":"M","name":"process_sort_index","pid":{},"args":{{"sort_index":{}}}}},
 )",
-                     rank, quoted(fmt::format("rank {} on {}", rank, facts.host)), rank, rank);
+                     rank, dump_json(fmt::format("rank {} on {}", rank, facts.host)), rank, rank);
   auto events = recorder.events();
   // Outer before inner, where both begin at once.
   std::ranges::stable_sort(events, [](const auto& a, const auto& b) {
@@ -62,7 +58,7 @@ std::string trace_json(const TraceRecorder& recorder, const std::vector<TraceCol
   std::unordered_map<uint32_t, std::string> names;
   const auto name_of = [&](uint32_t id) -> const std::string& {
     auto& name = names[id];
-    if (name.empty()) name = quoted(recorder.name(id));
+    if (name.empty()) name = dump_json(recorder.name(id));
     return name;
   };
   for (const auto& event : events) {
@@ -78,7 +74,7 @@ std::string trace_json(const TraceRecorder& recorder, const std::vector<TraceCol
   int64_t id = 0;
   for (const auto& [call, bytes, own] : collectives) {
     const auto& signature = call.signature;
-    const auto name = quoted(comm::to_string(signature.op));
+    const auto name = dump_json(comm::to_string(signature.op));
     const nlohmann::ordered_json args = {{"group", signature.group},
                                          {"bytes", bytes},
                                          {"call", comm::to_string(signature)},
@@ -87,13 +83,13 @@ std::string trace_json(const TraceRecorder& recorder, const std::vector<TraceCol
                                     ++id, name, rank, kCollectives);
     const int64_t end = std::max(call.finished_us, call.started_us);
     out += fmt::format(",\n{{\"ph\":\"b\",{},\"ts\":{},\"args\":{}}}", common, call.started_us - facts.base_us,
-                       args.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+                       dump_json(args));
     out += fmt::format(",\n{{\"ph\":\"e\",{},\"ts\":{}}}", common, end - facts.base_us);
     if (call.waiting_us == 0 || call.finished_us <= call.waiting_us) continue;
     out += fmt::format(
         ",\n{{\"ph\":\"X\",\"cat\":\"wait\",\"name\":{},\"pid\":{},\"tid\":{},\"ts\":{},\"dur\":{},\"args\":{}}}", name,
         rank, own ? kWaits : kBackground, call.waiting_us - facts.base_us, call.finished_us - call.waiting_us,
-        args.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+        dump_json(args));
   }
   return out + "\n]}\n";
 }

@@ -168,17 +168,11 @@ int64_t TraceRecorder::dropped() const {
   return dropped_;
 }
 
-std::map<std::string, TraceTotals> TraceRecorder::operations() const {
+std::map<std::string, TraceTotals> TraceRecorder::by_name(
+    const std::unordered_map<uint32_t, TraceTotals>& by_id) const {
   const std::lock_guard lock(mutex_);
   std::map<std::string, TraceTotals> out;
-  for (const auto& [id, totals] : operations_) out[names_.at(id)] = totals;
-  return out;
-}
-
-std::map<std::string, TraceTotals> TraceRecorder::modules() const {
-  const std::lock_guard lock(mutex_);
-  std::map<std::string, TraceTotals> out;
-  for (const auto& [id, totals] : modules_) out[names_.at(id)] = totals;
+  for (const auto& [id, totals] : by_id) out[names_.at(id)] = totals;
   return out;
 }
 

@@ -60,14 +60,15 @@ class TraceRecorder {
   std::vector<TraceEvent> events() const;
   std::string name(uint32_t id) const;
   int64_t dropped() const;  // events beyond the most; totals count them
-  std::map<std::string, TraceTotals> operations() const;
+  std::map<std::string, TraceTotals> operations() const { return by_name(operations_); }
   // By innermost module, forward and backward.
-  std::map<std::string, TraceTotals> modules() const;
+  std::map<std::string, TraceTotals> modules() const { return by_name(modules_); }
 
  private:
   struct Hooks;
   struct Frame;
   uint32_t id_of(std::string_view name);  // mutex_ is held
+  std::map<std::string, TraceTotals> by_name(const std::unordered_map<uint32_t, TraceTotals>& by_id) const;
   void end(const Frame& frame, std::string_view name, int64_t now_ns, double communicated, bool shown);
 
   const size_t most_events_;

@@ -156,6 +156,14 @@ class RecipeReader {
     assign_value(key, node, at, recipe_);
   }
 
+  // Error kConfig with the place of the key.
+  template <class... Args>
+  void check(bool good, const std::string& key, fmt::format_string<Args...> message, Args&&... args) const {
+    if (good) return;
+    raise(ErrorKind::kConfig, "[train.recipe] {}: {}: {}", where(key), key,
+          fmt::format(message, std::forward<Args>(args)...));
+  }
+
   // Where a key was set, or the source when its default stands.
   std::string where(const std::string& path) const {
     const auto found = set_by_.find(find_recipe_key(path));
@@ -167,12 +175,9 @@ class RecipeReader {
   void expand_home(const char* key, std::string& path) const {
     if (!path.starts_with('~')) return;
     const char* home = std::getenv("HOME");
-    TESSERA_CHECK(path == "~" || path.starts_with("~/"), ErrorKind::kConfig,
-                  "[train.recipe] {}: {}: found {}, wanted a path without another user's ~. Write the folder out.",
-                  where(key), key, quote(path));
-    TESSERA_CHECK(home && *home == '/', ErrorKind::kConfig,
-                  "[train.recipe] {}: {}: found {}, but HOME is not set to a folder. Write the folder out.", where(key),
-                  key, quote(path));
+    check(path == "~" || path.starts_with("~/"), key,
+          "found {}, wanted a path without another user's ~. Write the folder out.", quote(path));
+    check(home && *home == '/', key, "found {}, but HOME is not set to a folder. Write the folder out.", quote(path));
     path = home + path.substr(1);
   }
 
@@ -219,9 +224,8 @@ class RecipeReader {
     if (train.steps && !is_set("schedule.warmup_steps")) {
       warmup = std::min(warmup, longest_warmup(recipe_.schedule, *train.steps));
     }
-    TESSERA_CHECK(!train.steps || warmup <= *train.steps, ErrorKind::kConfig,
-                  "[train.recipe] {}: schedule.warmup_steps: found {}, wanted at most train.steps, {}.",
-                  where("schedule.warmup_steps"), warmup, *train.steps);
+    check(!train.steps || warmup <= *train.steps, "schedule.warmup_steps", "found {}, wanted at most train.steps, {}.",
+          warmup, train.steps.value_or(0));
   }
 
   void check_batch() {
@@ -230,35 +234,32 @@ class RecipeReader {
                   "[train.recipe] {}: parallel.dp_replicate and dp_shard: found -1 twice, wanted at most one -1.",
                   where("parallel.dp_replicate"));
     const auto& train = recipe_.train;
-    TESSERA_CHECK(
-        train.global_batch_size % train.local_batch_size == 0, ErrorKind::kConfig,
-        "[train.recipe] {}: train.global_batch_size: found {}, wanted a multiple of train.local_batch_size, {}.",
-        where("train.global_batch_size"), train.global_batch_size, train.local_batch_size);
+    check(train.global_batch_size % train.local_batch_size == 0, "train.global_batch_size",
+          "found {}, wanted a multiple of train.local_batch_size, {}.", train.global_batch_size,
+          train.local_batch_size);
   }
 
   void check_rounding() const {
     const auto& optimizer = recipe_.optimizer;
-    TESSERA_CHECK(!optimizer.stochastic_rounding || (!optimizer.master_weights && recipe_.model.dtype == "bfloat16"),
-                  ErrorKind::kConfig,
-                  "[train.recipe] {}: optimizer.stochastic_rounding: found true beside optimizer.master_weights {} and "
-                  "model.dtype {}, wanted false and bfloat16.",
-                  where("optimizer.stochastic_rounding"), optimizer.master_weights, recipe_.model.dtype);
+    check(!optimizer.stochastic_rounding || (!optimizer.master_weights && recipe_.model.dtype == "bfloat16"),
+          "optimizer.stochastic_rounding",
+          "found true beside optimizer.master_weights {} and model.dtype {}, wanted false and bfloat16.",
+          optimizer.master_weights, recipe_.model.dtype);
   }
 
   void check_early_step() const {
     const auto& optimizer = recipe_.optimizer;
     if (!optimizer.early_step_in_backward) return;
-    const auto check = [&](bool good, const std::string& found) {
-      TESSERA_CHECK(good, ErrorKind::kConfig,
-                    "[train.recipe] {}: optimizer.early_step_in_backward: found true beside {}: parameters are updated "
-                    "before all gradients are there.",
-                    where("optimizer.early_step_in_backward"), found);
+    const auto check_beside = [&](bool good, const std::string& found) {
+      check(good, "optimizer.early_step_in_backward",
+            "found true beside {}: parameters are updated before all gradients are there.", found);
     };
-    check(optimizer.max_grad_norm == 0, fmt::format("optimizer.max_grad_norm {}, wanted 0", optimizer.max_grad_norm));
-    check(optimizer.name == "adamw" || optimizer.name == "sgd",
-          fmt::format("optimizer.name {}, wanted adamw or sgd", optimizer.name));
-    check(recipe_.train.on_nonfinite == "stop",
-          fmt::format("train.on_nonfinite {}, wanted stop", recipe_.train.on_nonfinite));
+    check_beside(optimizer.max_grad_norm == 0,
+                 fmt::format("optimizer.max_grad_norm {}, wanted 0", optimizer.max_grad_norm));
+    check_beside(optimizer.name == "adamw" || optimizer.name == "sgd",
+                 fmt::format("optimizer.name {}, wanted adamw or sgd", optimizer.name));
+    check_beside(recipe_.train.on_nonfinite == "stop",
+                 fmt::format("train.on_nonfinite {}, wanted stop", recipe_.train.on_nonfinite));
   }
 
   // Keys that begin so mean nothing as the recipe is: they are as by default.
@@ -266,9 +267,9 @@ class RecipeReader {
     const Recipe defaults;
     for (const auto& key : recipe_keys()) {
       const auto path = key.path();
-      TESSERA_CHECK(!path.starts_with(prefix) || format_value(key, recipe_) == format_value(key, defaults),
-                    ErrorKind::kConfig, "[train.recipe] {}: {}: found {} {}.", where(path), path,
-                    format_value(key, recipe_), wanted);
+      if (!path.starts_with(prefix)) continue;
+      const auto value = format_value(key, recipe_);
+      check(value == format_value(key, defaults), path, "found {} {}.", value, wanted);
     }
   }
 
@@ -276,21 +277,18 @@ class RecipeReader {
     if (!recipe_.lora.on()) {
       check_unset("model.lora.", "without adapters, wanted model.lora.rank above 0 or model.lora.path beside it");
     }
-    TESSERA_CHECK(!recipe_.lora.double_quant || recipe_.lora.quantize == "nf4", ErrorKind::kConfig,
-                  "[train.recipe] {}: model.lora.double_quant: found true beside model.lora.quantize {}, wanted nf4.",
-                  where("model.lora.double_quant"), recipe_.lora.quantize);
+    check(!recipe_.lora.double_quant || recipe_.lora.quantize == "nf4", "model.lora.double_quant",
+          "found true beside model.lora.quantize {}, wanted nf4.", recipe_.lora.quantize);
     if (const auto& name = recipe_.schedule.name; name != "wsd") {
       check_unset("schedule.decay_", fmt::format("beside schedule.name {}, wanted wsd", name));
     }
     const auto& train = recipe_.train;
-    TESSERA_CHECK(train.page == 0 || recipe_.log.jsonl, ErrorKind::kConfig,
-                  "[train.recipe] {}: train.page: shows what log.jsonl writes, and log.jsonl is false. Set it to true.",
-                  where("train.page"));
-    TESSERA_CHECK(train.early_stopping_patience == 0 || (train.validate_every > 0 && !recipe_.data.validation.empty()),
-                  ErrorKind::kConfig,
-                  "[train.recipe] {}: train.early_stopping.patience: found {} without validations, wanted "
-                  "data.validation and train.validate_every above 0.",
-                  where("train.early_stopping.patience"), train.early_stopping_patience);
+    check(train.page == 0 || recipe_.log.jsonl, "train.page",
+          "shows what log.jsonl writes, and log.jsonl is false. Set it to true.");
+    check(train.early_stopping_patience == 0 || (train.validate_every > 0 && !recipe_.data.validation.empty()),
+          "train.early_stopping.patience",
+          "found {} without validations, wanted data.validation and train.validate_every above 0.",
+          train.early_stopping_patience);
     for (const auto& text : recipe_.optimizer.groups) parse_group_setting(text);
     if (train.steps) build_schedule(recipe_, *train.steps);
   }

@@ -1,17 +1,24 @@
 // What the tables of recipe keys are written with. Internal to recipe_keys.cc and recipe_training_keys.cc.
 //
-//   template <auto Member>
-//   constexpr auto kModel = &field_of<&Recipe::model, Member>;
-//   RecipeKey key{.name = "path", .field = kModel<&ModelSection::path>, .help = "..."};
+//   RecipeKey key{.name = "path", .field = field_of<&ModelSection::path>, .help = "..."};
 #pragma once
+
+#include <tuple>
 
 #include "tessera/train/recipe/recipe_schema.h"
 
 namespace tessera::train {
 
-template <auto Section, auto Member>
+template <class Section, class Value>
+FieldRef member_of_section(Recipe& recipe, Value Section::*member) {
+  const auto sections =
+      std::tie(recipe.model, recipe.lora, recipe.data, recipe.parallel, recipe.optimizer, recipe.schedule, recipe.train,
+               recipe.precision, recipe.checkpoint, recipe.log, recipe.comm);
+  return &(std::get<Section&>(sections).*member);
+}
+template <auto Member>
 FieldRef field_of(Recipe& recipe) {
-  return &((recipe.*Section).*Member);
+  return member_of_section(recipe, Member);
 }
 
 inline constexpr Range kFromZero{.minimum = 0, .maximum = 1e15};

@@ -57,6 +57,7 @@ struct RecipeKey {
 struct RecipeSectionInfo {
   const char* name;
   const char* help;
+  std::vector<RecipeKey> (*make_keys)();
 };
 
 std::span<const RecipeKey> recipe_keys();              // section by section

@@ -69,13 +69,16 @@ struct Assign {
   const YamlNode& node;
   std::string where = {};
 
-  bool operator()(int64_t* field) const {
+  template <class Number>
+  bool assign_number(Number* field) const {
     if (node.kind != Kind::kScalar || node.quoted) return false;
-    const auto value = yaml_number<int64_t>(node.text);
+    const auto value = yaml_number<Number>(node.text);
     if (!value || !in_range(static_cast<double>(*value), key.range)) return false;
     *field = *value;
     return true;
   }
+  bool operator()(int64_t* field) const { return assign_number(field); }
+  bool operator()(double* field) const { return assign_number(field); }
   bool operator()(std::optional<int64_t>* field) const {
     if (node.kind == Kind::kNull) {
       field->reset();
@@ -84,13 +87,6 @@ struct Assign {
     int64_t value = 0;
     if (!(*this)(&value)) return false;
     *field = value;
-    return true;
-  }
-  bool operator()(double* field) const {
-    if (node.kind != Kind::kScalar || node.quoted) return false;
-    const auto value = yaml_number<double>(node.text);
-    if (!value || !in_range(*value, key.range)) return false;
-    *field = *value;
     return true;
   }
   bool operator()(bool* field) const {
@@ -110,15 +106,13 @@ struct Assign {
   }
   bool operator()(std::vector<std::string>* field) const {
     std::vector<std::string> values;
-    if (node.kind == Kind::kMapping) {
-      if (key.mappings == Mappings::kSources) values.push_back(source_text(node, where));
+    if (node.kind == Kind::kMapping && key.mappings == Mappings::kPairs) {
       for (const auto& [name, value] : node.entries) {
-        if (key.mappings == Mappings::kSources) break;
-        if (key.mappings == Mappings::kNone || value.kind != Kind::kScalar || !is_text(value.text)) return false;
+        if (value.kind != Kind::kScalar || !is_text(value.text)) return false;
         values.push_back(name + "=" + value.text);
       }
       *field = std::move(values);
-      return key.mappings != Mappings::kNone;
+      return true;
     }
     const auto take = [&](const YamlNode& item) {
       if (item.kind == Kind::kMapping && key.mappings == Mappings::kSources) {
@@ -128,7 +122,7 @@ struct Assign {
       values.push_back(item.text);
       return item.kind == Kind::kScalar && !item.text.empty() && is_text(item.text);
     };
-    if (node.kind == Kind::kScalar && !take(node)) return false;
+    if ((node.kind == Kind::kScalar || node.kind == Kind::kMapping) && !take(node)) return false;
     if (!std::ranges::all_of(node.items, take)) return false;
     *field = std::move(values);
     return true;

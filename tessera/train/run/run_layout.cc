@@ -146,6 +146,18 @@ std::string describe_pipeline(const Recipe& recipe, const RunLayout& layout, con
                      100 * told.bubble_share, *std::ranges::max_element(told.most_held));
 }
 
+ParallelizeModelOptions layout_options(const ParallelSection& parallel, const MeshPtr& mesh) {
+  // Ranks have the same values, and our models register parameters in the order of use.
+  return {.mesh = mesh,
+          .ep = parallel.ep,
+          .cp_rotate_method = parallel.cp_rotate_method,
+          .sequence_parallel = parallel.sequence_parallel,
+          .cpu_offload = parallel.cpu_offload,
+          .plan = parse_plan_choice(parallel.plan),
+          .replicate_kv = parallel.replicate_kv,
+          .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}};
+}
+
 pipeline::PipelineOptions pipeline_options(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh) {
   const int64_t ranks = mesh->has_dim("pp") ? mesh->size(mesh->dim_of("pp")) : 1;
   if (ranks == 1) return {};

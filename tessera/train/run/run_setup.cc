@@ -186,21 +186,12 @@ void check_parameter_groups(const Recipe& recipe, const ModelConfig& config) {
 }
 
 std::shared_ptr<CausalLM> lay_out_model(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh) {
-  // All ranks read or draw the same values, and our models register parameters in the order of use.
-  const ParallelizeModelOptions options{
-      .mesh = mesh,
-      .mp_policy = {.param_dtype = dtype_of("precision.param", recipe.precision.param),
-                    .reduce_dtype = dtype_of("precision.reduce", recipe.precision.reduce),
-                    .output_dtype = dtype_of("precision.output", recipe.precision.output)},
-      .ep = recipe.parallel.ep,
-      .cp_rotate_method = recipe.parallel.cp_rotate_method,
-      .sequence_parallel = recipe.parallel.sequence_parallel,
-      .activation_checkpointing = parse_activation_checkpointing(recipe.parallel.activation_checkpointing),
-      .layer_graphs = recipe.train.layer_graphs,
-      .cpu_offload = recipe.parallel.cpu_offload,
-      .plan = parse_plan_choice(recipe.parallel.plan),
-      .replicate_kv = recipe.parallel.replicate_kv,
-      .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}};
+  auto options = layout_options(recipe.parallel, mesh);
+  options.mp_policy = {.param_dtype = dtype_of("precision.param", recipe.precision.param),
+                       .reduce_dtype = dtype_of("precision.reduce", recipe.precision.reduce),
+                       .output_dtype = dtype_of("precision.output", recipe.precision.output)};
+  options.activation_checkpointing = parse_activation_checkpointing(recipe.parallel.activation_checkpointing);
+  options.layer_graphs = recipe.train.layer_graphs;
   auto model = make_stages(recipe, config, mesh);
   parallelize_model(*model, options);
   return model;

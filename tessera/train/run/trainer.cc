@@ -98,12 +98,7 @@ struct Trainer::Impl {
   int64_t steps = 0;
   int64_t first_step = 0;
   double snapshot_seconds = 0, checkpoint_seconds = 0;  // since the last step told of them
-  struct Unreported {
-    int64_t step;
-    double lr;
-    StepTimes times;
-  };
-  std::deque<Unreported> unreported;  // of steps that are not settled
+  std::deque<StepMetrics> unreported;                   // of steps that are not settled
   bool stop_requested = false;
   bool changed_data_told = false;
 };
@@ -329,7 +324,12 @@ void Trainer::Impl::train_step(int64_t step) {
     profile->count("checkpoint", checkpoint);
   }
   settle_steps(1);  // the one before
-  unreported.push_back({step, lr, {seconds_since(start), data_seconds, snapshot, checkpoint}});
+  unreported.push_back({.step = step,
+                        .lr = lr,
+                        .seconds = seconds_since(start),
+                        .data_seconds = data_seconds,
+                        .snapshot_seconds = snapshot,
+                        .checkpoint_seconds = checkpoint});
   if (!step_runner->runs_ahead()) settle_steps(0);
   if (profile) {
     const auto summary = profile->end(step);
@@ -341,9 +341,8 @@ void Trainer::Impl::train_step(int64_t step) {
 void Trainer::Impl::settle_steps(int still_running) {
   while (step_runner->unsettled() > still_running) {
     const auto result = step_runner->settle();
-    const auto [step, lr, times] = unreported.front();
+    if (report) report->step(unreported.front(), result);
     unreported.pop_front();
-    if (report) report->step(step, result, lr, times);
   }
 }
 

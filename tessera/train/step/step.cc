@@ -14,11 +14,10 @@
 #include "tessera/base/ignored_label.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/collectives/communication_time.h"
-#include "tessera/comm/group/carries.h"
 #include "tessera/comm/shm/shared_buffer.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/dtensor/tensor/local_part.h"
-#include "tessera/kernels/loss/wrong_label.h"
+#include "tessera/kernels/loss/head_chunks.h"
 #include "tessera/mesh/host_memory.h"
 #include "tessera/models/adapters/adapters.h"
 #include "tessera/models/decoder/causal_lm.h"
@@ -70,7 +69,7 @@ bool updates_on_device(CausalLM& model) {
 
 // Whether a step that is not finite is left out without the host.
 bool decides_on_device(CausalLM& model, const optim::Optimizer& optimizer, const comm::Group& group) {
-  return optimizer.takes_found_inf() && comm::carries(group, device_of(model).type());
+  return optimizer.takes_found_inf() && group.carries(device_of(model).type());
 }
 
 }  // namespace

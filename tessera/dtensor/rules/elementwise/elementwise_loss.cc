@@ -22,10 +22,9 @@ void propose_loss(const OpCall& call, Proposal& proposal) {
   proposal.outputs = {OutputShape{}};
   if (reduction == at::Reduction::Mean) {
     proposal.local = [](const OpCall& of, const Choice& choice) -> LocalFunction {
-      if (!choice.outputs[0].empty() && std::none_of(choice.outputs[0].begin(), choice.outputs[0].end(),
-                                                     [](const Placement& p) { return p.is_partial(); })) {
-        return nullptr;
-      }
+      const auto& output = choice.outputs[0];
+      const bool is_part = std::ranges::any_of(output, [](const Placement& p) { return p.is_partial(); });
+      if (!output.empty() && !is_part) return nullptr;
       return [arg = reduction_arg(of), total = elements(of)](const LocalCall& local) {
         local.arg(arg) = static_cast<int64_t>(at::Reduction::Sum);
         local.call();
@@ -43,22 +42,13 @@ void propose_loss_backward(const OpCall& call, Proposal& proposal) {
   const OpCall of_operands(call.op, call.args, call.mesh, std::move(operands), call.outs);
   const Sizes sizes = broadcast_sizes(of_operands);
   const auto ndim = static_cast<int64_t>(sizes.size());
-  for (int64_t dim = 0; dim < ndim; ++dim) {
-    Strategy strategy{{Shard(dim)}, {}};
-    for (const auto& input : call.inputs) {
-      const int64_t own = input.dim() == 0 ? -1 : own_dim(input, sizes, dim);
-      strategy.inputs.push_back(own < 0 ? Replicate() : Shard(own));
-    }
-    proposal.strategies.push_back(std::move(strategy));
-  }
+  for (int64_t dim = 0; dim < ndim; ++dim) proposal.strategies.push_back(over_dim(call, sizes, dim));
   proposal.output(sizes);
   if (reduction == at::Reduction::Mean) {
     const auto total = static_cast<double>(c10::multiply_integers(sizes));
     proposal.local = [total](const OpCall& of, const Choice& choice) -> LocalFunction {
-      if (std::none_of(choice.outputs[0].begin(), choice.outputs[0].end(),
-                       [](const Placement& p) { return p.is_any_shard(); })) {
-        return nullptr;
-      }
+      const bool is_cut = std::ranges::any_of(choice.outputs[0], [](const Placement& p) { return p.is_any_shard(); });
+      if (!is_cut) return nullptr;
       return [arg = reduction_arg(of), total](const LocalCall& local) {
         local.arg(arg) = static_cast<int64_t>(at::Reduction::Sum);
         local.arg(0) = local.arg(0).toTensor() / total;

@@ -35,80 +35,43 @@ Placement swapped(const Placement& p) {
   return p.reduce_op == ReduceOp::kMax ? Partial(ReduceOp::kMin) : Partial(ReduceOp::kMax);
 }
 
-// One input partial, the others whole.
-void add_one_partial(size_t count, const Placement& p, size_t input, std::vector<Strategy>& strategies) {
-  Strategy strategy{{p}, c10::SmallVector<Placement, 4>(count, Replicate())};
-  strategy.inputs[input] = p;
-  strategies.push_back(std::move(strategy));
-}
-
-void add_of_one(const Placement& p, Commutes commutes, std::vector<Strategy>& strategies) {
-  const Strategy same{{p}, {p}};
+// How the result of one operand that lies as p lies; none: the operand must be whole.
+std::optional<Placement> result_of_one(const Placement& p, Commutes commutes) {
+  const std::optional<Placement> same = p, none = std::nullopt;
   switch (commutes) {
+    case Commutes::kCopy:
+      return same;
     case Commutes::kNegation:
+      return is_extreme(p) ? swapped(p) : is_additive(p) ? same : none;
     case Commutes::kScaling:
+      return is_extreme(p) || is_additive(p) ? same : none;
     case Commutes::kMultiplicative:
     case Commutes::kDivision:
-      if (is_additive(p)) {
-        strategies.push_back(same);
-      } else if (is_extreme(p) && commutes == Commutes::kNegation) {
-        strategies.push_back({{swapped(p)}, {p}});
-      } else if (is_extreme(p) && commutes == Commutes::kScaling) {
-        strategies.push_back(same);
-      }
-      break;
-    case Commutes::kCopy:
-      strategies.push_back(same);
-      break;
+      return is_additive(p) ? same : none;
     case Commutes::kIncreasing:
-      if (is_extreme(p)) strategies.push_back(same);
-      break;
+      return is_extreme(p) ? same : none;
     case Commutes::kDecreasing:
+      return is_extreme(p) ? swapped(p) : none;
     case Commutes::kDecreasingAbove:
-      if (p.is_partial(ReduceOp::kMin) || (is_extreme(p) && commutes == Commutes::kDecreasing)) {
-        strategies.push_back({{swapped(p)}, {p}});
-      }
-      break;
+      return p.is_partial(ReduceOp::kMin) ? swapped(p) : none;
     default:
-      break;
+      return none;
   }
 }
 
+// Which of two operands may lie as p, so that the result does: one while the other is whole, or both.
 void add_of_two(const Placement& p, Commutes commutes, std::vector<Strategy>& strategies) {
-  const Strategy same{{p}, {p, p}};
-  switch (commutes) {
-    case Commutes::kAdditive:
-      if (is_additive(p)) {
-        strategies.push_back(same);
-      } else if (is_extreme(p)) {
-        add_one_partial(2, p, 0, strategies);
-      }
-      break;
-    case Commutes::kMultiplicative:
-    case Commutes::kDivision:
-      if (is_additive(p)) {
-        add_one_partial(2, p, 0, strategies);
-        if (commutes == Commutes::kMultiplicative) add_one_partial(2, p, 1, strategies);
-      }
-      break;
-    case Commutes::kCopy:
-      strategies.push_back(same);
-      break;
-    case Commutes::kMonotone:
-    case Commutes::kMaximum:
-    case Commutes::kMinimum:
-      if (is_extreme(p)) {
-        add_one_partial(2, p, 0, strategies);
-        add_one_partial(2, p, 1, strategies);
-      }
-      if (p.is_partial(ReduceOp::kMax) ? commutes == Commutes::kMaximum
-                                       : p.is_partial(ReduceOp::kMin) && commutes == Commutes::kMinimum) {
-        strategies.push_back(same);
-      }
-      break;
-    default:
-      break;
-  }
+  const bool sum = commutes == Commutes::kAdditive;
+  const bool product = commutes == Commutes::kMultiplicative;
+  const bool maximum = commutes == Commutes::kMaximum, minimum = commutes == Commutes::kMinimum;
+  const bool monotone = maximum || minimum || commutes == Commutes::kMonotone;
+  const bool first = is_additive(p) ? product || commutes == Commutes::kDivision : is_extreme(p) && (monotone || sum);
+  const bool second = is_additive(p) ? product : is_extreme(p) && monotone;
+  const bool both = commutes == Commutes::kCopy || (sum && is_additive(p)) ||
+                    (maximum && p.is_partial(ReduceOp::kMax)) || (minimum && p.is_partial(ReduceOp::kMin));
+  if (first) strategies.push_back(passing(p, 0, 2));
+  if (second) strategies.push_back(passing(p, 1, 2));
+  if (both) strategies.push_back({{p}, {p, p}});
 }
 
 bool gives_complex(const OpCall& call) {
@@ -162,12 +125,11 @@ void propose_pointwise(const OpCall& call, Proposal& proposal, Commutes commutes
   proposal.lies_as_pointwise = true;
   const auto ndim = static_cast<int64_t>(sizes.size());
   for (int64_t dim = 0; dim < ndim; ++dim) {
-    Strategy strategy{{Shard(dim)}, {}};
+    Strategy strategy = over_dim(call, sizes, dim);
     bool wanted = false;
-    for (const auto& input : call.inputs) {
-      const int64_t own = own_dim(input, sizes, dim);
-      strategy.inputs.push_back(own < 0 ? Replicate() : Shard(own));
-      wanted = wanted || (own >= 0 && is_sharded_on(input, own));
+    for (size_t i = 0; i < call.inputs.size(); ++i) {
+      const Placement& own = strategy.inputs[i];
+      wanted = wanted || (own.is_shard() && is_sharded_on(call.inputs[i], own.dim));
     }
     for (const auto& out : call.outs) wanted = wanted || (out.dim() == ndim && is_sharded_on(out, dim));
     if (wanted) proposal.strategies.push_back(std::move(strategy));
@@ -179,7 +141,7 @@ void propose_pointwise(const OpCall& call, Proposal& proposal, Commutes commutes
     }
     if (is_extreme(p) && loses_order(call, commutes)) continue;
     if (count == 1) {
-      add_of_one(p, commutes, proposal.strategies);
+      if (const auto result = result_of_one(p, commutes)) proposal.strategies.push_back({{*result}, {p}});
     } else if (count == 2) {
       add_of_two(p, commutes, proposal.strategies);
     }

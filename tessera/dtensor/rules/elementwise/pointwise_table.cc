@@ -191,25 +191,13 @@ void add_other_names(RuleTable& table) {
   // What all ranks fill in must reduce to itself.
   table.add("aten::fill", [](const OpCall& call, Proposal& proposal) {
     propose_pointwise(call, proposal, Commutes::kNone);
-    for (const Placement& p : partials_among(call)) {
-      if (p.is_partial(ReduceOp::kAvg) || is_extreme(p)) {
-        Strategy strategy{{p}, c10::SmallVector<Placement, 4>(call.inputs.size(), Replicate())};
-        strategy.inputs[0] = p;
-        proposal.strategies.push_back(std::move(strategy));
-      }
-    }
+    add_passing(call, proposal, 0, is_idempotent);
   });
   // Zero where masked: linear in self.
   table.add("aten::masked_fill", [](const OpCall& call, Proposal& proposal) {
     propose_pointwise(call, proposal, Commutes::kNone);
     const auto& value = call.args[2];
-    if (value.isScalar() && value.toScalar().toComplexDouble() == 0.0) {
-      for (const Placement& p : partials_among(call)) {
-        if (p.is_partial(ReduceOp::kSum) || p.is_partial(ReduceOp::kAvg)) {
-          proposal.strategies.push_back({{p}, {p, Replicate()}});
-        }
-      }
-    }
+    if (value.isScalar() && value.toScalar().toComplexDouble() == 0.0) add_linear(call, proposal, 0);
   });
   // Backward formulas that are themselves pointwise in the gradient and what was saved.
   table.add({"aten::threshold_backward", "aten::silu_backward", "aten::sigmoid_backward", "aten::tanh_backward",

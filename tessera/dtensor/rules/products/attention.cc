@@ -25,17 +25,17 @@ bool uses_dropout(const OpCall& call) {
   return arg >= 0 && call.args[arg].toScalar().toDouble() > 0;
 }
 
-namespace {
-
-// A mask broadcasts over what it has with size 1.
 Placement of_mask(const TensorInput& mask, int64_t dim) {
   const int64_t own = dim - (4 - mask.dim());
   return own < 0 || mask.sizes[own] == 1 ? Replicate() : Shard(own);
 }
 
+namespace {
+
 struct Roles {
   int query;
   int key;
+  int value;
   int mask;
   bool causal;
 };
@@ -45,16 +45,29 @@ Roles roles(const OpCall& call) {
   mask = mask < 0 ? call.arg_named("attn_bias") : mask;
   const int causal = call.arg_named("is_causal");
   return {call.input_at(call.arg_named("query")), call.input_at(call.arg_named("key")),
-          mask < 0 ? -1 : call.input_at(mask), causal >= 0 && call.args[causal].isBool() && call.bool_at(causal)};
+          call.input_at(call.arg_named("value")), mask < 0 ? -1 : call.input_at(mask),
+          causal >= 0 && call.args[causal].isBool() && call.bool_at(causal)};
 }
 
+using Outputs = decltype(Strategy::outputs);
+
 // Samples and heads with their keys and values; queries with all of these, unless their place in the whole matters.
-template <class Add>
-void propose_cuts_of(const OpCall& call, Proposal& proposal, const Roles& role, const Add& add) {
+// outputs_of(dim, keys_too): how the results lie where `dim` is cut, of keys and values too or of queries alone.
+template <class OutputsOf>
+void propose_cuts_of(const OpCall& call, Proposal& proposal, const Roles& role, const OutputsOf& outputs_of) {
   if (uses_dropout(call)) return;
   proposal.strided = call.inputs[role.query].sizes[1] == call.inputs[role.key].sizes[1];
   const int64_t dims[] = {0, 1, 2};
-  propose_cuts(call, proposal, {dims, role.causal ? 2U : 3U}, [&](int64_t dim) { add(dim, /*keys_too=*/dim != 2); });
+  propose_cuts(call, proposal, {dims, role.causal ? 2U : 3U}, [&](int64_t dim) {
+    const bool keys_too = dim != 2;
+    Strategy strategy{outputs_of(dim, keys_too), {}};
+    for (int i = 0; i < static_cast<int>(call.inputs.size()); ++i) {
+      const bool is_cut = keys_too || (i != role.key && i != role.value);
+      const Placement placement = is_cut ? Shard(dim) : Replicate();
+      strategy.inputs.push_back(i == role.mask ? of_mask(call.inputs[i], dim) : placement);
+    }
+    proposal.strategies.push_back(std::move(strategy));
+  });
 }
 
 // Of [B, H, S, ...], in memory [B, S, H, ...] as the kernel leaves it.
@@ -70,43 +83,20 @@ OutputShape heads_inside(std::vector<int64_t> sizes) {
 // (query, key, value, ...) -> (output [B, H, S, E], logsumexp [B, H, S])
 void propose_forward(const OpCall& call, Proposal& proposal) {
   const Roles role = roles(call);
-  const TensorInput& query = call.inputs[role.query];
-  const TensorInput& value = call.inputs[call.input_at(call.arg_named("value"))];
-  const auto add = [&](int64_t dim, bool keys_too) {
-    Strategy strategy{{Shard(dim)}, {}};
-    for (size_t i = 0; i < call.inputs.size(); ++i) {
-      if (static_cast<int>(i) == role.mask) {
-        strategy.inputs.push_back(of_mask(call.inputs[i], dim));
-      } else {
-        strategy.inputs.push_back(keys_too || static_cast<int>(i) == role.query ? Shard(dim) : Replicate());
-      }
-    }
-    proposal.strategies.push_back(std::move(strategy));
-  };
-  propose_cuts_of(call, proposal, role, add);
-  const auto& q = query.sizes;
-  proposal.outputs.push_back(heads_inside({q[0], q[1], q[2], value.sizes[3]}));
+  propose_cuts_of(call, proposal, role, [](int64_t dim, bool) { return Outputs{Shard(dim)}; });
+  const auto& q = call.inputs[role.query].sizes;
+  proposal.outputs.push_back(heads_inside({q[0], q[1], q[2], call.inputs[role.value].sizes[3]}));
   proposal.outputs.push_back(heads_inside({q[0], q[1], q[2]}));
 }
 
 // (grad_out, query, key, value, out, logsumexp, ...) -> gradients of query, key, value
 void propose_flash_backward(const OpCall& call, Proposal& proposal) {
   const Roles role = roles(call);
-  const int value = call.input_at(call.arg_named("value"));
-  const auto add = [&](int64_t dim, bool keys_too) {
-    Strategy strategy{{Shard(dim), keys_too ? Shard(dim) : Partial(), keys_too ? Shard(dim) : Partial()}, {}};
-    for (size_t i = 0; i < call.inputs.size(); ++i) {
-      const auto at = static_cast<int>(i);
-      if (at == role.mask) {
-        strategy.inputs.push_back(of_mask(call.inputs[i], dim));
-      } else {
-        strategy.inputs.push_back(keys_too || (at != role.key && at != value) ? Shard(dim) : Replicate());
-      }
-    }
-    proposal.strategies.push_back(std::move(strategy));
-  };
-  propose_cuts_of(call, proposal, role, add);
-  for (const int input : {role.query, role.key, value}) {
+  propose_cuts_of(call, proposal, role, [](int64_t dim, bool keys_too) {
+    const Placement of_keys = keys_too ? Shard(dim) : Partial();
+    return Outputs{Shard(dim), of_keys, of_keys};
+  });
+  for (const int input : {role.query, role.key, role.value}) {
     proposal.outputs.push_back(heads_inside(call.inputs[input].sizes.vec()));
   }
 }

@@ -9,6 +9,9 @@ namespace tessera {
 // their own heads only where both divide evenly over all mesh dims that cut them.
 std::vector<bool> head_cuts(const OpCall& call);
 
+// How a mask lies where one of the dims is cut: it broadcasts over what it has with size 1.
+Placement of_mask(const TensorInput& mask, int64_t dim);
+
 // Whether some elements are dropped: parts would drop the same ones, so nothing is cut.
 bool uses_dropout(const OpCall& call);
 

@@ -27,11 +27,7 @@ int64_t parts_of(const OpCall& call, const Placements& placements, int64_t dim) 
 }
 
 // Groups are dealt out whole and evenly: over any of the mesh dims, since any may be chosen.
-bool groups_divide(const OpCall& call, int64_t groups) {
-  int64_t ranks = 1;
-  for (const int64_t k : call.mesh->shape()) ranks *= k;
-  return groups > 1 && groups % ranks == 0;
-}
+bool groups_divide(const OpCall& call, int64_t groups) { return groups > 1 && groups % call.mesh->size() == 0; }
 
 int64_t local_groups(const OpCall& call, const Placements& input) {
   const int64_t groups = read_channels(call).groups;
@@ -42,10 +38,7 @@ std::vector<int64_t> result_sizes(const OpCall& call) {
   const auto& input = call.inputs[0].sizes;
   const auto& weight = call.inputs[1].sizes;
   const Channels channels = read_channels(call);
-  const auto pick = [&](const char* name, size_t i) {
-    const auto list = call.ints_at(call.arg_named(name));
-    return list.size() == 1 ? list[0] : list.at(i);
-  };
+  const auto pick = [&](const char* name, size_t i) { return at_or_only(call.ints_at(call.arg_named(name)), i); };
   const bool transposed = channels.in == 0;
   std::vector<int64_t> sizes{input[0], transposed ? weight[1] * channels.groups : weight[0]};
   for (size_t i = 0; i + 2 < input.size(); ++i) {
@@ -62,9 +55,7 @@ void propose_convolution(const OpCall& call, Proposal& proposal) {
   const Channels channels = read_channels(call);
   const auto add = [&](const Placement& output, const Placement& input, const Placement& weight,
                        const Placement& bias) {
-    Strategy strategy{{output}, {input, weight, bias}};
-    strategy.inputs.resize(call.inputs.size());
-    proposal.strategies.push_back(std::move(strategy));
+    proposal.strategies.push_back(rest_whole(call, {{output}, {input, weight, bias}}));
   };
   add(Shard(0), Shard(0), Replicate(), Replicate());
   if (channels.groups == 1) {

@@ -36,12 +36,7 @@ void propose_embedding(const OpCall& call, Proposal& proposal) {
     proposal.strategies.push_back({{Shard(dim)}, {Replicate(), Shard(dim)}});
   }
   proposal.strategies.push_back({{Shard(indices.dim())}, {Shard(1), Replicate()}});
-  // Looking up is linear in the table.
-  for (const Placement& p : partials_among(call)) {
-    if (p.is_partial(ReduceOp::kSum) || p.is_partial(ReduceOp::kAvg)) {
-      proposal.strategies.push_back({{p}, {p, Replicate()}});
-    }
-  }
+  add_linear(call, proposal, 0);  // looking up is linear in the table
   if (is_sharded_on(weight, 0)) proposal.strategies.push_back({{Partial()}, {Shard(0), Replicate()}});
   proposal.strided = false;
   proposal.scatters = true;
@@ -69,11 +64,7 @@ void propose_embedding_backward(const OpCall& call, Proposal& proposal) {
       proposal.strategies.push_back({{Partial()}, {Shard(dim), Shard(dim)}});
     }
   }
-  for (const Placement& p : partials_among(call)) {
-    if (p.is_partial(ReduceOp::kSum) || p.is_partial(ReduceOp::kAvg)) {
-      proposal.strategies.push_back({{p}, {p, Replicate()}});
-    }
-  }
+  add_linear(call, proposal, 0);
   proposal.scatters = true;
   proposal.output({call.int_at(2), gradient.sizes.back()});
 }

@@ -141,18 +141,11 @@ at::Tensor matmul(const at::Tensor& self, const at::Tensor& other) {
 
 }  // namespace
 
-void register_folded_products() {
-  // Never destroyed: the dispatcher keeps calling the kernels. Volatile: see register_composites.
-  static auto* volatile libraries = [] {
-    auto* made = new std::vector<std::unique_ptr<torch::Library>>();
-    for (const auto key : {kDTensorKey, c10::DispatchKey::AutogradPrivateUse3}) {
-      made->push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__));
-      made->back()->impl("linear", TORCH_FN(linear));
-      made->back()->impl("matmul", TORCH_FN(matmul));
-    }
-    return made;
-  }();
-  (void)libraries;
+void register_folded_products(torch::Library& dtensor, torch::Library& autograd) {
+  for (auto* library : {&dtensor, &autograd}) {
+    library->impl("linear", TORCH_FN(linear));
+    library->impl("matmul", TORCH_FN(matmul));
+  }
 }
 
 }  // namespace tessera

@@ -18,11 +18,7 @@ Placement of_operand(const OpCall& call, const TensorInput& input, int64_t dim) 
                 {"philox_seed", "philox_offset", "cum_seq_q", "cum_seq_k", "q_descale", "k_descale", "v_descale"})) {
     return Replicate();
   }
-  if (name == "attn_bias") {
-    const int64_t own = dim - (4 - input.dim());
-    return own < 0 || input.sizes[own] == 1 ? Replicate() : Shard(own);
-  }
-  return Shard(dim);
+  return name == "attn_bias" ? of_mask(input, dim) : Shard(dim);
 }
 
 void add_cuts(const OpCall& call, Proposal& proposal, size_t cut_outputs, size_t outputs) {

@@ -24,8 +24,7 @@ void propose_scaled(const OpCall& call, Proposal& proposal) {
     if (!scale_a || !scale_b || (has_bias && output.is_partial())) return;
     Strategy strategy{{output}, {self, other, *scale_a, *scale_b}};
     if (has_bias) strategy.inputs.push_back(bias);
-    strategy.inputs.resize(call.inputs.size(), Replicate());
-    proposal.strategies.push_back(std::move(strategy));
+    proposal.strategies.push_back(rest_whole(call, std::move(strategy)));
   };
   add(Shard(0), Shard(0), Replicate(), Replicate());
   add(Shard(1), Replicate(), Shard(1), Shard(0));
@@ -51,8 +50,7 @@ void propose_scaled(const OpCall& call, Proposal& proposal) {
 // The kernel reads rows (or columns) in pieces of 16 bytes, which cutting the dim they run along must leave whole.
 bool keeps_alignment(const OpCall& call, const TensorInput& input, const Placement& placement) {
   if (!placement.is_any_shard() || input.tensor->strides()[placement.dim] != 1) return true;
-  int64_t ranks = 1;
-  for (const int64_t k : call.mesh->shape()) ranks *= k;
+  const int64_t ranks = call.mesh->size();
   const int64_t n = input.sizes[placement.dim];
   return n % ranks == 0 && n / ranks * static_cast<int64_t>(input.tensor->element_size()) % 16 == 0;
 }
@@ -85,9 +83,7 @@ void propose_grouped(const OpCall& call, Proposal& proposal) {
   const bool has_bias = call.has(3) && call.input_at(3) >= 0;
   const auto add = [&](const Placement& output, const Placement& left, const Placement& right) {
     if (!keeps_alignment(call, a, left) || !keeps_alignment(call, b, right) || has_bias) return;
-    Strategy strategy{{output}, {left, right}};
-    strategy.inputs.resize(call.inputs.size(), Replicate());
-    proposal.strategies.push_back(std::move(strategy));
+    proposal.strategies.push_back(rest_whole(call, {{output}, {left, right}}));
   };
   for (const Placement& p : partials_among(call)) {
     if (p.is_partial(ReduceOp::kSum)) {

@@ -115,11 +115,8 @@ void propose(const OpCall& call, Proposal& proposal, const Signature& signature)
   }
   for (const Placement& p : partials_among(call)) {
     if (signature.linear_in >= 0 && is_additive(p)) {
-      Strategy strategy;
+      Strategy strategy = passing(p, signature.linear_in, call.inputs.size());
       strategy.outputs.resize(signature.results.size(), Replicate());
-      strategy.inputs.resize(call.inputs.size(), Replicate());
-      strategy.outputs[0] = p;
-      strategy.inputs[signature.linear_in] = p;
       proposal.strategies.push_back(std::move(strategy));
     }
   }
@@ -182,14 +179,7 @@ void propose_cross(const OpCall& call, Proposal& proposal) {
   const auto ndim = static_cast<int64_t>(sizes.size());
   const int64_t crossed = checked_dim(call, call.int_at(2), ndim);
   for (int64_t dim = 0; dim < ndim; ++dim) {
-    if (dim != crossed) {
-      Strategy strategy{{Shard(dim)}, {}};
-      for (const auto& input : call.inputs) {
-        const int64_t own = own_dim(input, sizes, dim);
-        strategy.inputs.push_back(own < 0 ? Replicate() : Shard(own));
-      }
-      proposal.strategies.push_back(std::move(strategy));
-    }
+    if (dim != crossed) proposal.strategies.push_back(over_dim(call, sizes, dim));
   }
   add_linear(call, proposal, 0);
   add_linear(call, proposal, 1);

@@ -43,12 +43,8 @@ std::vector<Strategy> einsum_strategies(const OpCall& call, std::string_view equ
   for (const char label : result) add(label, at_label(result, label));
   for (const char label : summed) add(label, Partial());
   for (const Placement& p : partials_among(call)) {
-    if (!p.is_partial(ReduceOp::kSum) && !p.is_partial(ReduceOp::kAvg)) continue;
-    for (size_t i = 0; i < operands.size(); ++i) {
-      Strategy strategy{{p}, c10::SmallVector<Placement, 4>(operands.size(), Replicate())};
-      strategy.inputs[i] = p;
-      strategies.push_back(std::move(strategy));
-    }
+    if (!is_additive(p)) continue;
+    for (size_t i = 0; i < operands.size(); ++i) strategies.push_back(passing(p, i, operands.size()));
   }
   return strategies;
 }
@@ -81,13 +77,12 @@ Rule einsum_plus(const char* equation) {
   return [equation](const OpCall& call, Proposal& proposal) {
     const auto sizes = result_sizes(call, equation, 1);
     const TensorInput& self = call.inputs[0];
-    const auto ndim = static_cast<int64_t>(sizes.size());
     proposal.strategies = einsum_strategies(call, equation);
     for (auto& strategy : proposal.strategies) {
       Placement placement = strategy.outputs[0];
       if (placement.is_shard()) {
-        const int64_t own = placement.dim - (ndim - self.dim());
-        placement = own < 0 || (self.sizes[own] == 1 && sizes[placement.dim] != 1) ? Replicate() : Shard(own);
+        const int64_t own = own_dim(self, sizes, placement.dim);
+        placement = own < 0 ? Replicate() : Shard(own);
       }
       strategy.inputs.insert(strategy.inputs.begin(), placement);
     }

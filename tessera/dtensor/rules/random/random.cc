@@ -16,10 +16,10 @@ void check_odds(const Draw& draw, const char* name, double p, bool legal) {
                 name, p);
 }
 
-template <Law law>
-void fill_with(Draw& draw, const char* first, double a, const char* second, double b) {
+// Draws the result of an operation on self.
+void fill_target(Draw& draw, const Distribution& distribution) {
   const at::Tensor to = draw.target(draw.tensor("self"));
-  draw.fill(to, {law, draw.number(first, a), second != nullptr ? draw.number(second, b) : 0});
+  draw.fill(to, distribution);
   draw.finish(to);
 }
 
@@ -27,23 +27,23 @@ void uniform(Draw& draw) {
   const double from = draw.number("from", 0);
   const double to = draw.number("to", 1);
   check_odds(draw, "to", to, from <= to);
-  fill_with<Law::kUniform>(draw, "from", 0, "to", 1);
+  fill_target(draw, {Law::kUniform, from, to});
 }
 
-void cauchy(Draw& draw) { fill_with<Law::kCauchy>(draw, "median", 0, "sigma", 1); }
+void cauchy(Draw& draw) { fill_target(draw, {Law::kCauchy, draw.number("median", 0), draw.number("sigma", 1)}); }
 
-void log_normal(Draw& draw) { fill_with<Law::kLogNormal>(draw, "mean", 1, "std", 2); }
+void log_normal(Draw& draw) { fill_target(draw, {Law::kLogNormal, draw.number("mean", 1), draw.number("std", 2)}); }
 
 void exponential(Draw& draw) {
   const double rate = draw.number("lambd", 1);
   check_odds(draw, "lambd", rate, rate > 0);
-  fill_with<Law::kExponential>(draw, "lambd", 1, nullptr, 0);
+  fill_target(draw, {Law::kExponential, rate, 0});
 }
 
 void geometric(Draw& draw) {
   const double p = draw.number("p");
   check_odds(draw, "p", p, p > 0 && p < 1);
-  fill_with<Law::kGeometric>(draw, "p", 0.5, nullptr, 0);
+  fill_target(draw, {Law::kGeometric, p, 0});
 }
 
 // normal_(mean, std), normal(mean, std) with tensors for one or both of them.
@@ -51,8 +51,7 @@ void normal(Draw& draw) {
   if (!draw.is_tensor("mean") && !draw.is_tensor("std")) {
     const double deviation = draw.number("std", 1);
     check_odds(draw, "std", deviation, deviation >= 0);
-    fill_with<Law::kNormal>(draw, "mean", 0, "std", 1);
-    return;
+    return fill_target(draw, {Law::kNormal, draw.number("mean", 0), deviation});
   }
   const at::Tensor like = draw.tensor(draw.is_tensor("mean") ? "mean" : "std");
   at::Tensor z = at::empty(draw.region().sizes, like.options());
@@ -64,17 +63,9 @@ void normal(Draw& draw) {
   draw.finish(to);
 }
 
-void rand_like(Draw& draw) {
-  const at::Tensor to = draw.target(draw.tensor("self"));
-  draw.fill(to, {Law::kUniform, 0, 1});
-  draw.finish(to);
-}
+void rand_like(Draw& draw) { fill_target(draw, {Law::kUniform, 0, 1}); }
 
-void randn_like(Draw& draw) {
-  const at::Tensor to = draw.target(draw.tensor("self"));
-  draw.fill(to, {Law::kNormal, 0, 1});
-  draw.finish(to);
-}
+void randn_like(Draw& draw) { fill_target(draw, {Law::kNormal, 0, 1}); }
 
 Distribution integers(const Draw& draw, int64_t low, int64_t high) {
   TESSERA_CHECK(low < high, ErrorKind::kShape, "[dtensor.dispatch] {}: found integers from {} to {}, wanted a range.",
@@ -88,9 +79,7 @@ int64_t integer(const Draw& draw, const char* name) {
 }
 
 void randint_like(Draw& draw) {
-  const at::Tensor to = draw.target(draw.tensor("self"));
-  draw.fill(to, integers(draw, draw.has("low") ? integer(draw, "low") : 0, integer(draw, "high")));
-  draw.finish(to);
+  fill_target(draw, integers(draw, draw.has("low") ? integer(draw, "low") : 0, integer(draw, "high")));
 }
 
 // All integers that the type holds exactly, from 0.
@@ -214,18 +203,12 @@ void multinomial(Draw& draw) {
   draw.finish(draw.has("out") ? draw.tensor("out").copy_(picked) : picked);
 }
 
-Rule elementwise(Body body) {
-  return [body](const OpCall& call, Proposal& proposal) { propose_elementwise(call, proposal, body); };
-}
-
 // The shape of the operand and none of its values: a Partial one costs nothing.
 Rule like(Body body) {
   return [body](const OpCall& call, Proposal& proposal) {
     propose_elementwise(call, proposal, body);
     for (const Placement& p : partials_among(call)) {
-      Strategy strategy{{Replicate()}, {}};
-      for (size_t i = 0; i < call.inputs.size(); ++i) strategy.inputs.push_back(i == 0 ? p : Replicate());
-      proposal.strategies.push_back(std::move(strategy));
+      proposal.strategies.push_back(rest_whole(call, {{Replicate()}, {p}}));
     }
   };
 }
@@ -241,6 +224,15 @@ bool takes_stream(const OpCall& call) {
   return train < 0 || ((!call.has(train) || call.bool_at(train)) && call.args[call.arg_named("p")].toDouble() != 1);
 }
 
+// Draws with `body` by the part of a tensor of these sizes that lies on this rank.
+LocalFunction drawn_by(Body body, c10::IntArrayRef whole, const DeviceMesh& mesh, const Placements& placements) {
+  if (!mesh.coordinate()) return {};
+  return [body, region = Region(whole, mesh, placements)](const LocalCall& local) {
+    Draw draw(local, region);
+    body(draw);
+  };
+}
+
 // Rows of a matrix of odds are independent; a row is drawn from whole.
 void propose_multinomial(const OpCall& call, Proposal& proposal) {
   const auto& odds = call.inputs[0];
@@ -253,13 +245,8 @@ void propose_multinomial(const OpCall& call, Proposal& proposal) {
   if (odds.dim() == 2) proposal.strategies.push_back({{Shard(0)}, {Shard(0)}});
   proposal.output(drawn);
   proposal.random = takes_stream(call);
-  proposal.local = [whole = Sizes(odds.sizes.begin(), odds.sizes.end())](const OpCall& of,
-                                                                         const Choice& choice) -> LocalFunction {
-    if (!of.mesh->coordinate()) return {};
-    return [region = Region(whole, *of.mesh, choice.inputs[0])](const LocalCall& local) {
-      Draw draw(local, region);
-      multinomial(draw);
-    };
+  proposal.local = [](const OpCall& of, const Choice& choice) {
+    return drawn_by(multinomial, of.inputs[0].sizes, *of.mesh, choice.inputs[0]);
   };
 }
 
@@ -269,23 +256,11 @@ void propose_elementwise(const OpCall& call, Proposal& proposal, Body body) {
   const Sizes whole = broadcast_sizes(call);
   const size_t outputs = std::max<size_t>(call.op.return_alias.size(), 1);
   const auto ndim = static_cast<int64_t>(whole.size());
-  for (int64_t dim = 0; dim < ndim; ++dim) {
-    Strategy strategy;
-    strategy.outputs.assign(outputs, Shard(dim));
-    for (const auto& input : call.inputs) {
-      const int64_t own = dim - (ndim - input.dim());
-      strategy.inputs.push_back(own >= 0 && input.sizes[own] == whole[dim] ? Shard(own) : Replicate());
-    }
-    proposal.strategies.push_back(std::move(strategy));
-  }
+  for (int64_t dim = 0; dim < ndim; ++dim) proposal.strategies.push_back(over_dim(call, whole, dim));
   for (size_t i = 0; i < outputs; ++i) proposal.output(whole);
   proposal.random = takes_stream(call);
-  proposal.local = [body, whole](const OpCall& of, const Choice& choice) -> LocalFunction {
-    if (!of.mesh->coordinate()) return {};
-    return [body, region = Region(whole, *of.mesh, choice.outputs[0])](const LocalCall& local) {
-      Draw draw(local, region);
-      body(draw);
-    };
+  proposal.local = [body, whole](const OpCall& of, const Choice& choice) {
+    return drawn_by(body, whole, *of.mesh, choice.outputs[0]);
   };
 }
 
@@ -311,9 +286,7 @@ void add_random_rules(RuleTable& table) {
   table.add("aten::randint_like", like(randint_like));
   table.add("aten::multinomial", propose_multinomial);
   table.add({"aten::native_dropout_backward"}, [](const OpCall& call, Proposal& proposal) {
-    for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) {
-      proposal.strategies.push_back({{Shard(dim)}, {Shard(dim), Shard(dim)}});
-    }
+    for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) proposal.strategies.push_back(alike(call, Shard(dim)));
     proposal.output(call.inputs[0].sizes);
   });
 }

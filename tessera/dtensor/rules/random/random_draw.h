@@ -13,11 +13,11 @@ class Draw {
   Draw(const LocalCall& call, const Region& region) : call_(call), region_(region) {}
 
   bool has(const char* name) const {
-    const int at = find(name);
+    const int at = call_.op.arg_named(name);
     return at >= 0 && !call_.arg(at).isNone();
   }
   c10::IValue& value(const char* name) const {
-    const int at = find(name);
+    const int at = call_.op.arg_named(name);
     TESSERA_CHECK(at >= 0, ErrorKind::kInternal, "[dtensor.random] {}: has no argument '{}'.", call_.op.name, name);
     return call_.arg(at);
   }
@@ -66,13 +66,6 @@ class Draw {
   }
 
  private:
-  int find(const char* name) const {
-    for (size_t i = 0; i < call_.op.args.size(); ++i) {
-      if (call_.op.args[i].name == name) return static_cast<int>(i);
-    }
-    return -1;
-  }
-
   const LocalCall& call_;
   const Region& region_;
   std::optional<RandomKey> key_;
@@ -83,6 +76,9 @@ using Body = void (*)(Draw&);
 
 // Every elementwise placement of the operands, broadcast together.
 void propose_elementwise(const OpCall& call, Proposal& proposal, Body body);
+inline Rule elementwise(Body body) {
+  return [body](const OpCall& call, Proposal& proposal) { propose_elementwise(call, proposal, body); };
+}
 
 // The names: random.cc, random_variates.cc.
 void add_random_variate_rules(RuleTable& table);

@@ -223,12 +223,9 @@ void dirichlet(Draw& draw) {
 }  // namespace
 
 void add_random_variate_rules(RuleTable& table) {
-  const std::pair<const char*, Body> each[] = {
-      {"aten::poisson", poisson}, {"aten::binomial", binomial}, {"aten::_standard_gamma", standard_gamma}};
-  for (const auto& [name, body] : each) {
-    table.add(name,
-              [body = body](const OpCall& call, Proposal& proposal) { propose_elementwise(call, proposal, body); });
-  }
+  table.add("aten::poisson", elementwise(poisson));
+  table.add("aten::binomial", elementwise(binomial));
+  table.add("aten::_standard_gamma", elementwise(standard_gamma));
   table.add("aten::_sample_dirichlet", [](const OpCall& call, Proposal& proposal) {
     propose_elementwise(call, proposal, dirichlet);
     std::erase_if(proposal.strategies, [last = call.inputs[0].dim() - 1](const Strategy& strategy) {

@@ -45,8 +45,7 @@ void add_over_elements(const OpCall& call, Proposal& proposal, const Placement& 
 void keep_written(const OpCall& call, Proposal& proposal) {
   for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
     std::vector<Strategy> strategies = proposal.strategies;
-    strategies.insert(strategies.begin(), Strategy{{Replicate()}, {}});
-    strategies[0].inputs.assign(call.inputs.size(), Replicate());
+    strategies.insert(strategies.begin(), rest_whole(call, {{Replicate()}, {}}));
     for (auto& strategy : strategies) {
       for (size_t i = 0; i < call.inputs.size(); ++i) {
         if (call.inputs[i].mutated && !call.inputs[i].placements[m].is_partial()) {
@@ -140,9 +139,7 @@ void propose_cudnn_backward(const OpCall& call, Proposal& proposal) {
 
 // native_group_norm(input, weight?, bias?, N, C, HxW, group, eps) -> (output, mean, rstd)
 void propose_group_norm(const OpCall& call, Proposal& proposal) {
-  Strategy strategy{{Shard(0)}, {Shard(0)}};
-  strategy.inputs.resize(call.inputs.size(), Replicate());
-  proposal.strategies.push_back(std::move(strategy));
+  proposal.strategies.push_back(rest_whole(call, {{Shard(0)}, {Shard(0)}}));
   proposal.empty_parts = false;
   proposal.output(call.inputs[0].sizes);
   proposal.outputs.resize(3, OutputShape{{call.int_at(3), call.int_at(6)}, {}});
@@ -154,9 +151,8 @@ void propose_group_norm(const OpCall& call, Proposal& proposal) {
 // native_group_norm_backward(grad, input, mean, rstd, weight?, N, C, HxW, group, mask) -> gradients of input, weight,
 // bias
 void propose_group_norm_backward(const OpCall& call, Proposal& proposal) {
-  Strategy strategy{{Shard(0), Partial(), Partial()}, {Shard(0), Shard(0), Shard(0), Shard(0)}};
-  strategy.inputs.resize(call.inputs.size(), Replicate());
-  proposal.strategies.push_back(std::move(strategy));
+  proposal.strategies.push_back(
+      rest_whole(call, {{Shard(0), Partial(), Partial()}, {Shard(0), Shard(0), Shard(0), Shard(0)}}));
   proposal.empty_parts = false;
   proposal.output(call.inputs[1].sizes);
   proposal.outputs.resize(3, OutputShape{{call.int_at(6)}, {}});

@@ -35,10 +35,9 @@ void propose_nll_loss(const OpCall& call, Proposal& proposal) {
   for (int64_t dim = 0; dim < self.dim() && self.dim() > 1; ++dim) {
     if (dim == 1) continue;
     const int64_t target_dim = dim == 0 ? 0 : dim - 1;
-    Strategy strategy{{none ? Shard(target_dim) : Partial(), none || mean ? Replicate() : Partial()},
-                      {Shard(dim), Shard(target_dim)}};
-    strategy.inputs.resize(call.inputs.size(), Replicate());
-    proposal.strategies.push_back(std::move(strategy));
+    proposal.strategies.push_back(
+        rest_whole(call, {{none ? Shard(target_dim) : Partial(), none || mean ? Replicate() : Partial()},
+                          {Shard(dim), Shard(target_dim)}}));
   }
   proposal.output(none ? call.inputs[1].sizes : c10::IntArrayRef{});
   proposal.outputs.push_back({});
@@ -55,7 +54,6 @@ void propose_nll_loss(const OpCall& call, Proposal& proposal) {
 
 // nll_loss_backward(grad, self, target, weight?, reduction, ignore_index, total_weight)
 void propose_nll_loss_backward(const OpCall& call, Proposal& proposal) {
-  const size_t count = call.inputs.size();
   const bool none = call.int_at(4) == at::Reduction::None;
   const bool reads_total = call.int_at(4) == at::Reduction::Mean;
   const TensorInput& self = call.inputs[1];
@@ -63,20 +61,17 @@ void propose_nll_loss_backward(const OpCall& call, Proposal& proposal) {
     proposal.strategies.push_back(strategy);
     if (!reads_total) {  // it may lie as it does
       for (const Placement& p : partials_among(call)) {
-        strategy.inputs[count - 1] = p;
+        strategy.inputs.back() = p;
         proposal.strategies.push_back(strategy);
       }
     }
   };
-  add({{Replicate()}, c10::SmallVector<Placement, 4>(count, Replicate())});
+  add(rest_whole(call, {{Replicate()}, {}}));
   for (int64_t dim = 0; dim < self.dim() && self.dim() > 1; ++dim) {
     if (dim == 1) continue;
     const int64_t target_dim = dim == 0 ? 0 : dim - 1;
-    Strategy strategy{{Shard(dim)}, c10::SmallVector<Placement, 4>(count, Replicate())};
-    strategy.inputs[0] = none ? Shard(target_dim) : Replicate();
-    strategy.inputs[1] = Shard(dim);
-    strategy.inputs[2] = Shard(target_dim);
-    add(strategy);
+    const Placement of_gradient = none ? Shard(target_dim) : Replicate();
+    add(rest_whole(call, {{Shard(dim)}, {of_gradient, Shard(dim), Shard(target_dim)}}));
   }
   proposal.output(self.sizes);
 }

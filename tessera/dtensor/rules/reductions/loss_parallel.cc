@@ -296,60 +296,48 @@ at::Tensor nll_loss_backward(const ClassShards& shards, const at::Tensor& gradie
 
 // ---- handlers ----
 
-const at::Tensor& tensor_at(const Stack& stack, size_t count, size_t i) {
-  return stack[stack.size() - count + i].toTensor();
-}
-at::Tensor optional_at(const Stack& stack, size_t count, size_t i) {
-  const auto& value = stack[stack.size() - count + i];
-  return value.isNone() ? at::Tensor() : value.toTensor();
-}
-int64_t int_at(const Stack& stack, size_t count, size_t i) { return stack[stack.size() - count + i].toInt(); }
-
-void finish(Stack& stack, size_t count, std::initializer_list<c10::IValue> results) {
-  torch::jit::drop(stack, count);
-  stack.insert(stack.end(), results.begin(), results.end());
-}
+at::Tensor tensor_or_undefined(const c10::IValue& value) { return value.isNone() ? at::Tensor() : value.toTensor(); }
 
 void handle_log_softmax(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
-  const auto& self = tensor_at(*stack, 3, 0);
+  const c10::IValue* args = arguments_of(op, *stack);
+  const at::Tensor& self = args[0].toTensor();
   if (!loss_parallel_enabled() || !is_dtensor(self) || !impl_of(self)->mesh()->coordinate()) {
     return dispatch_by_rule(op, keys, *stack);
   }
-  const auto result =
-      log_softmax(self, wrap_dim(int_at(*stack, 3, 1), self.dim()), (*stack)[stack->size() - 1].toBool());
-  finish(*stack, 3, {result});
+  finish_call(op, *stack, {log_softmax(self, wrap_dim(args[1].toInt(), self.dim()), args[2].toBool())});
 }
 
 void handle_log_softmax_backward(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
-  const auto& output = tensor_at(*stack, 4, 1);
+  const c10::IValue* args = arguments_of(op, *stack);
+  const at::Tensor& output = args[1].toTensor();
   const auto shards = loss_parallel_enabled() && is_dtensor(output)
-                          ? class_shards(output, wrap_dim(int_at(*stack, 4, 2), output.dim()))
+                          ? class_shards(output, wrap_dim(args[2].toInt(), output.dim()))
                           : std::nullopt;
   if (!shards) return dispatch_by_rule(op, keys, *stack);
-  const auto result =
-      log_softmax_backward(*shards, tensor_at(*stack, 4, 0), output, static_cast<at::ScalarType>(int_at(*stack, 4, 3)));
-  finish(*stack, 4, {result});
+  const auto type = static_cast<at::ScalarType>(args[3].toInt());
+  finish_call(op, *stack, {log_softmax_backward(*shards, args[0].toTensor(), output, type)});
 }
 
 void handle_nll_loss(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
-  const auto& self = tensor_at(*stack, 5, 0);
+  const c10::IValue* args = arguments_of(op, *stack);
+  const at::Tensor& self = args[0].toTensor();
   if (!loss_parallel_enabled() || !is_dtensor(self) || !impl_of(self)->mesh()->coordinate()) {
     return dispatch_by_rule(op, keys, *stack);
   }
   const auto result =
-      nll_loss(self, tensor_at(*stack, 5, 1), optional_at(*stack, 5, 2), int_at(*stack, 5, 3), int_at(*stack, 5, 4));
-  finish(*stack, 5, {result.loss, result.total_weight});
+      nll_loss(self, args[1].toTensor(), tensor_or_undefined(args[2]), args[3].toInt(), args[4].toInt());
+  finish_call(op, *stack, {result.loss, result.total_weight});
 }
 
 void handle_nll_loss_backward(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
-  const auto& self = tensor_at(*stack, 7, 1);
+  const c10::IValue* args = arguments_of(op, *stack);
+  const at::Tensor& self = args[1].toTensor();
   const auto shards =
       loss_parallel_enabled() && is_dtensor(self) ? class_shards(self, self.dim() > 1 ? 1 : 0) : std::nullopt;
   if (!shards) return dispatch_by_rule(op, keys, *stack);
-  const auto result =
-      nll_loss_backward(*shards, tensor_at(*stack, 7, 0), self, tensor_at(*stack, 7, 2), optional_at(*stack, 7, 3),
-                        int_at(*stack, 7, 4), int_at(*stack, 7, 5), tensor_at(*stack, 7, 6));
-  finish(*stack, 7, {result});
+  finish_call(op, *stack,
+              {nll_loss_backward(*shards, args[0].toTensor(), self, args[2].toTensor(), tensor_or_undefined(args[3]),
+                                 args[4].toInt(), args[5].toInt(), args[6].toTensor())});
 }
 
 }  // namespace

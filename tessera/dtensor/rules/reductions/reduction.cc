@@ -53,12 +53,10 @@ struct Extents {
 Extents part_extents(int64_t n, int64_t dim, const DeviceMesh& mesh, c10::ArrayRef<Cut> cuts) {
   while (!cuts.empty() && cuts[0].dim != dim) cuts = cuts.slice(1);
   if (cuts.empty()) return {n, n};
-  const Placement placement = StridedShard(dim, cuts[0].pieces);
   Extents all{std::numeric_limits<int64_t>::max(), 0};
   const int64_t k = mesh.shape()[cuts[0].mesh_dim];
   for (int64_t i = 0; i < k; ++i) {
-    const Extents inner =
-        part_extents(local_extent(n, k, i, cuts[0].pieces > 1 ? placement : Shard(dim)), dim, mesh, cuts.slice(1));
+    const Extents inner = part_extents(local_extent(n, k, i, cuts[0].pieces), dim, mesh, cuts.slice(1));
     all = {std::min(all.least, inner.least), std::max(all.most, inner.most)};
   }
   return all;
@@ -87,9 +85,7 @@ void propose(const OpCall& call, Proposal& proposal, const ReductionKind& kind) 
       proposal.strategies.push_back({{*kind.over_shards}, {Shard(dim)}});
     }
   }
-  for (const Placement& p : partials_among(call)) {
-    if (kind.keeps != nullptr && kind.keeps(p)) proposal.strategies.push_back({{p}, {p}});
-  }
+  if (kind.keeps != nullptr) add_passing(call, proposal, 0, kind.keeps);
   if (kind.over_shards && kind.needs != Needs::kNothing) {
     proposal.legal = [reduced = reduction.reduced, needs = kind.needs](const OpCall& of, const Choice& choice) {
       return parts_suit(of, choice.inputs[0], reduced, needs);

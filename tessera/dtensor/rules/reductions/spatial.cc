@@ -26,7 +26,7 @@ Rule pool(int64_t rank) {
 
 std::vector<int64_t> with_space(const OpCall& call, int64_t rank, const std::vector<int64_t>& space) {
   std::vector<int64_t> sizes = call.inputs[0].sizes.vec();
-  for (int64_t i = 0; i < rank; ++i) sizes[sizes.size() - rank + i] = space.size() == 1 ? space[0] : space.at(i);
+  for (int64_t i = 0; i < rank; ++i) sizes[sizes.size() - rank + i] = at_or_only(space, i);
   return sizes;
 }
 
@@ -40,9 +40,8 @@ Rule average_pool(int64_t rank) {
 
 // _adaptive_avg_pool2d(self, output_size)
 Rule adaptive_average_pool(int64_t rank) {
-  return [rank](const OpCall& call, Proposal& proposal) {
-    propose_pool(call, proposal, rank);
-    add_linear(call, proposal, 0);
+  return [rank, average = average_pool(rank)](const OpCall& call, Proposal& proposal) {
+    average(call, proposal);
     proposal.output(with_space(call, rank, call.ints_at(1)));
   };
 }
@@ -58,7 +57,6 @@ int64_t pooled(int64_t n, int64_t kernel, int64_t stride, int64_t pad, int64_t d
 // max_pool3d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode)
 void propose_max_pool3d(const OpCall& call, Proposal& proposal) {
   propose_pool(call, proposal, 3);
-  const auto pick = [](const std::vector<int64_t>& list, int64_t i) { return list.size() == 1 ? list[0] : list.at(i); };
   const auto kernel = call.ints_at(1);
   const auto stride = call.ints_at(2).empty() ? kernel : call.ints_at(2);
   const auto pad = call.ints_at(3);
@@ -66,8 +64,8 @@ void propose_max_pool3d(const OpCall& call, Proposal& proposal) {
   std::vector<int64_t> space;
   const auto& sizes = call.inputs[0].sizes;
   for (int64_t i = 0; i < 3; ++i) {
-    space.push_back(pooled(sizes[sizes.size() - 3 + i], pick(kernel, i), pick(stride, i), pick(pad, i),
-                           pick(dilation, i), call.bool_at(5)));
+    space.push_back(pooled(sizes[sizes.size() - 3 + i], at_or_only(kernel, i), at_or_only(stride, i),
+                           at_or_only(pad, i), at_or_only(dilation, i), call.bool_at(5)));
   }
   proposal.outputs.assign(2, OutputShape{with_space(call, 3, space), {}});
 }
@@ -116,9 +114,7 @@ void propose_upsample_backward(const OpCall& call, Proposal& proposal) {
   propose_alike(call, proposal, static_cast<int64_t>(call.ints_at(1).size()));
   add_linear(call, proposal, 0);
   proposal.output(call.ints_at(2));
-  proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
-    return Rewrites{{2, local_sizes_value(of, shapes[0].sizes, choice.outputs[0])}};
-  };
+  proposal.rewrite = with_local_sizes(2);
 }
 
 // grid_sampler_2d(input [N, C, ...], grid [N, ..., 2]): linear in the input; the grid has no channels.
@@ -166,7 +162,7 @@ void propose_channel_shuffle(const OpCall& call, Proposal& proposal) {
   for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) {
     if (dim != 1) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
   }
-  for (const Placement& p : partials_among(call)) proposal.strategies.push_back({{p}, {p}});
+  add_passing(call, proposal, 0, all_pass);
   proposal.empty_parts = false;
   proposal.output(call.inputs[0].sizes);
 }
@@ -177,10 +173,7 @@ Rule columns(int64_t batched_dims) {
     if (call.inputs[0].dim() == batched_dims) proposal.strategies.push_back({{Shard(0)}, {Shard(0)}});
     add_linear(call, proposal, 0);
     proposal.empty_parts = false;
-    const auto pick = [&](int arg, int64_t i) {
-      const auto list = call.ints_at(arg);
-      return list.size() == 1 ? list[0] : list.at(i);
-    };
+    const auto pick = [&](int arg, size_t i) { return at_or_only(call.ints_at(arg), i); };
     const auto& sizes = call.inputs[0].sizes;
     std::vector<int64_t> result(sizes.begin(), sizes.end() - (batched_dims - 1));
     const int shift = batched_dims == 3 ? 1 : 0;  // col2im(self, output_size, kernel_size, ...)

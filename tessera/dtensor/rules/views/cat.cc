@@ -37,7 +37,7 @@ void propose_cat(const OpCall& call, Proposal& proposal) {
       break;
     }
   }
-  const int64_t joined = wrap_dim(call.int_at(1), example->dim());
+  const int64_t joined = checked_dim(call, call.int_at(1), example->dim());
   proposal.by_mesh_dim.resize(call.mesh->ndim());
   for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
     auto& strategies = proposal.by_mesh_dim[m];
@@ -55,9 +55,6 @@ void propose_cat(const OpCall& call, Proposal& proposal) {
     }
   }
   std::vector<int64_t> sizes = example->sizes.vec();
-  TESSERA_CHECK(joined >= 0 && joined < static_cast<int64_t>(sizes.size()), ErrorKind::kShape,
-                "[dtensor.dispatch] {}: found dim {}, wanted one of {} dims.", call.describe(), call.int_at(1),
-                sizes.size());
   sizes[joined] = 0;
   for (const auto& input : call.inputs) {
     if (!is_legacy_empty(input)) {

@@ -12,29 +12,17 @@ namespace {
 using DimMap = c10::SmallVector<int64_t, 6>;
 
 // Which partials pass: all where values only move or zeros are filled in, sums where values are added up.
-enum class Passes { kAll, kSums };
-
-void propose_mapped(const OpCall& call, Proposal& proposal, const DimMap& map, Passes passes = Passes::kAll) {
+void propose_mapped(const OpCall& call, Proposal& proposal, const DimMap& map,
+                    bool (*passes)(const Placement&) = all_pass) {
   const TensorInput& self = call.inputs[0];
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
     if (map[dim] >= 0 && is_sharded_on(self, dim)) proposal.strategies.push_back({{Shard(map[dim])}, {Shard(dim)}});
   }
-  for (const Placement& p : partials_among(call)) {
-    const bool sums = p.is_partial(ReduceOp::kSum) || p.is_partial(ReduceOp::kAvg);
-    if (passes == Passes::kAll || (passes == Passes::kSums && sums)) proposal.strategies.push_back({{p}, {p}});
-  }
+  add_passing(call, proposal, 0, passes);
 }
 
 Rule mapped(DimMap (*map)(const OpCall&)) {
   return [map](const OpCall& call, Proposal& proposal) { propose_mapped(call, proposal, map(call)); };
-}
-
-// The result has the shape of the input.
-Rule mapped_in_place(DimMap (*map)(const OpCall&), Passes passes) {
-  return [map, passes](const OpCall& call, Proposal& proposal) {
-    propose_mapped(call, proposal, map(call), passes);
-    proposal.output(call.inputs[0].sizes);
-  };
 }
 
 DimMap identity(int64_t ndim) {
@@ -139,9 +127,14 @@ DimMap whole_along_dims(const OpCall& call) {
   return map;
 }
 
-void propose_unbind(const OpCall& call, Proposal& proposal) {
-  const int64_t dim = checked_dim(call, call.args.size() > 1 ? call.int_at(1) : 0, call.inputs[0].dim());
-  propose_mapped(call, proposal, without(call, dim, true));
+// flip and roll: the result has the shape of the input.
+void propose_along_whole_dims(const OpCall& call, Proposal& proposal) {
+  propose_mapped(call, proposal, whole_along_dims(call));
+  proposal.output(call.inputs[0].sizes);
+}
+
+DimMap unbound(const OpCall& call) {
+  return without(call, checked_dim(call, call.args.size() > 1 ? call.int_at(1) : 0, call.inputs[0].dim()), true);
 }
 
 // squeeze looks at global sizes: a local part of size 1 stays.
@@ -168,10 +161,6 @@ void propose_squeeze(const OpCall& call, Proposal& proposal) {
   };
 }
 
-Rewrites local_input_sizes(const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
-  return {{1, local_sizes_value(of, shapes[0].sizes, choice.outputs[0])}};
-}
-
 // expand(self, size): sizes of the parts in place of the global ones.
 void propose_expand(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
@@ -183,7 +172,7 @@ void propose_expand(const OpCall& call, Proposal& proposal) {
     map[dim] = repeated ? -1 : dim + added;
   }
   propose_mapped(call, proposal, map);
-  proposal.rewrite = local_input_sizes;
+  proposal.rewrite = with_local_sizes(1);
 }
 
 // unfold(self, dim, size, step): the windows become a new last dim. One that is as long as the dim is the dim itself.
@@ -213,7 +202,7 @@ void propose_cut_backward(const OpCall& call, Proposal& proposal, bool removed) 
   }
   propose_mapped(call, proposal, map);
   proposal.output(sizes);
-  proposal.rewrite = local_input_sizes;
+  proposal.rewrite = with_local_sizes(1);
 }
 
 // unfold_backward(grad, input_sizes, dim, size, step)
@@ -225,16 +214,16 @@ void propose_unfold_backward(const OpCall& call, Proposal& proposal) {
                    ? -1
                    : static_cast<int64_t>(dim);
   }
-  propose_mapped(call, proposal, map, Passes::kSums);
+  propose_mapped(call, proposal, map, is_additive);
   proposal.output(sizes);
-  proposal.rewrite = local_input_sizes;
+  proposal.rewrite = with_local_sizes(1);
 }
 
 // diagonal_backward(grad, input_sizes, offset, dim1, dim2)
 void propose_diagonal_backward(const OpCall& call, Proposal& proposal) {
   propose_mapped(call, proposal, embedded(call));
   proposal.output(call.ints_at(1));
-  proposal.rewrite = local_input_sizes;
+  proposal.rewrite = with_local_sizes(1);
 }
 
 // select_scatter(self, src, ...) and its like: src lies in self as a view of it would.
@@ -280,14 +269,13 @@ void add_dims_rules(RuleTable& table) {
   table.add({"aten::split", "aten::split_with_sizes", "aten::split_copy", "aten::split_with_sizes_copy",
              "aten::unsafe_split", "aten::unsafe_split_with_sizes", "aten::unsafe_chunk", "aten::chunk"},
             mapped(split_along));
-  table.add({"aten::unbind", "aten::unbind_copy"}, propose_unbind);
+  table.add({"aten::unbind", "aten::unbind_copy"}, mapped(unbound));
   table.add({"aten::expand", "aten::expand_copy"}, propose_expand);
-  const Rule along_whole_dims = mapped_in_place(whole_along_dims, Passes::kAll);
-  table.add("aten::flip", [along_whole_dims](const OpCall& c, Proposal& p) {
-    along_whole_dims(c, p);
+  table.add("aten::flip", [](const OpCall& c, Proposal& p) {
+    propose_along_whole_dims(c, p);
     p.lies_as_pointwise = true;
   });
-  table.add("aten::roll", along_whole_dims);
+  table.add("aten::roll", propose_along_whole_dims);
   table.add({"aten::tril", "aten::triu"}, propose_triangle);
   table.add({"aten::repeat"}, mapped(repeated));
   table.add("aten::unfold", propose_unfold);

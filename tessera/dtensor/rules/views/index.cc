@@ -37,7 +37,7 @@ void propose_gather(const OpCall& call, Proposal& proposal) {
       proposal.strategies.push_back({{Shard(dim)}, {Shard(dim), Shard(dim)}});
     }
   }
-  for (const Placement& p : partials_among(call)) proposal.strategies.push_back({{p}, {p, Replicate()}});
+  add_passing(call, proposal, 0, all_pass);
   proposal.scatters = true;
   proposal.output(index.sizes);
   // One element a line: the rank that holds it gives it, the others zero.
@@ -68,7 +68,7 @@ void propose_index_select(const OpCall& call, Proposal& proposal) {
       proposal.strategies.push_back({{Shard(dim)}, {Shard(dim), Replicate()}});
     }
   }
-  for (const Placement& p : partials_among(call)) proposal.strategies.push_back({{p}, {p, Replicate()}});
+  add_passing(call, proposal, 0, all_pass);
   std::vector<int64_t> sizes = self.sizes.vec();
   sizes[selected] = c10::multiply_integers(index.sizes);
   proposal.output(sizes);
@@ -77,58 +77,28 @@ void propose_index_select(const OpCall& call, Proposal& proposal) {
 // index(self, indices?): dims of self that are not indexed keep their shards, indexed ones must be whole.
 void propose_index(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
-  const size_t count = call.inputs.size();
-  std::vector<bool> indexed(self.dim(), false);
-  int64_t broadcast_dims = 0;
-  bool masks = false;
-  for (size_t i = 1; i < count; ++i) {
-    indexed[call.inputs[i].element] = true;
-    broadcast_dims = std::max(broadcast_dims, call.inputs[i].dim());
-    const auto type = call.inputs[i].tensor->scalar_type();
-    masks = masks || type == at::kBool || type == at::kByte;
-  }
+  const Selection selection = read_selection(call, 1);
   TESSERA_CHECK(
-      !masks, ErrorKind::kShape,
+      !selection.masks, ErrorKind::kShape,
       "[dtensor.dispatch] {}: the shape of what a mask selects depends on data. Use where, masked_fill or index "
       "tensors, or work on full_tensor().",
       call.describe());
-  // Result: the broadcast indices stand where the first index is, or in front when indexed dims are apart.
-  int64_t first = self.dim();
-  int64_t last = -1;
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
-    if (indexed[dim]) {
-      first = std::min(first, dim);
-      last = dim;
-    }
+    if (selection.indexed[dim]) continue;
+    proposal.strategies.push_back(rest_whole(call, {{Shard(selection.position(dim))}, {Shard(dim)}}));
   }
-  bool together = true;
-  for (int64_t dim = first; dim <= last; ++dim) together = together && indexed[dim];
-  const int64_t front = together ? first : 0;
-  int64_t seen = 0;
-  for (int64_t dim = 0; dim < self.dim(); ++dim) {
-    if (indexed[dim]) continue;
-    const int64_t position = seen < front ? seen : seen + broadcast_dims;
-    ++seen;
-    Strategy strategy{{Shard(position)}, c10::SmallVector<Placement, 4>(count, Replicate())};
-    strategy.inputs[0] = Shard(dim);
-    proposal.strategies.push_back(std::move(strategy));
-  }
-  for (int64_t dim = 0; dim < broadcast_dims; ++dim) {
-    Strategy strategy{{Shard(front + dim)}, {Replicate()}};
+  for (int64_t dim = 0; dim < selection.broadcast_dims; ++dim) {
+    Strategy strategy{{Shard(selection.front + dim)}, {Replicate()}};
     bool usable = false;
-    for (size_t i = 1; i < count; ++i) {
-      const int64_t own = dim - (broadcast_dims - call.inputs[i].dim());
+    for (size_t i = 1; i < call.inputs.size(); ++i) {
+      const int64_t own = dim - (selection.broadcast_dims - call.inputs[i].dim());
       const bool whole = own < 0 || call.inputs[i].sizes[own] == 1;
       strategy.inputs.push_back(whole ? Replicate() : Shard(own));
       usable = usable || !whole;
     }
     if (usable) proposal.strategies.push_back(std::move(strategy));
   }
-  for (const Placement& p : partials_among(call)) {
-    Strategy strategy{{p}, c10::SmallVector<Placement, 4>(count, Replicate())};
-    strategy.inputs[0] = p;
-    proposal.strategies.push_back(std::move(strategy));
-  }
+  add_passing(call, proposal, 0, all_pass);
   proposal.local = [](const OpCall& of, const Choice& choice) {
     std::vector<Places> places;
     for (size_t i = 1; i < of.inputs.size(); ++i) {
@@ -145,7 +115,7 @@ void propose_take(const OpCall& call, Proposal& proposal) {
   for (int64_t dim = 0; dim < index.dim(); ++dim) {
     proposal.strategies.push_back({{Shard(dim)}, {Replicate(), Shard(dim)}});
   }
-  for (const Placement& p : partials_among(call)) proposal.strategies.push_back({{p}, {p, Replicate()}});
+  add_passing(call, proposal, 0, all_pass);
   proposal.output(index.sizes);
 }
 
@@ -156,9 +126,7 @@ void propose_bucketize(const OpCall& call, Proposal& proposal) {
     proposal.strategies.push_back({{Shard(dim)}, {Shard(dim), Replicate()}});
   }
   proposal.strategies.push_back({{Partial()}, {Replicate(), Shard(0)}});
-  for (const Placement& p : partials_among(call)) {
-    if (is_extreme(p)) proposal.strategies.push_back({{p}, {p, Replicate()}});
-  }
+  add_passing(call, proposal, 0, is_extreme);
   proposal.output(self.sizes);
 }
 

@@ -11,49 +11,13 @@ void propose_scatter(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const int64_t dim_written = wrap_dim(call.int_at(1), self.dim());
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
-    bool alike = dim != dim_written;
-    for (const auto& input : call.inputs) {
-      alike = alike && input.dim() == self.dim() && input.sizes[dim] == self.sizes[dim];
-    }
-    if (alike) {
-      proposal.strategies.push_back({{Shard(dim)}, c10::SmallVector<Placement, 4>(call.inputs.size(), Shard(dim))});
-    }
+    const bool same_size = std::ranges::all_of(call.inputs, [&](const TensorInput& input) {
+      return input.dim() == self.dim() && input.sizes[dim] == self.sizes[dim];
+    });
+    if (dim != dim_written && same_size) proposal.strategies.push_back(alike(call, Shard(dim)));
   }
   proposal.scatters = true;
   proposal.output(self.sizes);
-}
-
-// Where the dims of self stand in what index tensors select of it.
-struct Selection {
-  std::vector<bool> indexed;
-  int64_t broadcast_dims = 0;
-  int64_t front = 0;  // dims of the selection before those of the index tensors
-  bool masks = false;
-
-  int64_t dims() const { return broadcast_dims + std::ranges::count(indexed, false); }
-  // Of a dim that is not indexed.
-  int64_t position(int64_t dim) const {
-    const int64_t seen = std::count(indexed.begin(), indexed.begin() + dim, false);
-    return seen < front ? seen : seen + broadcast_dims;
-  }
-};
-
-Selection read_selection(const OpCall& call, int indices_arg) {
-  Selection selection;
-  selection.indexed.assign(call.inputs[0].dim(), false);
-  for (const auto& input : call.inputs) {
-    if (input.arg == indices_arg) {
-      const auto type = input.tensor->scalar_type();
-      selection.masks = selection.masks || type == at::kBool || type == at::kByte;
-      selection.broadcast_dims = std::max(selection.broadcast_dims, input.dim());
-      if (input.element < call.inputs[0].dim()) selection.indexed[input.element] = true;
-    }
-  }
-  const auto first = std::ranges::find(selection.indexed, true);
-  const auto gap = std::find(first, selection.indexed.end(), false);
-  const bool together = std::find(gap, selection.indexed.end(), true) == selection.indexed.end();
-  selection.front = together ? first - selection.indexed.begin() : 0;
-  return selection;
 }
 
 // index_put(self, indices, values, accumulate): dims that are not indexed are independent. Replacing and adding are
@@ -66,15 +30,13 @@ void propose_index_put(const OpCall& call, Proposal& proposal) {
   for (int64_t dim = 0; dim < self.dim() && !selection.masks; ++dim) {
     if (selection.indexed[dim]) continue;
     const int64_t own = selection.position(dim) - (selection.dims() - values.dim());
-    Strategy strategy{{Shard(dim)}, c10::SmallVector<Placement, 4>(call.inputs.size(), Replicate())};
-    strategy.inputs[0] = Shard(dim);
+    Strategy strategy = rest_whole(call, {{Shard(dim)}, {Shard(dim)}});
     if (own >= 0 && values.sizes[own] != 1) strategy.inputs[values_at] = Shard(own);
     proposal.strategies.push_back(std::move(strategy));
   }
   for (const Placement& p : partials_among(call)) {
     if (is_additive(p)) {
-      Strategy strategy{{p}, c10::SmallVector<Placement, 4>(call.inputs.size(), Replicate())};
-      strategy.inputs[0] = p;
+      Strategy strategy = passing(p, 0, call.inputs.size());
       strategy.inputs[values_at] = p;
       proposal.strategies.push_back(std::move(strategy));
     }
@@ -126,9 +88,6 @@ Rule along_index(bool (*passes)(const Placement&)) {
 }
 
 bool none(const Placement&) { return false; }
-bool all(const Placement&) { return true; }
-// What stays when all ranks write the same value.
-bool idempotent(const Placement& p) { return p.is_partial(ReduceOp::kAvg) || is_extreme(p); }
 
 // Operations on the flattened tensor: only whole, so that no write is lost or made twice.
 void propose_whole(const OpCall& call, Proposal& proposal) { proposal.output(call.inputs[0].sizes); }
@@ -140,11 +99,11 @@ void add_index_write_rules(RuleTable& table) {
   table.add({"aten::index_put", "aten::_index_put_impl", "aten::_index_put_impl_", "aten::_unsafe_index_put"},
             propose_index_put);
   table.add("aten::index_add", along_index(is_additive));
-  table.add("aten::index_copy", along_index(all));
+  table.add("aten::index_copy", along_index(all_pass));
   table.add("aten::index_reduce", along_index(none));
-  table.add("aten::index_fill", along_index(idempotent));
+  table.add("aten::index_fill", along_index(is_idempotent));
   table.add({"aten::index_fill.int_Tensor", "aten::index_fill_.int_Tensor", "aten::index_fill.int_Tensor_out"},
-            along_index(all));
+            along_index(all_pass));
   table.add({"aten::put", "aten::masked_scatter"}, propose_whole);
 }
 

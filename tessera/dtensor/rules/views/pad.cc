@@ -37,8 +37,8 @@ void propose_constant(const OpCall& call, Proposal& proposal) {
   const auto value = call.args[2].toScalar();
   const bool zero = !value.isComplex() && value.toDouble() == 0;
   for (const Placement& p : partials_among(call)) {
-    const bool idempotent = p.is_partial(ReduceOp::kAvg) || is_extreme(p);
-    if (unchanged || idempotent || (zero && p.is_partial(ReduceOp::kSum))) proposal.strategies.push_back({{p}, {p}});
+    const bool passes = unchanged || is_idempotent(p) || (zero && p.is_partial(ReduceOp::kSum));
+    if (passes) proposal.strategies.push_back({{p}, {p}});
   }
   proposal.output(padded_sizes(call, 1));
 }
@@ -48,7 +48,7 @@ void propose_copying(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const int64_t outer = self.dim() - static_cast<int64_t>(call.ints_at(1).size() / 2);
   for (int64_t dim = 0; dim < outer; ++dim) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
-  for (const Placement& p : partials_among(call)) proposal.strategies.push_back({{p}, {p}});
+  add_passing(call, proposal, 0, all_pass);
   proposal.empty_parts = false;
   proposal.output(padded_sizes(call, 1));
 }

@@ -2,9 +2,25 @@
 
 #include <ATen/ATen.h>
 
-#include "tessera/base/error.h"
-
 namespace tessera {
+
+Selection read_selection(const OpCall& call, int indices_arg) {
+  Selection selection;
+  selection.indexed.assign(call.inputs[0].dim(), false);
+  for (const auto& input : call.inputs) {
+    if (input.arg == indices_arg) {
+      const auto type = input.tensor->scalar_type();
+      selection.masks = selection.masks || type == at::kBool || type == at::kByte;
+      selection.broadcast_dims = std::max(selection.broadcast_dims, input.dim());
+      if (input.element < call.inputs[0].dim()) selection.indexed[input.element] = true;
+    }
+  }
+  const auto first = std::ranges::find(selection.indexed, true);
+  const auto gap = std::find(first, selection.indexed.end(), false);
+  const bool together = std::find(gap, selection.indexed.end(), true) == selection.indexed.end();
+  selection.front = together ? first - selection.indexed.begin() : 0;
+  return selection;
+}
 
 LocalFunction checked_where_empty(const OpCall& call, const Choice& choice, std::vector<Places> places) {
   const Sizes part = local_sizes(call.inputs[0].sizes, *call.mesh, choice.inputs[0]);
@@ -15,15 +31,7 @@ LocalFunction checked_where_empty(const OpCall& call, const Choice& choice, std:
       const c10::IValue& given = local.arg(static_cast<size_t>(place.arg));
       const at::Tensor index =
           place.element < 0 ? given.toTensor() : given.toListRef()[static_cast<size_t>(place.element)].toTensor();
-      if (index.is_cpu() && index.numel() > 0) {
-        const auto [least, most] = at::aminmax(index);
-        const int64_t lowest = least.item<int64_t>();
-        const int64_t highest = most.item<int64_t>();
-        const int64_t from = place.from_end ? -place.size : 0;
-        TESSERA_CHECK(lowest >= from && highest < place.size, ErrorKind::kShape,
-                      "[dtensor.dispatch] {}: index out of range: found {}, wanted one of [{}, {}).", local.op.name,
-                      lowest < from ? lowest : highest, from, place.size);
-      }
+      check_places(local.op.name, index, place.size, place.from_end);
     }
     local.call();
   };

@@ -11,7 +11,7 @@ namespace {
 void propose_as_real(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   for (int64_t dim = 0; dim < self.dim(); ++dim) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
-  for (const Placement& p : partials_among(call)) proposal.strategies.push_back({{p}, {p}});
+  add_passing(call, proposal, 0, all_pass);
 }
 
 // view_as_complex(self [..., 2]) -> [...]
@@ -39,16 +39,13 @@ void propose_view_dtype(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const auto from = static_cast<int64_t>(self.tensor->element_size());
   const auto to = static_cast<int64_t>(c10::elementSize(static_cast<at::ScalarType>(call.int_at(1))));
-  int64_t ranks = 1;
-  for (const int64_t k : call.mesh->shape()) ranks *= k;
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
-    const bool even = self.sizes[dim] % (ranks * std::max<int64_t>(to / from, 1)) == 0;
+    const bool even = self.sizes[dim] % (call.mesh->size() * std::max<int64_t>(to / from, 1)) == 0;
     if (from == to || dim + 1 < self.dim() || even) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
   }
   proposal.strided = from == to;
-  if (from == to && call.inputs[0].tensor->scalar_type() == static_cast<at::ScalarType>(call.int_at(1))) {
-    for (const Placement& p : partials_among(call)) proposal.strategies.push_back({{p}, {p}});
-  }
+  const bool same_type = self.tensor->scalar_type() == static_cast<at::ScalarType>(call.int_at(1));
+  if (same_type) add_passing(call, proposal, 0, all_pass);
 }
 
 }  // namespace

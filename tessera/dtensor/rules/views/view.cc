@@ -72,16 +72,6 @@ class ViewMap {
   c10::SmallVector<DimGroup, 6> groups_;
 };
 
-// Product of the sizes of dims of a group before `dim`.
-int64_t before(c10::IntArrayRef sizes, c10::ArrayRef<int64_t> dims, int64_t dim) {
-  int64_t product = 1;
-  for (const int64_t d : dims) {
-    if (d == dim) break;
-    product *= sizes[d];
-  }
-  return product;
-}
-
 using Describe = std::function<std::string()>;  // what is done, for messages
 
 class ViewPlacements {
@@ -139,11 +129,12 @@ class ViewPlacements {
     // An inner dim becomes one piece for each index of the dims before it.
     if (dim != group->from.back() && from_[dim] % all_parts != 0) fail_flatten(m);
     c10::SmallVector<int64_t, 4> outer;
+    int64_t pieces = 1;
     for (const int64_t d : group->from) {
       if (d == dim) break;
       outer.push_back(d);
+      pieces *= from_[d];
     }
-    const int64_t pieces = before(from_, group->from, dim);
     const int64_t outer_parts = parts_of(outer, m);
     if (pieces % outer_parts != 0) fail_flatten(m);
     return StridedShard(group->to[0], std::max<int64_t>(pieces / outer_parts, 1));  // 0 of what has no elements
@@ -240,9 +231,7 @@ void propose_view(const OpCall& call, Proposal& proposal, bool may_gather) {
                                : Choice{{self.placements}, {ViewPlacements(call, sizes, self.placements).result()}};
   if (proposal.choice->inputs[0] != self.placements) shape.strides.clear();
   proposal.outputs.push_back(std::move(shape));
-  proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
-    return Rewrites{{1, local_sizes_value(of, shapes[0].sizes, choice.outputs[0])}};
-  };
+  proposal.rewrite = with_local_sizes(1);
 }
 
 // view(self, size): must alias, except in backward, whose formulas may flatten what is cut unevenly, and inside
@@ -257,9 +246,7 @@ void propose_view_copy(const OpCall& call, Proposal& proposal) {
   const auto sizes = at::infer_size(call.ints_at(1), c10::multiply_integers(call.inputs[0].sizes));
   proposal.choice = gathered_view(call, sizes);
   proposal.outputs.push_back({sizes, {}});
-  proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
-    return Rewrites{{1, local_sizes_value(of, shapes[0].sizes, choice.outputs[0])}};
-  };
+  proposal.rewrite = with_local_sizes(1);
 }
 
 // _unsafe_view(self, size): of a copy that nobody else sees, so that one whose strides do not suit is copied.

@@ -8,6 +8,8 @@
 
 #include <algorithm>
 
+#include "tessera/kernels/dispatch/result_form.h"
+
 namespace tessera::kernels::detail {
 namespace {
 
@@ -41,7 +43,7 @@ LogitRows::LogitRows(const at::Tensor& given) : options(given.options().requires
   columns = logits.size(-1);
   rows = 1;
   for (int64_t dim = 0; dim + 1 < logits.dim(); ++dim) rows *= logits.size(dim);
-  wide = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  wide = wide_type(logits.scalar_type());
   if (rows == 0) return;
   const std::vector<int64_t> shape = {rows, columns};
   if (at::detail::computeStride(logits.sizes(), logits.strides(), c10::IntArrayRef(shape)) || logits.dim() < 3) {

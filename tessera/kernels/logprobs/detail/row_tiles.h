@@ -33,6 +33,9 @@ struct RowTile {
   int64_t rows = 0;
   at::Tensor logits;   // [rows, V], in their own dtype
   at::Tensor scratch;  // the same, wide, to be written
+
+  // The tile's rows of what has one row for each of the logits'.
+  at::Tensor of(const at::Tensor& values) const { return values.narrow(0, first, rows); }
 };
 
 // Visits all rows; on the CPU several threads do, each within its cache. `skip` (bool [rows] on the CPU, or undefined):

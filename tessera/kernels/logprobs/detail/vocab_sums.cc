@@ -1,6 +1,5 @@
 #include "tessera/kernels/logprobs/detail/vocab_sums.h"
 
-#include <ATen/core/ivalue.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -20,11 +19,6 @@ namespace {
 
 constexpr double kNoLogit = -std::numeric_limits<double>::infinity();
 
-struct PartHolder : torch::CustomClassHolder {
-  explicit PartHolder(VocabPart given) : part(std::move(given)) {}
-  VocabPart part;
-};
-
 }  // namespace
 
 at::Tensor finite_most(const at::Tensor& most) { return most.masked_fill(most.eq(kNoLogit), 0); }
@@ -35,8 +29,8 @@ at::Tensor tile_sums(const RowTile& tile, const RowSums& sums) {
   at::Tensor scratch = tile.scratch;
   at::sub_out(scratch, tile.logits, taken);
   scratch.exp_();
-  sums.most.narrow(0, tile.first, tile.rows).copy_(most.squeeze(1));
-  sums.sum.narrow(0, tile.first, tile.rows).copy_(scratch.sum(1));
+  tile.of(sums.most).copy_(most.squeeze(1));
+  tile.of(sums.sum).copy_(scratch.sum(1));
   return taken;
 }
 
@@ -65,12 +59,6 @@ JoinedSums join_sums(const at::Tensor& most, const at::Tensor& sum) {
   joined.all.sum = sum.mul(joined.factors).sum(0);
   return joined;
 }
-
-c10::IValue hold_part(const VocabPart& part) {
-  return c10::IValue::make_capsule(c10::make_intrusive<PartHolder>(part));
-}
-
-const VocabPart& held_part(const c10::IValue& held) { return static_cast<PartHolder*>(held.toCapsule().get())->part; }
 
 int64_t rows_of_chunk(const char* verb, const at::Tensor& logits, int64_t chunk_size) {
   TESSERA_CHECK(chunk_size > 0, ErrorKind::kShape, "[kernels.{}] chunk_size: found {}, wanted at least 1", verb,

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/ivalue.h>
 
 #include "tessera/kernels/logprobs/detail/row_tiles.h"
 #include "tessera/kernels/logprobs/vocab_part.h"
@@ -16,7 +15,8 @@ struct RowSums {
   at::Tensor sum;
 };
 // Of this rank's columns.
-RowSums row_sums(const LogitRows& rows, const at::Tensor& skip, int64_t most_rows);
+RowSums row_sums(const LogitRows& rows, const at::Tensor& skip = {},
+                 int64_t most_rows = std::numeric_limits<int64_t>::max());
 // Writes most and sum of one tile and leaves exp(logit - most) in its scratch; what is taken off, wide [rows, 1] (0
 // where most is -infinity).
 at::Tensor tile_sums(const RowTile& tile, const RowSums& sums);
@@ -32,10 +32,6 @@ struct JoinedSums {
 JoinedSums join_sums(const at::Tensor& most, const at::Tensor& sum);
 // 0 in place of -infinity: what may be taken off -infinity.
 at::Tensor finite_most(const at::Tensor& most);
-
-// Holds a part for the backward pass.
-c10::IValue hold_part(const VocabPart& part);
-const VocabPart& held_part(const c10::IValue& held);
 
 // Rows of a chunk of the dim before the vocabulary. Error kShape below 1.
 int64_t rows_of_chunk(const char* verb, const at::Tensor& logits, int64_t chunk_size);

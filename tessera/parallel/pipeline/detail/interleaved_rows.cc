@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <map>
-#include <set>
 
 #include "tessera/base/error.h"
 #include "tessera/parallel/pipeline/detail/makers.h"
@@ -63,32 +62,6 @@ class InterleavedRank {
   ActionRow row_;
 };
 
-// Puts a bubble before each forward whose input is not there yet (torch's _add_bubbles_to_actions).
-Rows with_forward_bubbles(const Rows& rows) {
-  Rows out(rows.size());
-  std::vector<size_t> next(rows.size(), 0);
-  std::set<std::pair<int, int>> seen;  // forwards: stage and micro-batch
-  for (bool more = true; more;) {
-    more = false;
-    std::vector<std::pair<int, int>> now;
-    for (size_t rank = 0; rank < rows.size(); ++rank) {
-      if (next[rank] >= rows[rank].size()) continue;
-      more = true;
-      const auto& action = rows[rank][next[rank]];
-      const bool forward = action && action->kind == ActionKind::kForward;
-      if (forward && action->stage != 0 && !seen.contains({action->stage - 1, action->micro_batch})) {
-        out[rank].push_back(std::nullopt);
-        continue;
-      }
-      out[rank].push_back(action);
-      if (forward) now.emplace_back(action->stage, action->micro_batch);
-      ++next[rank];
-    }
-    seen.insert(now.begin(), now.end());
-  }
-  return out;
-}
-
 }  // namespace
 
 Rows interleaved_rows(const ScheduleSize& size, bool zero_bubble) {
@@ -99,7 +72,7 @@ Rows interleaved_rows(const ScheduleSize& size, bool zero_bubble) {
                 zero_bubble ? "Zero bubble" : "Interleaved 1F1B", rounds, size.micro_batches);
   Rows rows;
   for (int rank = 0; rank < size.ranks; ++rank) rows.push_back(InterleavedRank(size, rank, zero_bubble).row());
-  return zero_bubble ? with_forward_bubbles(rows) : rows;
+  return zero_bubble ? with_bubbles(rows, /*one_stage_a_rank=*/false) : rows;
 }
 
 }  // namespace tessera::pipeline::detail

@@ -1,5 +1,4 @@
 #include <set>
-#include <tuple>
 
 #include "tessera/base/error.h"
 #include "tessera/parallel/pipeline/detail/makers.h"
@@ -13,48 +12,34 @@ void add_step(ActionRow& row, int stage, ActionKind kind, int micro_batch) {
   row.push_back(Action{.stage = stage, .kind = kind, .micro_batch = micro_batch});
 }
 
-// Of one stage a rank: each action in the first time step in which what it needs has been done, all taking one.
-Rows with_bubbles(const Rows& rows) {
+}  // namespace
+
+Rows with_bubbles(const Rows& rows, bool one_stage_a_rank) {
   Rows out(rows.size());
   std::vector<size_t> next(rows.size(), 0);
-  std::set<std::tuple<int, ActionKind, int>> done;
+  std::set<Action::Key> done;
   const auto can_run = [&](const Action& action) {
     const bool forward = action.kind == ActionKind::kForward;
-    const int before = action.stage + (forward ? -1 : 1);
-    if (before < 0 || before == static_cast<int>(rows.size())) return true;
-    return done.contains({before, action.kind, action.micro_batch});
+    if (!forward && !one_stage_a_rank) return true;
+    const int first = forward ? 0 : static_cast<int>(rows.size()) - 1;  // the stage that waits for no other
+    return action.stage == first || done.contains({action.stage + (forward ? -1 : 1), action.kind, action.micro_batch});
   };
   for (bool more = true; more;) {
     more = false;
-    std::vector<Action> now;
+    std::vector<Action::Key> now;
     for (size_t rank = 0; rank < rows.size(); ++rank) {
       if (next[rank] == rows[rank].size()) continue;
       more = true;
       const auto& action = rows[rank][next[rank]];
-      const bool runs = can_run(*action);
+      const bool runs = !action || can_run(*action);
       out[rank].push_back(runs ? action : std::nullopt);
       if (!runs) continue;
-      now.push_back(*action);
+      if (action) now.push_back(action->key());
       ++next[rank];
     }
-    for (const auto& action : now) done.insert({action.stage, action.kind, action.micro_batch});
+    done.insert(now.begin(), now.end());
   }
   return out;
-}
-
-}  // namespace
-
-Rows gpipe_rows(const ScheduleSize& size) {
-  Rows rows;
-  for (int rank = 0; rank < size.ranks; ++rank) {
-    ActionRow row;
-    add_bubbles(row, rank);
-    for (int mb = 0; mb < size.micro_batches; ++mb) add_step(row, rank, ActionKind::kForward, mb);
-    add_bubbles(row, 2 * (size.ranks - 1 - rank));
-    for (int mb = 0; mb < size.micro_batches; ++mb) add_step(row, rank, ActionKind::kBackward, mb);
-    rows.push_back(std::move(row));
-  }
-  return rows;
 }
 
 // The order in which torch's Schedule1F1B runs. (Its own table of that order begins with micro-batch 1 on the last
@@ -76,10 +61,10 @@ Rows one_forward_one_backward_rows(const ScheduleSize& size) {
     }
     rows.push_back(std::move(row));
   }
-  return with_bubbles(rows);
+  return with_bubbles(rows, /*one_stage_a_rank=*/true);
 }
 
-Rows looped_bfs_rows(const ScheduleSize& size) {
+Rows forwards_then_backwards_rows(const ScheduleSize& size, bool last_first) {
   Rows rows;
   for (int rank = 0; rank < size.ranks; ++rank) {
     ActionRow row;
@@ -91,7 +76,8 @@ Rows looped_bfs_rows(const ScheduleSize& size) {
     }
     add_bubbles(row, 2 * (size.ranks - 1 - rank));
     for (int local = size.stages_per_rank - 1; local >= 0; --local) {
-      for (int mb = size.micro_batches - 1; mb >= 0; --mb) {
+      for (int i = 0; i < size.micro_batches; ++i) {
+        const int mb = last_first ? size.micro_batches - 1 - i : i;
         add_step(row, local * size.ranks + rank, ActionKind::kBackward, mb);
       }
     }

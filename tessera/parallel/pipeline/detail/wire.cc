@@ -51,17 +51,11 @@ WireForm form_of_header(const at::Tensor& header, bool tensor_parallel) {
 
 }  // namespace
 
-Arrival::Arrival(at::Tensor part, comm::Pending pending, WireForm form, MeshPtr tensor_parallel)
-    : part_(std::move(part)),
-      pending_(std::move(pending)),
-      form_(std::move(form)),
-      tensor_parallel_(std::move(tensor_parallel)) {}
-
 at::Tensor Arrival::take() {
-  pending_.wait();
-  if (!form_.is_dtensor) return std::move(part_);
+  pending.wait();
+  if (!form.is_dtensor) return std::move(part);
   const c10::NoGradGuard no_grad;
-  return from_local(part_, tensor_parallel_, placements_of(form_), FromLocalOptions::contiguous(form_.whole));
+  return from_local(part, tensor_parallel, placements_of(form), FromLocalOptions::contiguous(form.whole));
 }
 
 WireForm Wire::form_of(const at::Tensor& hidden) {

@@ -28,16 +28,12 @@ struct WireForm {
 };
 
 // A tensor that is still to come.
-class Arrival {
- public:
-  Arrival(at::Tensor part, comm::Pending pending, WireForm form, MeshPtr tensor_parallel);
+struct Arrival {
+  at::Tensor part;  // local
+  comm::Pending pending;
+  WireForm form;
+  MeshPtr tensor_parallel;
   at::Tensor take();  // waits
-
- private:
-  at::Tensor part_;
-  comm::Pending pending_;
-  WireForm form_;
-  MeshPtr tensor_parallel_;
 };
 
 class Wire {

@@ -22,9 +22,15 @@ at::Tensor laid_out(const at::Tensor& dtensor, const Placement& wanted) {
   return redistribute(dtensor, {on_dims(wanted, dtensor.dim())});
 }
 
-at::Tensor brought(const at::Tensor& tensor, const MeshPtr& mesh, const Placement& given, const Placement& wanted,
-                   int64_t global_extent) {
-  return laid_out(is_dtensor(tensor) ? tensor : as_dtensor(tensor, mesh, given, global_extent), wanted);
+void bring_first_input(nn::Module& module, const StyleContext& context, const Placement& given, const Placement& wanted,
+                       int64_t last_extent) {
+  module.register_forward_pre_hook(
+      [mesh = context.mesh, path = context.path, given, wanted, last_extent](nn::Module&, nn::TensorRefs& inputs) {
+        at::Tensor& x = first_of(inputs, path, "inputs");
+        const bool shards_last = given.is_shard() && on_dims(given, x.dim()).is_shard(x.dim() - 1);
+        if (!is_dtensor(x)) x = as_dtensor(x, mesh, given, shards_last ? last_extent : -1);
+        x = laid_out(x, wanted);
+      });
 }
 
 void make_local(const nn::TensorRefs& tensors) {
@@ -39,8 +45,10 @@ at::Tensor& first_of(const nn::TensorRefs& tensors, const std::string& path, con
   return *tensors[0];
 }
 
-std::string describe_layouts(const Placement& input, const Placement& output, bool local) {
-  return to_string(input) + " -> " + to_string(output) + (local ? ", local" : "");
+std::string describe_layouts(const std::string& style, const LayoutOptions& options, const Placement& input,
+                             const Placement& output) {
+  return fmt::format("{}({} -> {}{})", style, to_string(options.input_layout.value_or(input)),
+                     to_string(options.output_layout.value_or(output)), options.use_local_output ? ", local" : "");
 }
 
 void claim(nn::Module& module, const std::string& path) {

@@ -8,6 +8,7 @@
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/module.h"
+#include "tessera/parallel/tensor_parallel/styles.h"
 
 namespace tessera::detail {
 
@@ -18,15 +19,18 @@ at::Tensor as_dtensor(const at::Tensor& tensor, const MeshPtr& mesh, const Place
                       int64_t global_extent = -1);
 // Brought to `wanted`; the very tensor where it lies so already. COLLECTIVE over its mesh otherwise.
 at::Tensor laid_out(const at::Tensor& dtensor, const Placement& wanted);
-// Brought to `wanted`, where a plain tensor is taken for one that lies as `given`. COLLECTIVE likewise.
-at::Tensor brought(const at::Tensor& tensor, const MeshPtr& mesh, const Placement& given, const Placement& wanted,
-                   int64_t global_extent = -1);
+// From now on the first tensor of each call of the module is brought to `wanted`; a plain one is taken for one that
+// lies as `given`. last_extent: the global size of its last dim, which is needed where `given` shards that unevenly.
+// COLLECTIVE likewise.
+void bring_first_input(nn::Module& module, const StyleContext& context, const Placement& given, const Placement& wanted,
+                       int64_t last_extent = -1);
 // DTensors become their local parts.
 void make_local(const nn::TensorRefs& tensors);
 // The first of the tensors among a call's arguments, which a style needs. Error kShape when there is none.
 at::Tensor& first_of(const nn::TensorRefs& tensors, const std::string& path, const char* what);
-// "R -> S(-1), local"
-std::string describe_layouts(const Placement& input, const Placement& output, bool local);
+// "ColwiseParallel(R -> S(-1), local)"; `input` and `output` are the style's defaults.
+std::string describe_layouts(const std::string& style, const LayoutOptions& options, const Placement& input,
+                             const Placement& output);
 // Error kConfig: a style that shards parameters was applied to the module already.
 void claim(nn::Module& module, const std::string& path);
 

@@ -1,4 +1,4 @@
-#include "tessera/text/grammar/text_tree.h"
+#include "tessera/text/tokenizer/text_tree.h"
 
 #include <algorithm>
 

@@ -24,7 +24,7 @@ class TextTree {
   using Place = int32_t;
   static constexpr Place kRoot = -1, kNowhere = std::numeric_limits<Place>::min();
 
-  explicit TextTree(std::vector<std::string_view> texts);
+  explicit TextTree(std::vector<std::string_view> texts = {});
   Place next(Place place, uint8_t byte) const;
   bool is_end(Place place) const;   // a text ends here
   bool goes_on(Place place) const;  // a text goes on here

@@ -1,0 +1,114 @@
+// The gradients of a group on their way to the shards: accumulated whole over micro-batches without synchronisation,
+// reduce-scattered (and over replicas all-reduced), then handed to the sharded parameters' grad().
+//
+// On an accelerator the stages (ReductionStages) run beside what computes, over a second group of the ranks that
+// gather; what computes comes behind each reduce-scatter before the next one starts, so that two of them, and no more,
+// have buffers at a time. A parameter that no rank had a gradient for keeps its grad() as it was.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_foreach_add.h>
+#include <c10/core/GradMode.h>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/parallel/fsdp/param_group.h"
+
+namespace tessera {
+
+void ParamGroup::accumulate(const std::vector<size_t>& trainable, std::vector<at::Tensor>&& gradients) {
+  const c10::NoGradGuard no_grad;
+  while (advance_reduction(/*at_end=*/true)) {  // the group was used twice in one graph
+  }
+  std::optional<c10::ScalarType> dtype;
+  for (const auto& gradient : gradients) {
+    if (!gradient.defined()) continue;
+    TESSERA_CHECK(
+        !dtype || *dtype == gradient.scalar_type(), ErrorKind::kShape,
+        "[fsdp.backward] {}: gradients are {} and {}, wanted one dtype. Set MixedPrecisionPolicy::param_dtype "
+        "or shard these modules separately.",
+        name(), c10::toString(*dtype), c10::toString(gradient.scalar_type()));
+    dtype = gradient.scalar_type();
+  }
+  if (!dtype) return;
+  if (!flat_gradients_.is_open()) open_gradients(trainable, reduce_dtype_.value_or(*dtype));
+  TESSERA_CHECK(trainable == with_gradients_, ErrorKind::kShape,
+                "[fsdp.backward] {}: requires_grad changed while gradients were accumulating without synchronisation. "
+                "Run a synchronised backward first.",
+                name());
+  bring_to_parameters(gradients);
+  for (auto& gradient : gradients) {
+    if (gradient.defined()) gradient = local_part(gradient);
+  }
+  flat_gradients_.add_all(std::move(gradients));
+}
+
+void ParamGroup::open_gradients(const std::vector<size_t>& trainable, c10::ScalarType dtype) {
+  with_gradients_ = trainable;
+  FlatLayout layout(shards_.ranks());
+  const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
+  for (size_t index : trainable) layout.append(params()[index].rows(), params()[index].row_numel(), itemsize);
+  flat_gradients_.open(std::move(layout), dtype, device(), shards_.group().allocator(device().type()));
+}
+
+// Gradients of tensor-parallel parameters, as the parameters lie. All of them start before the first is waited for.
+void ParamGroup::bring_to_parameters(std::vector<at::Tensor>& gradients) const {
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const auto& param = shards_.params()[with_gradients_[i]];
+    at::Tensor& gradient = gradients[i];
+    if (!gradient.defined()) continue;
+    const bool wanted = param.tensor_parallel && !param.tensor_parallel->plain;
+    TESSERA_CHECK(
+        is_dtensor(gradient) == wanted, ErrorKind::kShape,
+        "[fsdp.backward] {}: the gradient of {} is {}, wanted {}. Let its module compute on DTensors alone, or "
+        "on plain tensors alone.",
+        name(), param.name, is_dtensor(gradient) ? "a DTensor" : "a plain tensor",
+        wanted ? "a DTensor" : "a plain tensor");
+    if (wanted) gradient = redistribute(gradient, param.tensor_parallel->placements, {.async_op = true});
+  }
+}
+
+bool ParamGroup::start_reduction() {
+  if (!flat_gradients_.is_open()) return false;
+  const c10::NoGradGuard no_grad;
+  const auto replicas = mesh()->ndim() == 2 ? mesh()->group(0) : nullptr;
+  reduction_.start({.group = reduces_over_, .replicas = replicas, .to_host = shards_.on_host()},
+                   flat_gradients_.close(divide), *pool_, name());
+  return true;
+}
+
+bool ParamGroup::advance_reduction(bool at_end) {
+  if (!reduction_.in_flight()) return false;
+  if (reduction_.advance(name(), at_end)) return true;
+  set_gradients(reduction_.take());
+  if (gradients_hook_) {
+    std::vector<at::Tensor> parameters;
+    for (const size_t index : with_gradients_) parameters.push_back(params()[index].parameter);
+    gradients_hook_(parameters);
+  }
+  return false;
+}
+
+void ParamGroup::set_gradients(const at::Tensor& sum) {
+  const c10::NoGradGuard no_grad;
+  const c10::ScalarType dtype = params()[with_gradients_[0]].dtype;
+  const int64_t rank = mesh()->local_rank(mesh()->ndim() - 1);
+  std::vector<at::Tensor> earlier, more;
+  flat_gradients_.unpack(sum, rank, dtype, [&](size_t index, const at::Tensor& values) {
+    auto& param = params()[with_gradients_[index]];
+    const at::Tensor local = values.view(param.local.sizes());
+    at::Tensor& grad = param.parameter.mutable_grad();
+    if (grad.defined()) {
+      earlier.push_back(to_local(grad));
+      more.push_back(local);
+    } else {
+      grad = param.distributed(local, mesh());
+    }
+  });
+  if (!earlier.empty()) at::_foreach_add_(earlier, more);
+}
+
+void ParamGroup::drop_gradients() {
+  reduction_.drop();
+  flat_gradients_.drop();
+}
+
+}  // namespace tessera
