@@ -16,13 +16,16 @@
 namespace tessera {
 namespace {
 
+bool holds_dtensor(const StateValue& value) {
+  return value.is_tensor() && value.tensor().defined() && is_dtensor(value.tensor());
+}
+
 void check_entry(const StateKey& key, const StateValue& value, const StateDict& local) {
   TESSERA_CHECK(value.is_tensor() || (!value.is_dict() && !value.is_sharded()), ErrorKind::kShape,
                 "[state.broadcast] {}: a {} in a flat dict. Flatten it first (flatten_state_dict).",
                 quote(to_string(key)), type_name(value));
   const auto* target = local.find(key);
-  if (!value.is_tensor() || !target || !target->is_tensor() || !target->tensor().defined()) return;
-  if (!is_dtensor(target->tensor())) return;
+  if (!value.is_tensor() || !target || !holds_dtensor(*target)) return;
   const auto misfit = detail::loading_misfit(target->tensor(), value.tensor());
   TESSERA_CHECK(misfit.empty(), ErrorKind::kShape, "[state.broadcast] {}: {}", quote(to_string(key)), misfit);
 }
@@ -36,7 +39,7 @@ bool is_written_in_place(const StateValue& target, const at::Tensor& values, c10
 
 // Puts whole values in the place of what is there. `fresh`: nobody else has `values`.
 void put_whole(StateValue& target, const at::Tensor& values, c10::Device device, bool fresh) {
-  if (target.is_tensor() && target.tensor().defined() && is_dtensor(target.tensor())) {
+  if (holds_dtensor(target)) {
     const at::Tensor tensor = target.tensor();
     const at::Tensor local = to_local(tensor.detach());
     if (!local.is_meta()) {
@@ -69,7 +72,7 @@ void broadcast_state_dict(const StateDict& full, StateDict& local, const Broadca
     if (value.is_tensor() && value.tensor().is_meta()) {
       keys.emplace(value.tensor().unsafeGetTensorImpl(), key);
     } else if (auto* target = local.find(key)) {
-      if (value.is_tensor() && target->is_tensor() && target->tensor().defined() && is_dtensor(target->tensor())) {
+      if (value.is_tensor() && holds_dtensor(*target)) {
         put_whole(*target, value.tensor(), options.device, /*fresh=*/true);
       } else {
         *target = value;
@@ -101,7 +104,7 @@ void distribute_state_dict(const StateDict& full, StateDict& local, c10::Device 
   for (const auto& [key, value] : full) {
     auto* target = local.find(key);
     if (target == nullptr) continue;
-    if (value.is_tensor() && (value.tensor().dim() > 0 || (target->is_tensor() && is_dtensor(target->tensor())))) {
+    if (value.is_tensor() && (value.tensor().dim() > 0 || holds_dtensor(*target))) {
       put_whole(*target, value.tensor(), device, /*fresh=*/false);
     } else {
       *target = value.is_tensor() ? StateValue(value.tensor().detach().to(c10::kCPU, value.tensor().scalar_type(),

@@ -126,14 +126,12 @@ void check_options(const StateDictOptions& options) {
                 options.submodules.size());
 }
 
-StateDict full_or_on_cpu(const StateDict& state_dict, const StateDictOptions& options,
-                         const std::shared_ptr<comm::Group>& group) {
-  IterateOptions how{.cpu_offload = options.cpu_offload, .group = group};
-  if (options.full_state_dict) {
-    if (options.cpu_offload && group) how.ranks_only = {0};
-    return gather_state_dict(state_dict, how);
-  }
-  return options.cpu_offload ? offload_state_dict_to_cpu(state_dict, how) : state_dict;
+StateDict full_or_on_cpu(const StateDict& state_dict, const ModelNames& model, const StateDictOptions& options) {
+  IterateOptions how{.cpu_offload = options.cpu_offload, .group = options.group};
+  if (!options.full_state_dict) return options.cpu_offload ? offload_state_dict_to_cpu(state_dict, how) : state_dict;
+  if (options.cpu_offload) how.group = group_of(model, options);
+  if (options.cpu_offload && how.group) how.ranks_only = {0};
+  return gather_state_dict(state_dict, how);
 }
 
 }  // namespace tessera

@@ -58,8 +58,7 @@ std::shared_ptr<comm::Group> broadcasting_group(const ModelNames& model, const S
 c10::Device device_of(const ModelNames& model, const comm::Group* group, std::string_view complaint);
 // Errors kConfig: broadcast_from_rank0 without full_state_dict.
 void check_options(const StateDictOptions& options);
-// full_state_dict and cpu_offload of a dict. COLLECTIVE as gather_state_dict.
-StateDict full_or_on_cpu(const StateDict& state_dict, const StateDictOptions& options,
-                         const std::shared_ptr<comm::Group>& group);
+// full_state_dict and cpu_offload of a dict. COLLECTIVE as gather_state_dict and group_of.
+StateDict full_or_on_cpu(const StateDict& state_dict, const ModelNames& model, const StateDictOptions& options);
 
 }  // namespace tessera

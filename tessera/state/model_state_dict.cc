@@ -176,8 +176,7 @@ StateDict get_model_state_dict(nn::Module& model, const StateDictOptions& option
     const bool keeps_prefix = prefixes.empty() || options.keep_submodule_prefixes;
     parts.set(keeps_prefix ? name : name.substr(prefixes.front().size()), values[index]);
   }
-  const bool asks_ranks = options.full_state_dict && options.cpu_offload;
-  auto out = full_or_on_cpu(parts, options, asks_ranks ? group_of(names, options) : options.group);
+  auto out = full_or_on_cpu(parts, names, options);
   verify_model_state_dict(out, options);
   return out;
 }

@@ -78,8 +78,7 @@ StateDict get_optimizer_state_dict(nn::Module& model, const std::vector<optim::O
   }
   StateDict out{{"state", std::move(state)}, {"param_groups", std::move(groups)}};
   if (options.flatten_optimizer_state_dict) out = flatten_optimizer_dict(out);
-  const bool asks_ranks = options.full_state_dict && options.cpu_offload;
-  out = full_or_on_cpu(out, options, asks_ranks ? group_of(names, options) : options.group);
+  out = full_or_on_cpu(out, names, options);
   verify_optimizer_state_dict(out, options);
   return out;
 }

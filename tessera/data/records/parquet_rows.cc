@@ -3,6 +3,8 @@
 #include <arrow/io/api.h>
 #include <parquet/arrow/reader.h>
 
+#include <type_traits>
+
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/base/text/utf8.h"
@@ -23,30 +25,21 @@ struct CellPlace {
 
 Json json_of(const arrow::Array& array, int64_t index, const CellPlace& place, int depth);
 
-template <class Array>
-Json json_of_text(const arrow::Array& array, int64_t index, const CellPlace& place) {
-  const std::string_view text = static_cast<const Array&>(array).GetView(index);
-  TESSERA_CHECK(is_valid_utf8(text), ErrorKind::kFormat, "[data.read] {}: the text is no UTF-8: {}", place.text(),
-                quote(text));
-  return std::string(text);
-}
-
-template <class Array>
-Json json_of_bytes(const arrow::Array& array, int64_t index) {
-  const std::string_view bytes = static_cast<const Array&>(array).GetView(index);
-  return Json::binary({bytes.begin(), bytes.end()});
+// Reads the array as that one of the classes whose type it has; false where it is none of them.
+template <class... Arrays, class Read>
+bool read_as(const arrow::Array& array, Read read) {
+  const auto read_one = [&]<class Array>(std::type_identity<Array>) {
+    if (array.type_id() != Array::TypeClass::type_id) return false;
+    read(static_cast<const Array&>(array));
+    return true;
+  };
+  return (read_one(std::type_identity<Arrays>{}) || ...);
 }
 
 Json json_of_range(const arrow::Array& values, int64_t first, int64_t count, const CellPlace& place, int depth) {
   Json list = Json::array();
   for (int64_t i = 0; i < count; ++i) list.push_back(json_of(values, first + i, place, depth));
   return list;
-}
-
-template <class Array>
-Json json_of_list(const arrow::Array& array, int64_t index, const CellPlace& place, int depth) {
-  const auto& list = static_cast<const Array&>(array);
-  return json_of_range(*list.values(), list.value_offset(index), list.value_length(index), place, depth);
 }
 
 Json json_of_struct(const arrow::Array& array, int64_t index, const CellPlace& place, int depth) {
@@ -74,58 +67,36 @@ Json json_of_map(const arrow::Array& array, int64_t index, const CellPlace& plac
   return all;
 }
 
-template <class Array>
-Json json_of_number(const arrow::Array& array, int64_t index) {
-  return static_cast<const Array&>(array).Value(index);
-}
-
 Json json_of(const arrow::Array& array, int64_t index, const CellPlace& place, int depth) {
   TESSERA_CHECK(depth < 64, ErrorKind::kFormat, "[data.read] {}: nested deeper than 64 levels.", place.text());
   if (array.IsNull(index)) return nullptr;
+  Json value;
+  const auto number = [&](const auto& values) { value = values.Value(index); };
+  const auto text = [&](const auto& values) {
+    const std::string_view bytes = values.GetView(index);
+    TESSERA_CHECK(is_valid_utf8(bytes), ErrorKind::kFormat, "[data.read] {}: the text is no UTF-8: {}", place.text(),
+                  quote(bytes));
+    value = std::string(bytes);
+  };
+  const auto binary = [&](const auto& values) {
+    const std::string_view bytes = values.GetView(index);
+    value = Json::binary({bytes.begin(), bytes.end()});
+  };
+  const auto list = [&](const auto& lists) {
+    value = json_of_range(*lists.values(), lists.value_offset(index), lists.value_length(index), place, depth + 1);
+  };
+  if (read_as<arrow::BooleanArray, arrow::Int8Array, arrow::Int16Array, arrow::Int32Array, arrow::Int64Array,
+              arrow::UInt8Array, arrow::UInt16Array, arrow::UInt32Array, arrow::UInt64Array, arrow::FloatArray,
+              arrow::DoubleArray>(array, number) ||
+      read_as<arrow::StringArray, arrow::LargeStringArray, arrow::StringViewArray>(array, text) ||
+      read_as<arrow::BinaryArray, arrow::LargeBinaryArray, arrow::FixedSizeBinaryArray>(array, binary) ||
+      read_as<arrow::ListArray, arrow::LargeListArray, arrow::FixedSizeListArray>(array, list)) {
+    return value;
+  }
   using arrow::Type;
   switch (array.type_id()) {
     case Type::NA:
       return nullptr;
-    case Type::BOOL:
-      return static_cast<const arrow::BooleanArray&>(array).Value(index);
-    case Type::INT8:
-      return json_of_number<arrow::Int8Array>(array, index);
-    case Type::INT16:
-      return json_of_number<arrow::Int16Array>(array, index);
-    case Type::INT32:
-      return json_of_number<arrow::Int32Array>(array, index);
-    case Type::INT64:
-      return json_of_number<arrow::Int64Array>(array, index);
-    case Type::UINT8:
-      return json_of_number<arrow::UInt8Array>(array, index);
-    case Type::UINT16:
-      return json_of_number<arrow::UInt16Array>(array, index);
-    case Type::UINT32:
-      return json_of_number<arrow::UInt32Array>(array, index);
-    case Type::UINT64:
-      return json_of_number<arrow::UInt64Array>(array, index);
-    case Type::FLOAT:
-      return json_of_number<arrow::FloatArray>(array, index);
-    case Type::DOUBLE:
-      return json_of_number<arrow::DoubleArray>(array, index);
-    case Type::STRING:
-      return json_of_text<arrow::StringArray>(array, index, place);
-    case Type::LARGE_STRING:
-      return json_of_text<arrow::LargeStringArray>(array, index, place);
-    case Type::STRING_VIEW:
-      return json_of_text<arrow::StringViewArray>(array, index, place);
-    case Type::BINARY:
-      return json_of_bytes<arrow::BinaryArray>(array, index);
-    case Type::LARGE_BINARY:
-      return json_of_bytes<arrow::LargeBinaryArray>(array, index);
-    case Type::FIXED_SIZE_BINARY:
-      return json_of_bytes<arrow::FixedSizeBinaryArray>(array, index);
-    case Type::LIST:
-      return json_of_list<arrow::ListArray>(array, index, place, depth + 1);
-    case Type::LARGE_LIST:
-      return json_of_list<arrow::LargeListArray>(array, index, place, depth + 1);
-    case Type::FIXED_SIZE_LIST:
-      return json_of_list<arrow::FixedSizeListArray>(array, index, place, depth + 1);
     case Type::STRUCT:
       return json_of_struct(array, index, place, depth + 1);
     case Type::MAP:

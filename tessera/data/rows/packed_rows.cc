@@ -42,16 +42,13 @@ uint32_t hash_of_sample(std::span<const PackedToken> tokens) {
 // the hash before.
 class Fingerprint {
  public:
-  Fingerprint() : state_(XXH3_createState()) { XXH3_64bits_reset(state_); }
-  ~Fingerprint() { XXH3_freeState(state_); }
-  Fingerprint(const Fingerprint&) = delete;
-  Fingerprint& operator=(const Fingerprint&) = delete;
-  void add(const void* data, size_t bytes) { XXH3_64bits_update(state_, data, bytes); }
-  void next_array() { XXH3_64bits_reset_withSeed(state_, XXH3_64bits_digest(state_)); }
-  uint64_t value() const { return XXH3_64bits_digest(state_); }
+  Fingerprint() { XXH3_64bits_reset(state_.get()); }
+  void add(const void* data, size_t bytes) { XXH3_64bits_update(state_.get(), data, bytes); }
+  void next_array() { XXH3_64bits_reset_withSeed(state_.get(), value()); }
+  uint64_t value() const { return XXH3_64bits_digest(state_.get()); }
 
  private:
-  XXH3_state_t* state_;
+  std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state_{XXH3_createState(), &XXH3_freeState};
 };
 
 // Each value of a file's array, turned into another; by parts, so that memory does not grow.
@@ -97,7 +94,6 @@ ArrayFile::ArrayFile(std::filesystem::path path) : path_(std::move(path)) {
                 std::strerror(errno));
   buffer_.reserve(size_t{1} << 18);
 }
-ArrayFile::~ArrayFile() = default;
 
 void ArrayFile::append(const void* data, size_t bytes) {
   const auto* from = static_cast<const char*>(data);

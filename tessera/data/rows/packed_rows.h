@@ -56,9 +56,6 @@ struct PackingOptions {
 class ArrayFile {
  public:
   explicit ArrayFile(std::filesystem::path path);
-  ~ArrayFile();
-  ArrayFile(const ArrayFile&) = delete;
-  ArrayFile& operator=(const ArrayFile&) = delete;
 
   // Error kIo, a full disk among them.
   void append(const void* data, size_t bytes);

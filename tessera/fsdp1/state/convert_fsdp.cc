@@ -36,15 +36,6 @@ StateDict tensors_by_name(nn::Module& module, bool first_only) {
   return tensors;
 }
 
-// All names of a member, its first one first.
-std::vector<std::string> names_of_member(const Fsdp1Unit& unit, size_t member) {
-  std::vector<std::string> names = {unit.fqns[member]};
-  for (const auto& [alias, of] : unit.aliases) {
-    if (of == member) names.push_back(alias);
-  }
-  return names;
-}
-
 struct MemberTarget {
   FlatPlace place;
   at::Tensor piece;
@@ -75,7 +66,7 @@ std::vector<MemberTarget> member_targets(nn::Module& fsdp1, const Fsdp1Units& mo
     for (size_t member = 0; member < unit.fqns.size(); ++member) {
       const auto& place = unit.place(member);
       found.push_back(
-          {place, unit.piece(unit.handle->shard().detach(), member), take(names_of_member(unit, member), place.shape)});
+          {place, unit.piece(unit.handle->shard().detach(), member), take(unit.names(member), place.shape)});
     }
   }
   for (const auto& [names, tensor, is_parameter, saved_dtype] : unmanaged_tensors(fsdp1, model)) {
@@ -107,7 +98,7 @@ std::vector<StateTarget> state_targets(const Fsdp1Units& model, const AgreedStat
     const auto& state = agreed.states.at(parameter);
     for (size_t i = 0; i < parameter->fqns.size(); ++i) {
       const auto& unit = model.units()[*parameter->unit];
-      const auto aliases = names_of_member(unit, parameter->first_member + i);
+      const auto aliases = unit.names(parameter->first_member + i);
       const auto name = std::ranges::find_if(aliases, [&](const auto& n) { return known.contains(n); });
       TESSERA_CHECK(name != aliases.end(), ErrorKind::kShape,
                     "[fsdp1.convert] {}: the FSDP2 optimizer has no such parameter. Train the same ones.", aliases[0]);

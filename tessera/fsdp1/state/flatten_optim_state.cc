@@ -142,17 +142,16 @@ class FlattenPlan {
  private:
   void collect(size_t unit_index, const StateDict& states, std::unordered_set<std::string>& used) {
     const auto& unit = model_.units()[unit_index];
-    std::vector<std::pair<std::string, size_t>> names;
-    for (size_t member = 0; member < unit.fqns.size(); ++member) names.emplace_back(unit.fqns[member], member);
-    names.insert(names.end(), unit.aliases.begin(), unit.aliases.end());
-    for (const auto& [name, member] : names) {
-      const auto* state = states.find(name);
-      if (!state) continue;
-      TESSERA_CHECK(state->is_dict(), ErrorKind::kShape,
-                    "[fsdp1.load] {}: found {} as the state of a parameter, expected a dict", quote(name),
-                    type_name(*state));
-      by_unit[unit_index].try_emplace(member, state->dict());
-      used.insert(name);
+    for (size_t member = 0; member < unit.fqns.size(); ++member) {
+      for (const auto& name : unit.names(member)) {
+        const auto* state = states.find(name);
+        if (!state) continue;
+        TESSERA_CHECK(state->is_dict(), ErrorKind::kShape,
+                      "[fsdp1.load] {}: found {} as the state of a parameter, expected a dict", quote(name),
+                      type_name(*state));
+        by_unit[unit_index].try_emplace(member, state->dict());
+        used.insert(name);
+      }
     }
   }
 

@@ -130,11 +130,9 @@ AgreedState agree_on_state(const Fsdp1Units& model, const SavedParameter& parame
   size_t reference_rank = 0;
   for (size_t rank = 0; rank < all.size(); ++rank) {
     const auto* found = all[rank].find(parameter.name);
-    if (!holds(model, parameter, rank)) continue;
-    if (!reference && found) {
-      reference = &found->dict();
-      reference_rank = rank;
-    }
+    if (reference || !found || !holds(model, parameter, rank)) continue;
+    reference = &found->dict();
+    reference_rank = rank;
   }
   if (!reference) return agreed;
   for (size_t rank = 0; rank < all.size(); ++rank) {

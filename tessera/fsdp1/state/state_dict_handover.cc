@@ -92,24 +92,20 @@ void check_has_states(const Fsdp1Units& units, const optim::Optimizer& optimizer
   const auto names = optimizer.parameter_names();
   const std::unordered_set<std::string_view> held(names.begin(), names.end());
   std::vector<std::vector<bool>> trained;
-  std::unordered_set<std::string> under_alias;
-  for (const auto& unit : units.units()) {
-    trained.push_back(unit.trained());
-    for (const auto& [alias, member] : unit.aliases) {
-      if (states.contains(alias)) under_alias.insert(unit.fqns[member]);
-    }
-  }
+  for (const auto& unit : units.units()) trained.push_back(unit.trained());
   for (const auto& parameter : units.parameters()) {
     if (!held.contains(parameter.name)) continue;
     if (!parameter.unit) {
       check(!optimizer.slot(parameter.name).parameter.requires_grad() || parameter.find_in(states), parameter.name);
       continue;
     }
+    const auto& unit = units.units()[*parameter.unit];
     for (size_t i = 0; i < parameter.fqns.size(); ++i) {
-      const auto& fqn = parameter.fqns[i];
       const size_t member = parameter.first_member + i;
-      const bool wants = trained[*parameter.unit][member] && units.units()[*parameter.unit].place(member).numel() > 0;
-      check(!wants || states.contains(fqn) || under_alias.contains(fqn), fqn);
+      const bool wants = trained[*parameter.unit][member] && unit.place(member).numel() > 0;
+      const auto names_of_member = unit.names(member);
+      const auto is_there = [&](const std::string& name) { return states.contains(name); };
+      check(!wants || std::ranges::any_of(names_of_member, is_there), names_of_member[0]);
     }
   }
 }

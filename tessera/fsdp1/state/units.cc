@@ -79,6 +79,14 @@ at::Tensor Fsdp1Unit::piece(const at::Tensor& shard, size_t member) const {
   return shard.narrow(0, offsets[member], places[member].own().numel());
 }
 
+std::vector<std::string> Fsdp1Unit::names(size_t member) const {
+  std::vector<std::string> names = {fqns[member]};
+  for (const auto& [alias, of] : aliases) {
+    if (of == member) names.push_back(alias);
+  }
+  return names;
+}
+
 std::vector<bool> Fsdp1Unit::trained() const {
   const auto parameters = handle->parameters();
   std::vector<bool> trained;

@@ -56,6 +56,8 @@ struct Fsdp1Unit {
   FlatPlace flat_place() const;
   // The piece of a member in something that lies as the shard does; a view.
   at::Tensor piece(const at::Tensor& shard, size_t member) const;
+  // All names of a member from the root, its FQN first.
+  std::vector<std::string> names(size_t member) const;
   // Of each member, whether it requires a gradient now.
   std::vector<bool> trained() const;
 

@@ -17,19 +17,13 @@ bool can_be_gathered(const StateValue& value) {
   return value.is_sharded() && value.sharded() && value.sharded()->group;
 }
 
-bool holds_some(const StateDict& dict) {
-  return std::ranges::any_of(dict, [](const auto& item) {
-    return can_be_gathered(item.second) || (item.second.is_dict() && holds_some(item.second.dict()));
-  });
-}
-
 }  // namespace
 
 std::unique_ptr<ShardedValues> ShardedValues::of(const StateDict& state_dict) {
-  if (!holds_some(state_dict)) return nullptr;
   auto values = std::make_unique<ShardedValues>();
   values->message_ = state_dict;
   values->announce(values->message_, "");
+  if (values->parts_.empty()) return nullptr;
   std::ranges::sort(values->parts_, {}, &Part::path);
   for (size_t i = 0; i < values->parts_.size(); ++i) {
     values->position_.emplace(values->parts_[i].announced.unsafeGetTensorImpl(), i);

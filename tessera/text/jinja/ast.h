@@ -106,26 +106,24 @@ struct MacroDefinition {
   bool uses_caller = false, uses_varargs = false, uses_kwargs = false;
 };
 
-struct Branch;
+struct Branch {
+  ExpressionPtr condition;
+  Body body;
+};
 
 struct Statement {
   StatementKind kind;
   int line = 0;
-  std::string text;
-  ExpressionPtr value;
-  ExpressionPtr condition;
-  Target target;
-  Body body;
-  Body otherwise;
-  std::vector<Branch> branches;
-  std::vector<std::pair<Target, ExpressionPtr>> assignments;
-  std::shared_ptr<const MacroDefinition> macro;
+  std::string text{};
+  ExpressionPtr value{};
+  ExpressionPtr condition{};
+  Target target{};
+  Body body{};
+  Body otherwise{};
+  std::vector<Branch> branches{};
+  std::vector<std::pair<Target, ExpressionPtr>> assignments{};
+  std::shared_ptr<const MacroDefinition> macro{};
   bool recursive = false;
-};
-
-struct Branch {
-  ExpressionPtr condition;
-  Body body;
 };
 
 }  // namespace tessera::text::jinja

@@ -77,19 +77,15 @@ void Parser::expect_block_end() {
 }
 
 void Parser::text_or_print(Body& body) {
-  Statement statement{};
-  statement.line = current().line;
+  const int line = current().line;
   if (current().kind == TokenKind::kData) {
-    statement.kind = StatementKind::kText;
-    statement.text = next().text;
-  } else {
-    next();
-    statement.kind = StatementKind::kPrint;
-    statement.value = tuple(true, "", false);
-    if (current().kind != TokenKind::kPrintEnd) unexpected("'}}'");
-    next();
+    body.push_back({.kind = StatementKind::kText, .line = line, .text = next().text});
+    return;
   }
-  body.push_back(std::move(statement));
+  next();
+  body.push_back({.kind = StatementKind::kPrint, .line = line, .value = tuple(true, "", false)});
+  if (current().kind != TokenKind::kPrintEnd) unexpected("'}}'");
+  next();
 }
 
 Body Parser::body_until(EndWords words) {
@@ -162,8 +158,7 @@ void Parser::statement(Body& body) {
 }
 
 Statement Parser::if_statement() {
-  Statement made{};
-  made.kind = StatementKind::kIf;
+  Statement made{.kind = StatementKind::kIf};
   Scoped<bool> soft(may_not_run_, true);
   for (;;) {
     next();  // if or elif
@@ -184,8 +179,7 @@ Statement Parser::if_statement() {
 
 Statement Parser::for_statement() {
   next();
-  Statement made{};
-  made.kind = StatementKind::kFor;
+  Statement made{.kind = StatementKind::kFor};
   made.target = target(false, "in");
   if (!skip_name("in")) unexpected("'in'");
   made.value = tuple(false, "recursive", false);
@@ -207,14 +201,11 @@ Statement Parser::for_statement() {
 
 Statement Parser::set_statement() {
   next();
-  Statement made{};
-  made.target = target(true, "");
+  Target name = target(true, "");
   if (skip_operator("=")) {
-    made.kind = StatementKind::kSet;
-    made.value = tuple(true, "", false);
-    return made;
+    return {.kind = StatementKind::kSet, .value = tuple(true, "", false), .target = std::move(name)};
   }
-  made.kind = StatementKind::kSetBlock;
+  Statement made{.kind = StatementKind::kSetBlock, .target = std::move(name)};
   Scoped<bool> soft(may_not_run_, false);
   if (at_operator("|")) made.value = filter_chain(nullptr, false);
   made.body = body_to("endset");
@@ -253,10 +244,7 @@ Statement Parser::macro_statement() {
     macro_->uses_varargs |= macro->uses_varargs;
     macro_->uses_kwargs |= macro->uses_kwargs;
   }
-  Statement made{};
-  made.kind = StatementKind::kMacro;
-  made.macro = std::move(macro);
-  return made;
+  return {.kind = StatementKind::kMacro, .macro = std::move(macro)};
 }
 
 Statement Parser::call_statement() {
@@ -264,8 +252,7 @@ Statement Parser::call_statement() {
   auto macro = std::make_shared<MacroDefinition>();
   macro->name = "caller";
   if (at_operator("(")) signature(*macro);
-  Statement made{};
-  made.kind = StatementKind::kCallBlock;
+  Statement made{.kind = StatementKind::kCallBlock};
   made.value = expression();
   if (made.value->kind != ExpressionKind::kCall) fail_here("'call' wants a call of a macro");
   macro_body(*macro, "endcall");
@@ -275,8 +262,7 @@ Statement Parser::call_statement() {
 
 Statement Parser::with_statement() {
   next();
-  Statement made{};
-  made.kind = StatementKind::kWith;
+  Statement made{.kind = StatementKind::kWith};
   while (current().kind != TokenKind::kBlockEnd) {
     if (!made.assignments.empty()) expect_operator(",");
     Target name = target(false, "");
@@ -293,11 +279,7 @@ void Parser::print_statement(Body& body) {
   while (current().kind != TokenKind::kBlockEnd) {
     if (!first) expect_operator(",");
     first = false;
-    Statement made{};
-    made.kind = StatementKind::kPrint;
-    made.line = line;
-    made.value = expression();
-    body.push_back(std::move(made));
+    body.push_back({.kind = StatementKind::kPrint, .line = line, .value = expression()});
   }
 }
 

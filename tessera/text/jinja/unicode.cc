@@ -45,19 +45,8 @@ bool is_space(int32_t c) {
 
 bool is_printable(int32_t c) {
   if (c < 0x80) return c >= 0x20 && c < 0x7f;
-  switch (utf8proc_category(c)) {
-    case UTF8PROC_CATEGORY_CN:
-    case UTF8PROC_CATEGORY_CC:
-    case UTF8PROC_CATEGORY_CF:
-    case UTF8PROC_CATEGORY_CS:
-    case UTF8PROC_CATEGORY_CO:
-    case UTF8PROC_CATEGORY_ZL:
-    case UTF8PROC_CATEGORY_ZP:
-    case UTF8PROC_CATEGORY_ZS:
-      return false;
-    default:
-      return true;
-  }
+  const auto category = utf8proc_category(c);
+  return category != UTF8PROC_CATEGORY_CN && category < UTF8PROC_CATEGORY_ZS;  // the last ones are Z* and C*
 }
 
 bool is_letter(int32_t c) {

@@ -46,27 +46,13 @@ uint8_t class_of(uint32_t code) {
   const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(code));
   if (is_punctuation(code, category)) result |= kPunctuation;
   if (is_other_alphabetic(code) || code == 0x200C || code == 0x200D) result |= kWord;
-  switch (category) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
-      return result | kLetter | kWord;
-    case UTF8PROC_CATEGORY_MN:
-    case UTF8PROC_CATEGORY_MC:
-    case UTF8PROC_CATEGORY_ME:
-      return result | kMark | kWord;
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-      return result | kNumber | kWord;
-    case UTF8PROC_CATEGORY_NO:
-      return result | kNumber;
-    case UTF8PROC_CATEGORY_PC:
-      return result | kWord;
-    default:
-      return result;
-  }
+  // The categories of letters, marks and numbers follow one another.
+  const auto within = [&](int first, int last) { return first <= category && category <= last; };
+  if (within(UTF8PROC_CATEGORY_LU, UTF8PROC_CATEGORY_LO)) result |= kLetter | kWord;
+  if (within(UTF8PROC_CATEGORY_MN, UTF8PROC_CATEGORY_ME)) result |= kMark | kWord;
+  if (within(UTF8PROC_CATEGORY_ND, UTF8PROC_CATEGORY_NO)) result |= kNumber;
+  if (within(UTF8PROC_CATEGORY_ND, UTF8PROC_CATEGORY_NL) || category == UTF8PROC_CATEGORY_PC) result |= kWord;
+  return result;
 }
 
 constexpr uint32_t kCodes = 0x110000;
