@@ -12,11 +12,11 @@
 #include "tessera/base/text/quote.h"
 #include "tessera/base/text/random_word.h"
 #include "tessera/checkpoint/held_boxes.h"
-#include "tessera/checkpoint/pickled.h"
 #include "tessera/checkpoint/record_file.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/formats/torch/pickler.h"
 #include "tessera/formats/torch/torch_save_writer.h"
+#include "tessera/state/pickled_state.h"
 
 namespace tessera {
 namespace {

@@ -1,10 +1,10 @@
-// Values of state dicts as bytes, for messages between ranks of one run. Not a file format: byte order and numbers of
-// dtypes are those of the machine and the build.
+// Values of state dicts as bytes, for messages between ranks of one run: a pickle in which each tensor is a persistent
+// value. Not a file format: numbers of dtypes and the bytes of tensors are those of the build and the machine.
 //
 //   std::string bytes = encode_state(value);
 //   StateValue same = decode_state(bytes);
 //
-// Thread-safe. Reading is bounded: nothing that a message says makes it take more memory than a few times its length.
+// Thread-safe. The same value gives the same bytes. Reading is bounded as unpickle() is.
 #pragma once
 
 #include <string>
@@ -21,11 +21,10 @@ enum class TensorsInMessage {
 };
 
 // Errors kShape: a DTensor, a ShardedTensor, a sparse, quantised or undefined tensor; with kValues also one on the meta
-// device; containers more than 64 deep.
+// device. Errors kFormat: text that is no UTF-8, containers more than 90 deep.
 std::string encode_state(const StateValue& value, TensorsInMessage tensors = TensorsInMessage::kValues);
 
-// Tensors are new, on the CPU (kShapes: meta). Error kFormat, with the place in the message, for bytes that
-// encode_state did not write.
+// Tensors are new, on the CPU (kShapes: meta). Error kFormat for bytes that encode_state did not write.
 StateValue decode_state(std::string_view bytes);
 
 }  // namespace tessera

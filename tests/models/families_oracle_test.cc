@@ -6,7 +6,7 @@
 
 #include "tessera/formats/safetensors/safetensors_folder.h"
 #include "tessera/models/config/family.h"
-#include "tessera/models/generation/generate.h"
+#include "tessera/models/generation/engine.h"
 #include "tessera/nn/experts/router_statistics.h"
 #include "tests/models/tiny.h"
 #include "tests/support/alone_on_device.h"
@@ -53,7 +53,7 @@ void expect_values_of_transformers(CausalLM& model, const SafetensorsFile& expec
   }
 }
 
-// The first row's first tokens, continued token by token through the cache and with a prompt in two parts.
+// The first row's first tokens, continued token by token through pages and with a prompt in two parts.
 void expect_continuation_of_transformers(CausalLM& model, const SafetensorsFile& expected) {
   auto wanted = ids_of(expected.tensor("continuation"));
   const auto row = ids_of(expected.tensor("tokens")[0]);
@@ -64,12 +64,15 @@ void expect_continuation_of_transformers(CausalLM& model, const SafetensorsFile&
   options.max_new_tokens = static_cast<int64_t>(wanted.size());
   EXPECT_EQ(generate(model, prompt, options), wanted);
 
-  at::NoGradGuard no_grad;
-  nn::KvCache cache(model.config().num_hidden_layers, 9);
-  const auto tokens = here(at::tensor(prompt).unsqueeze(0));
-  model.logits({.tokens = tokens.narrow(1, 0, 4), .cache = &cache});
-  const auto last = model.logits({.tokens = tokens.narrow(1, 4, 5), .cache = &cache, .logits_to_keep = 1});
-  EXPECT_EQ(last.argmax(-1).item<int64_t>(), wanted.front());
+  Engine engine(model.config(), rows_forward(model), testing::test_device(), {.pages = 1, .prompt_block = 4});
+  std::vector<int64_t> first;
+  engine.add({.prompt = prompt, .options = {.max_new_tokens = 1}, .on_token = [&](const NewToken& made) {
+                first.push_back(made.token);
+                return true;
+              }});
+  while (engine.step()) {
+  }
+  EXPECT_EQ(first, (std::vector<int64_t>{wanted.front()}));
 }
 
 // What the model does not own lies in the saved folder under its name, byte for byte.

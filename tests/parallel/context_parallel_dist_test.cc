@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 
 #include "tessera/kernels/attention/context_layout.h"
-#include "tessera/nn/attention/kv_cache.h"
 #include "tessera/parallel/context_parallel/apply_context_parallel.h"
 #include "tests/parallel/parallel_families.h"
 #include "tests/support/peak_memory.h"

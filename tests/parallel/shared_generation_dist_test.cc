@@ -1,5 +1,6 @@
 // An engine whose model several ranks hold together, tensor parallel or a part of each layer on every rank: the tokens
 // of one rank.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tessera/models/generation/engine.h"
@@ -80,6 +81,27 @@ TEST(SharedGeneration, AnErrorEndsAllRanks) {
     Engine engine(model, options);
     engine.add({.prompt = {1, 2, 3}});
     EXPECT_THROW(engine.step(), Error);
+  });
+}
+
+// The callback decides on the first rank alone; what it throws is thrown on all, and the group can be used again.
+TEST(SharedGeneration, WhatTheCallbackOfGenerateThrowsAllRanksThrow) {
+  on_threads(2, [](const WorldPtr& world) {
+    const auto mesh = init_device_mesh(world, test_device_type(), {2}, {"tp"});
+    const auto model = random_model(config_of({"LlamaForCausalLM"}), ParallelizeModelOptions{.mesh = mesh});
+    const std::vector<int64_t> prompt = {3, 1, 4};
+    const auto generate_until = [&](int64_t stop, bool throws) {
+      int64_t calls = 0;
+      return generate(
+          *model, prompt, {.max_new_tokens = 9, .stop_tokens = {}},
+          [&](int64_t) {
+            if (++calls == stop && throws) raise(ErrorKind::kConfig, "the reader of the tokens fails");
+            return calls < stop;
+          },
+          world->group().get());
+    };
+    EXPECT_THAT(error_of([&] { generate_until(3, true); }), ::testing::HasSubstr("rank 0: the reader of the tokens"));
+    EXPECT_EQ(generate_until(3, false).size(), 3U);
   });
 }
 

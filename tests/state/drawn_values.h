@@ -17,6 +17,8 @@ inline at::Tensor drawn_tensor() {
 
 inline StateValue drawn_value(int depth);
 
+inline std::string drawn_text() { return *rc::gen::container<std::string>(rc::gen::inRange<char>(0, 127)); }
+
 inline StateList drawn_items(int depth) {
   StateList items;
   for (int i = *rc::gen::inRange(0, 4); i > 0; --i) items.push_back(drawn_value(depth - 1));
@@ -45,7 +47,7 @@ inline StateValue drawn_value(int depth) {
     case 3:
       return static_cast<double>(*rc::gen::arbitrary<int>()) / 7;
     case 4:
-      return *rc::gen::string<std::string>();
+      return drawn_text();
     case 5:
       return StateBytes{*rc::gen::string<std::string>()};
     case 6:

@@ -222,7 +222,7 @@ std::string describe(const Json& value) {
 }
 
 JsonReader::JsonReader(const Json& value, std::string where, ErrorKind kind)
-    : value_(&value), origin_(std::make_shared<const Origin>(std::move(where), kind)) {}
+    : value_(&value), origin_(std::make_shared<const Origin>(Origin{std::move(where), kind})) {}
 
 JsonReader::JsonReader(const Json& value, const JsonReader& around, Place place)
     : value_(&value), origin_(around.origin_), place_(std::make_shared<const Place>(std::move(place))) {}

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "tessera/models/config/config.h"
-#include "tessera/nn/attention/kv_cache.h"
 #include "tessera/nn/attention/paged_cache.h"
 #include "tessera/nn/module.h"
 #include "tessera/nn/options.h"
@@ -29,7 +28,7 @@ struct StageRange {
 
 struct ModelInputs {
   at::Tensor tokens{};        // int64 [B, T]
-  at::Tensor positions{};     // int64 [B, T]; undefined: 0, 1, 2, ... after the cached tokens
+  at::Tensor positions{};     // int64 [B, T]; undefined: 0, 1, 2, ...
   at::Tensor document_ids{};  // int64 [B, T], a number for each document of a packed row, negative: padding, whose
                               // results mean nothing; undefined: one document a row
   at::Tensor labels{};   // int64 [B, T]: the token that follows each token, or kIgnoredLabel. Defined: forward gives
@@ -40,9 +39,8 @@ struct ModelInputs {
   at::Tensor rotary_lengths{};
   at::Tensor hidden{};  // [B, T, hidden_size]: what the stage before gave, of a stage that is not the first
   std::optional<StageRange> stage{};  // what to run; a stage that is not the last gives [B, T, hidden_size]. None: all
-  nn::KvCache* cache = nullptr;       // not owned
   nn::PagedStep* paged = nullptr;     // tokens [1, N] of several sequences, logits of the rows that it wants; positions
-                                      // must be given. Not beside a cache; not owned
+                                      // must be given. Not owned
   int64_t logits_to_keep = 0;         // logits of the last so many tokens of each row only; 0: of all
   bool tokens_are_text = false;       // check_text() has seen them; else a model that has image tokens looks itself
 

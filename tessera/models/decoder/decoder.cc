@@ -33,7 +33,7 @@ nn::MoEOptions moe_options(const ModelConfig& config) {
 }
 
 std::optional<std::vector<int64_t>> LayerContext::read_numbers() const {
-  if (cache || paged || pattern.context || nn::ContextScope::current()) return std::nullopt;
+  if (paged || pattern.context || nn::ContextScope::current()) return std::nullopt;
   if (pattern.pieces.empty()) return std::vector<int64_t>{};
   if (!pattern.documents.have_room) return std::nullopt;
   return std::vector<int64_t>{pattern.documents.longest};
@@ -98,10 +98,10 @@ DecoderModel::DecoderModel(const ModelConfig& config, const DecoderParts& parts,
 }
 
 DecoderModel::Sequence DecoderModel::sequence_over_ranks(const ModelInputs& inputs) const {
-  if (!context_ || inputs.cache != nullptr || inputs.paged != nullptr) return nullptr;
+  if (!context_ || inputs.paged != nullptr) return nullptr;
   TESSERA_CHECK(inputs.logits_to_keep == 0, ErrorKind::kConfig,
                 "[models.forward] logits_to_keep ({}) in a model that is context parallel over {} ranks, none of which "
-                "has whole rows. Pass a key-value cache, with which they all read whole rows, or cut the logits.",
+                "has whole rows. Pass a paged step, with which they all read whole rows, or cut the logits.",
                 inputs.logits_to_keep, context_->group->size());
   return nn::context_sequence(
       *context_, {.rows = inputs.tokens.size(0), .tokens = inputs.tokens.size(1), .document_ids = inputs.document_ids});
@@ -113,7 +113,6 @@ nn::AttentionPattern DecoderModel::pattern(const ModelInputs& inputs, const at::
   const bool by_lengths = kernels::takes_flash_heads(config_.head_dim) && config_.attn_logit_softcapping == 0;
   return nn::attention_pattern({.rows = inputs.tokens.size(0),
                                 .tokens = inputs.tokens.size(1),
-                                .cached = inputs.cache ? inputs.cache->length() : 0,
                                 .document_ids = inputs.document_ids,
                                 .sliding_window = sliding ? config_.sliding_window : 0,
                                 .context = sequence,
@@ -124,7 +123,6 @@ nn::AttentionPattern DecoderModel::pattern(const ModelInputs& inputs, const at::
 at::Tensor DecoderModel::forward(const ModelInputs& inputs) {
   const auto stage = inputs.stage.value_or(StageRange{.end_layer = static_cast<int64_t>(layers->list.size())});
   auto x = stage.is_first ? (*embed_tokens)(inputs.tokens) : inputs.hidden;
-  const int64_t cached = inputs.cache ? inputs.cache->length() : 0, length = inputs.tokens.size(1);
   const auto sequence = sequence_over_ranks(inputs);
   const bool over_ranks = sequence || nn::ContextScope::current() != nullptr;
   TESSERA_CHECK(!over_ranks || !config_.has_dynamic_rope(), ErrorKind::kConfig,
@@ -135,7 +133,7 @@ at::Tensor DecoderModel::forward(const ModelInputs& inputs) {
     const auto* scope = nn::ContextScope::current();
     positions = sequence ? sequence->positions()
                 : scope  ? scope->positions()
-                         : at::arange(cached, cached + length, inputs.tokens.options());
+                         : at::arange(inputs.tokens.size(1), inputs.tokens.options());
     positions = positions.to(inputs.tokens.device()).unsqueeze(0);
   }
   const auto angles_of = [&](RotaryEmbedding& rotary) {
@@ -149,15 +147,13 @@ at::Tensor DecoderModel::forward(const ModelInputs& inputs) {
     const bool slides = config_.window_of(i) > 0;
     auto& context = slides ? sliding : full;
     if (!context) {
-      context = LayerContext{
-          {slides ? local_angles : angles, pattern(inputs, x, slides, sequence), inputs.cache, inputs.paged}};
+      context = LayerContext{{slides ? local_angles : angles, pattern(inputs, x, slides, sequence), inputs.paged}};
       if (config_.experts.count > 0 && inputs.document_ids.defined()) {
         context->real = sent_to(x.device(), inputs.document_ids.ge(0));
       }
     }
     x = (*layers->list[static_cast<size_t>(i)])(x, *context);
   }
-  if (inputs.cache) inputs.cache->advance(length);
   return stage.is_last ? (*norm)(x) : x;
 }
 

@@ -79,9 +79,9 @@ struct DecoderModel : nn::Callable<DecoderModel> {
   DecoderModel(const ModelConfig& config, const DecoderParts& parts, const nn::ParameterOptions& options);
   virtual at::Tensor forward(const ModelInputs& inputs);  // [B, T, hidden]
   // From now on inputs are this rank's tokens of rows that lie over the group as kernels::ContextLayout cuts them,
-  // positions undefined for those of the whole rows, and forward is COLLECTIVE over it (apply_context_parallel). With a
-  // cache inputs are whole rows, alike on all ranks, each of which computes all of them. Error kConfig: logits_to_keep
-  // without one.
+  // positions undefined for those of the whole rows, and forward is COLLECTIVE over it (apply_context_parallel). In a
+  // paged step inputs are whole rows, alike on all ranks, each of which computes all of them. Error kConfig:
+  // logits_to_keep outside of one.
   void set_context_parallelism(nn::ContextParallelism how) { context_ = std::move(how); }
   // From now on documents have room where the device's attention goes by their lengths, so that layers repeat from
   // batch to batch (nn::ForwardCall).

@@ -70,12 +70,21 @@ struct Engine::Reading {
   std::optional<Error> error{};  // of logits that give no score
 };
 
-Engine::Engine(std::shared_ptr<CausalLM> model, const EngineOptions& options)
-    : model_(std::move(model)),
+Engine::Engine(const std::shared_ptr<CausalLM>& model, const EngineOptions& options)
+    : Engine(
+          model->config(),
+          [model, forward = rows_forward(*model)](nn::PageStore& store, const StepRows& rows) {
+            return forward(store, rows);
+          },
+          model->parameters().front().device(), options) {}
+
+Engine::Engine(ModelConfig config, RowsForward forward, at::Device device, const EngineOptions& options)
+    : config_(std::move(config)),
+      forward_(std::move(forward)),
       options_(options),
       pages_(options.pages),
-      store_(model_->config().num_hidden_layers, options.pages),
-      device_(model_->parameters().front().device()) {
+      store_(config_.num_hidden_layers, options.pages),
+      device_(device) {
   TESSERA_CHECK(
       options.pages >= 1 && options.max_sequences >= 1 && options.prompt_block >= 1 && options.mask_steps >= 1,
       ErrorKind::kConfig,
@@ -103,7 +112,7 @@ void Engine::allocate_pages() {
   const int64_t tokens = options_.pages * kernels::kPageTokens;
   try {
     if (options_.group) tell_rows(*options_.group, rows);
-    run_rows(*model_, store_, rows, device_);
+    forward_(store_, rows);
   } catch (const std::exception& error) {
     failed_ = options_.group != nullptr;
     const auto own = as_error(error);
@@ -124,7 +133,7 @@ int64_t Engine::page_bytes(const ModelConfig& config, int64_t element_bytes) {
 
 int64_t Engine::add(GenerationRequest request) {
   auto sequence = std::make_unique<Sequence>();
-  sequence->most_tokens = generation_capacity(model_->config(), request.prompt, request.options);
+  sequence->most_tokens = generation_capacity(config_, request.prompt, request.options);
   // The keys of the last token are not computed.
   TESSERA_CHECK(
       pages_for(sequence->most_tokens - 1) <= pages_.count(), ErrorKind::kConfig,
@@ -170,11 +179,10 @@ void Engine::admit() {
 // Tokens from the start of a sequence whose keys are the same in every sequence that begins with them. The dynamic
 // rotary kind turns the keys of longer sequences by their length.
 int64_t Engine::shareable_tokens(const Sequence& sequence) const {
-  const auto& config = model_->config();
   const auto tokens = static_cast<int64_t>(sequence.tokens.size());
-  if (!config.has_dynamic_rope()) return tokens;
-  const bool is_long = static_cast<int64_t>(sequence.request.prompt.size()) > config.max_position_embeddings;
-  return is_long ? 0 : std::min(tokens, config.max_position_embeddings);
+  if (!config_.has_dynamic_rope()) return tokens;
+  const bool is_long = static_cast<int64_t>(sequence.request.prompt.size()) > config_.max_position_embeddings;
+  return is_long ? 0 : std::min(tokens, config_.max_position_embeddings);
 }
 
 // Takes over whole pages that others have computed, but for the last token, whose logits are wanted. True where any
@@ -259,7 +267,7 @@ Engine::Step Engine::plan() {
 
 at::Tensor Engine::run(const Step& step) {
   StepRows all;
-  const bool dynamic = model_->config().has_dynamic_rope();
+  const bool dynamic = config_.has_dynamic_rope();
   for (const auto& part : step.parts) {
     const auto prompt = static_cast<int64_t>(part.sequence->request.prompt.size());
     const auto first_row = static_cast<int64_t>(all.tokens.size());
@@ -274,7 +282,7 @@ at::Tensor Engine::run(const Step& step) {
     for (const int64_t position : part.wanted()) all.wanted.push_back(first_row + position - part.first());
   }
   if (options_.group) tell_rows(*options_.group, all);
-  return run_rows(*model_, store_, all, device_);
+  return forward_(store_, all);
 }
 
 void Engine::publish(Sequence& sequence) {

@@ -28,6 +28,7 @@
 #include "tessera/models/generation/choice.h"
 #include "tessera/models/generation/generate.h"
 #include "tessera/models/generation/pages.h"
+#include "tessera/models/generation/step_rows.h"
 #include "tessera/nn/attention/paged_cache.h"
 
 namespace tessera {
@@ -59,7 +60,7 @@ struct EngineOptions {
   // Of the work on the mask of a sequence at once, where at most four want one, and on all masks that wait: some
   // milliseconds (text/grammar/grammar_masks.h).
   int64_t mask_steps = 20'000;
-  // Of the ranks that hold the model together; this is the first, the others run follow_steps (shared_steps.h).
+  // Of the ranks that hold the model together; this one is the leader, the others run follow_steps (shared_steps.h).
   std::shared_ptr<comm::Group> group = nullptr;
 };
 
@@ -75,7 +76,9 @@ class Engine {
  public:
   // Error kConfig unless a sequence of one page and one token fits. With a group it, its steps and its end are
   // COLLECTIVE.
-  Engine(std::shared_ptr<CausalLM> model, const EngineOptions& options);
+  Engine(const std::shared_ptr<CausalLM>& model, const EngineOptions& options);
+  // Of a model that others hold: `forward` computes its rows, on that device.
+  Engine(ModelConfig config, RowsForward forward, at::Device device, const EngineOptions& options);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -95,7 +98,7 @@ class Engine {
   // Tells the other ranks to wait on; to be called within their time-out while there is nothing to do.
   void keep_alive();
   EngineCounts counts() const;
-  const ModelConfig& config() const { return model_->config(); }
+  const ModelConfig& config() const { return config_; }
   at::Device device() const { return device_; }  // the model's
 
   // Pages that hold so many tokens.
@@ -125,7 +128,8 @@ class Engine {
   void deliver(Sequence& sequence);
   void advance_waiting_mask();
 
-  std::shared_ptr<CausalLM> model_;
+  ModelConfig config_;
+  RowsForward forward_;
   EngineOptions options_;
   Pages pages_;
   nn::PageStore store_;

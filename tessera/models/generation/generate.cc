@@ -5,14 +5,16 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/base/files/copy_bytes.h"
 #include "tessera/base/files/file.h"
 #include "tessera/base/log.h"
 #include "tessera/base/text/json.h"
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/models/config/end_tokens.h"
 #include "tessera/models/generation/choice.h"
+#include "tessera/models/generation/engine.h"
+#include "tessera/models/generation/shared_steps.h"
 
 namespace tessera {
 namespace {
@@ -42,44 +44,6 @@ void warn_of_unsupported(const JsonReader& settings) {
     if (found && found->value() != neutral) log_warning("{}: not supported and not applied", found->name());
   }
 }
-
-// Rounding may differ between ranks, so one of them decides for all. Adds the next token; false after the last one.
-// What the choice throws is thrown on all ranks.
-bool add_next(std::vector<int64_t>& context, const at::Tensor& logits, const GenerationOptions& options,
-              const TokenCallback& on_token, const LogitsSource& source, size_t prompt_tokens) {
-  auto* const group = source.group;
-  bool last = false;
-  const bool chooses = group == nullptr || group->rank() == source.chooser;
-  const auto choose = [&] {
-    context.push_back(choose_token(logits.flatten(), context, options, prompt_tokens));
-    last = (on_token && !on_token(context.back())) || is_ended({context, prompt_tokens}, options);
-  };
-  if (group == nullptr || group->size() == 1) {
-    choose();
-    return !last;
-  }
-  constexpr int64_t kFailed = -1;  // in place of the token
-  std::optional<Error> error;
-  try {
-    if (chooses) choose();
-  } catch (const std::exception& failed) {
-    error = as_error(failed);
-  }
-  const auto both = at::tensor({error ? kFailed : chooses ? context.back() : 0, static_cast<int64_t>(last)}, at::kLong);
-  comm::broadcast(*group, both, source.chooser, "next token").wait();
-  const int64_t token = both[0].item<int64_t>();
-  if (token == kFailed) {
-    comm::attempt_together(*group, [&] {
-      if (error) throw *error;
-    });
-  }
-  if (!chooses) context.push_back(token);
-  return both[1].item<int64_t>() == 0;
-}
-
-}  // namespace
-
-namespace {
 
 int64_t context_of(const ModelConfig& config, int64_t asked) { return asked > 0 ? asked : config.context_tokens; }
 
@@ -154,28 +118,57 @@ int64_t generation_capacity(const ModelConfig& config, std::span<const int64_t> 
   return given + std::min(options.max_new_tokens, context_of(config, options.context_tokens) - given);
 }
 
-std::vector<int64_t> generate(const ModelConfig& config, const LogitsSource& source, std::span<const int64_t> prompt,
-                              const GenerationOptions& options, const TokenCallback& on_token) {
-  const at::NoGradGuard no_grad;
-  const auto given = static_cast<int64_t>(prompt.size());
-  const int64_t most = generation_capacity(config, prompt, options) - given;
-  std::vector<int64_t> context(prompt.begin(), prompt.end());
-  auto pending = at::tensor(context).unsqueeze(0).to(source.device);
-  for (int64_t made = 0; made < most; ++made) {
-    if (!add_next(context, source.after(pending), options, on_token, source, prompt.size())) break;
-    pending = at::full({1, 1}, context.back(), pending.options());
+std::vector<int64_t> generate(const ModelConfig& config, const GenerationSource& source,
+                              std::span<const int64_t> prompt, const GenerationOptions& options,
+                              const TokenCallback& on_token) {
+  const int64_t capacity = generation_capacity(config, prompt, options);  // its errors are those of every rank
+  auto* const group = source.group != nullptr && source.group->size() > 1 ? source.group : nullptr;
+  std::vector<int64_t> made;
+  std::exception_ptr
+      failed;  // in the choice of a token, which the leader alone makes: rounding may differ between ranks
+  if (group != nullptr && group->rank() != source.leader) {
+    follow_steps(config, source.forward, *group, source.leader);
+  } else {
+    Engine engine(config, source.forward, source.device,
+                  {.pages = Engine::pages_for(capacity),
+                   .prompt_block = static_cast<int64_t>(prompt.size()),
+                   .group = std::shared_ptr<comm::Group>(std::shared_ptr<void>(), group)});  // not owned
+    const auto take = [&](const NewToken& token) {
+      if (token.error) {
+        failed = std::make_exception_ptr(*token.error);
+        return false;
+      }
+      made.push_back(token.token);
+      try {
+        return !on_token || on_token(token.token);
+      } catch (...) {
+        failed = std::current_exception();
+        return false;
+      }
+    };
+    engine.add({.prompt = {prompt.begin(), prompt.end()}, .options = options, .on_token = take});
+    while (engine.step()) {
+    }
   }
-  return {context.begin() + given, context.end()};
+  const auto check = [&] {
+    if (failed) std::rethrow_exception(failed);
+  };
+  if (group == nullptr) {
+    check();
+    return made;
+  }
+  comm::attempt_together(*group, check);
+  const auto bytes = comm::broadcast_bytes(
+      *group, {reinterpret_cast<const char*>(made.data()), made.size() * sizeof(int64_t)}, source.leader);
+  made.resize(bytes.size() / sizeof(int64_t));
+  copy_bytes(made.data(), bytes.data(), bytes.size());
+  return made;
 }
 
 std::vector<int64_t> generate(CausalLM& model, std::span<const int64_t> prompt, const GenerationOptions& options,
                               const TokenCallback& on_token, comm::Group* group) {
-  nn::KvCache cache(model.config().num_hidden_layers, generation_capacity(model.config(), prompt, options));
-  const auto after = [&](const at::Tensor& tokens) {
-    const auto logits = model.logits({.tokens = tokens, .cache = &cache, .logits_to_keep = 1});
-    return is_dtensor(logits) ? full_tensor(logits) : logits;  // a tensor-parallel head has a part of the vocabulary
-  };
-  return generate(model.config(), {.after = after, .device = model.parameters().front().device(), .group = group},
+  return generate(model.config(),
+                  {.forward = rows_forward(model), .device = model.parameters().front().device(), .group = group},
                   prompt, options, on_token);
 }
 

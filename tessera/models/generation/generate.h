@@ -7,7 +7,8 @@
 //
 // Greedy unless `sample` is set. A sampled token depends on the seed, its position and the logits only. Semantics and
 // order of the filters as transformers' generate: repetition penalty, temperature, top-k, top-p, min-p.
-// Not thread-safe per model. Several sequences at once, and faster: generation/engine.h.
+// One sequence of an engine of its own (generation/engine.h), which several sequences at once use directly. Not
+// thread-safe per model.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +21,7 @@
 
 #include "tessera/comm/group/group.h"
 #include "tessera/models/decoder/causal_lm.h"
+#include "tessera/models/generation/step_rows.h"
 
 namespace tessera::text {
 class TokenConstraint;
@@ -64,19 +66,18 @@ using TokenCallback = std::function<bool(int64_t token)>;
 std::vector<int64_t> generate(CausalLM& model, std::span<const int64_t> prompt, const GenerationOptions& options,
                               const TokenCallback& on_token = {}, comm::Group* group = nullptr);
 
-// Where a generation gets its logits from that no model of one rank gives: the stages of a pipeline.
-struct LogitsSource {
-  // [..., V] after the last of these tokens, int64 [1, n], which follow those of the calls before. Undefined on ranks
-  // that do not choose.
-  std::function<at::Tensor(const at::Tensor& tokens)> after{};
-  at::Device device = at::kCPU;  // of the tokens
+// What generates where no rank has the whole model: the stages of a pipeline.
+struct GenerationSource {
+  RowsForward forward{};         // gives the leader its logits
+  at::Device device = at::kCPU;  // the model's
   comm::Group* group = nullptr;  // of all ranks that generate; null: one
-  int chooser = 0;               // its rank that has the logits, and whose callback decides
+  int leader = 0;                // its rank that chooses, and whose callback decides
 };
-// As above. COLLECTIVE over the source's group, and as `after`.
-std::vector<int64_t> generate(const ModelConfig& config, const LogitsSource& source, std::span<const int64_t> prompt,
-                              const GenerationOptions& options, const TokenCallback& on_token = {});
-// The tokens that a key-value cache of it must hold, at most. Errors as generate's.
+// As above. COLLECTIVE over the source's group.
+std::vector<int64_t> generate(const ModelConfig& config, const GenerationSource& source,
+                              std::span<const int64_t> prompt, const GenerationOptions& options,
+                              const TokenCallback& on_token = {});
+// The tokens that the pages of it must hold, at most. Errors as generate's.
 int64_t generation_capacity(const ModelConfig& config, std::span<const int64_t> prompt,
                             const GenerationOptions& options);
 

@@ -1,12 +1,9 @@
 #include "tessera/models/generation/shared_steps.h"
 
-#include <ATen/ATen.h>
-
 #include <optional>
 
 #include "tessera/base/files/copy_bytes.h"
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera {
 namespace {
@@ -15,11 +12,12 @@ namespace {
 enum Told : int64_t { kEnd, kWait, kBegin, kRows };
 
 void tell(comm::Group& group, const std::vector<int64_t>& numbers) {
-  comm::broadcast_bytes(group, {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(int64_t)});
+  comm::broadcast_bytes(group, {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(int64_t)},
+                        group.rank());
 }
 
-std::vector<int64_t> hear(comm::Group& group) {
-  const auto bytes = comm::broadcast_bytes(group, "");
+std::vector<int64_t> hear(comm::Group& group, int leader) {
+  const auto bytes = comm::broadcast_bytes(group, "", leader);
   std::vector<int64_t> numbers(bytes.size() / sizeof(int64_t));
   copy_bytes(numbers.data(), bytes.data(), numbers.size() * sizeof(int64_t));
   return numbers;
@@ -48,23 +46,6 @@ StepRows rows_of(const std::vector<int64_t>& numbers, std::vector<std::vector<in
 
 }  // namespace
 
-at::Tensor run_rows(CausalLM& model, nn::PageStore& store, const StepRows& rows, at::Device device) {
-  const at::NoGradGuard no_grad;
-  const auto row = [&](const std::vector<int64_t>& values) {
-    return at::tensor(values, at::kLong).unsqueeze(0).to(device);
-  };
-  nn::PagedStep paged(store, rows.sequences, rows.wanted);
-  const auto found =
-      model.logits({.tokens = row(rows.tokens),
-                    .positions = row(rows.positions),
-                    .rotary_lengths = rows.rotary_lengths.empty() ? at::Tensor() : row(rows.rotary_lengths),
-                    .paged = &paged});
-  const auto logits = is_dtensor(found) ? full_tensor(found) : found;
-  return logits.to(at::kCPU, at::kFloat)
-      .reshape({static_cast<int64_t>(rows.wanted.size()), logits.size(-1)})
-      .contiguous();
-}
-
 void tell_begin(comm::Group& group, int64_t pages) { tell(group, {kBegin, pages}); }
 void tell_wait(comm::Group& group) { tell(group, {kWait}); }
 void tell_end(comm::Group& group) { tell(group, {kEnd}); }
@@ -87,22 +68,23 @@ void tell_rows(comm::Group& group, const StepRows& rows) {
   tell(group, numbers);
 }
 
-void follow_steps(CausalLM& model, comm::Group& group) {
-  const auto device = model.parameters().front().device();
+void follow_steps(CausalLM& model, comm::Group& group) { follow_steps(model.config(), rows_forward(model), group, 0); }
+
+void follow_steps(const ModelConfig& config, const RowsForward& forward, comm::Group& group, int leader) {
   std::optional<nn::PageStore> store;
   std::vector<std::vector<int32_t>> pages;
   while (true) {
-    const auto numbers = hear(group);
+    const auto numbers = hear(group, leader);
     switch (numbers.at(0)) {
       case kEnd:
         return;
       case kWait:
         break;
       case kBegin:
-        store.emplace(model.config().num_hidden_layers, numbers.at(1));
+        store.emplace(config.num_hidden_layers, numbers.at(1));
         break;
       default:
-        run_rows(model, store.value(), rows_of(numbers, pages), device);
+        forward(store.value(), rows_of(numbers, pages));
     }
   }
 }

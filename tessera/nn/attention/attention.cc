@@ -35,11 +35,8 @@ at::Tensor Attention::attend_heads(const at::Tensor& of_q, const at::Tensor& of_
     const auto y = context.paged->attend(attention_.layer, q, k, v, context.pattern.sliding_window, attention_.scores);
     return y.reshape({y.size(0), y.size(1), -1});
   }
-  q = q.transpose(1, 2);
-  k = k.transpose(1, 2);
-  v = v.transpose(1, 2);
-  if (context.cache) std::tie(k, v) = context.cache->append(attention_.layer, k, v);
-  const auto y = attend(q, k, v, context.pattern, attention_.scores).transpose(1, 2);
+  const auto y = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), context.pattern, attention_.scores)
+                     .transpose(1, 2);
   return y.reshape({y.size(0), y.size(1), -1});
 }
 

@@ -11,7 +11,6 @@
 #include <optional>
 
 #include "tessera/nn/attention/attention_pattern.h"
-#include "tessera/nn/attention/kv_cache.h"
 #include "tessera/nn/attention/paged_cache.h"
 #include "tessera/nn/layers.h"
 
@@ -31,8 +30,7 @@ struct RotaryAngles {
 struct AttentionContext {
   RotaryAngles angles{};
   AttentionPattern pattern{};  // of itself: one document a row
-  KvCache* cache = nullptr;    // keys and values of earlier tokens; not owned
-  PagedStep* paged = nullptr;  // in its place: tokens of several sequences in one row; not owned
+  PagedStep* paged = nullptr;  // tokens of several sequences in one row, with the pages of earlier ones; not owned
 };
 
 struct AttentionOptions {
@@ -45,7 +43,7 @@ struct AttentionOptions {
   std::optional<NormOptions>
       qk_norm{};  // q_norm and k_norm over each head of queries and keys, before they are rotated
   AttentionScores scores{};
-  int64_t layer = 0;  // its place in the cache
+  int64_t layer = 0;  // its place in a page
 };
 
 // q_proj, k_proj, v_proj, o_proj, where asked for q_norm and k_norm, which see [B, T, heads, head_dim]. The numbers of

@@ -276,23 +276,22 @@ std::vector<int64_t> Pipeline::generate(std::span<const int64_t> prompt, const G
                                         comm::Group* group) {
   const c10::NoGradGuard no_grad;
   if (group == nullptr && ranks_ > 1) group = options_.mesh->group("pp").get();
-  const int64_t capacity = generation_capacity(model_.config(), prompt, options);
-  std::map<int, nn::KvCache> caches;  // by stage
-  for (const int stage : plan_.stages_of(rank_)) caches.try_emplace(stage, model_.config().num_hidden_layers, capacity);
+  generation_capacity(model_.config(), prompt, options);  // throws on all ranks before anything is sent
   const auto parameter = model_.parameters().front();
-  LogitsSource source{.device = is_dtensor(parameter) ? device_mesh(parameter)->device() : parameter.device(),
-                      .group = group};
+  GenerationSource source{.device = is_dtensor(parameter) ? device_mesh(parameter)->device() : parameter.device(),
+                          .group = group};
   if (group != nullptr && group->size() > 1) {
     const auto has_logits = comm::all_gather_bytes(*group, has_last_stage() ? "1" : "");
-    source.chooser = static_cast<int>(std::ranges::find_if(has_logits, [](const auto& each) { return !each.empty(); }) -
-                                      has_logits.begin());
+    source.leader = static_cast<int>(std::ranges::find_if(has_logits, [](const auto& each) { return !each.empty(); }) -
+                                     has_logits.begin());
   }
-  source.after = [&](const at::Tensor& tokens) {
-    const std::vector<ModelInputs> one = {{.tokens = tokens, .logits_to_keep = 1}};
-    detail::Execution execution(model_, plan_, wire_.get(), one, 1, &caches);
+  // The stages of a rank share a store, in which each has the pages of its own layers.
+  source.forward = [&](nn::PageStore& store, const StepRows& rows) {
+    nn::PagedStep step(store, rows.sequences, rows.wanted);
+    const std::vector<ModelInputs> one = {inputs_of_rows(rows, step, source.device)};
+    detail::Execution execution(model_, plan_, wire_.get(), one, 1);
     execution.run(program(1, false), nullptr);
-    const auto logits = execution.result(0);
-    return logits.defined() && is_dtensor(logits) ? full_tensor(logits) : logits;
+    return logits_of_rows(execution.result(0));
   };
   return tessera::generate(model_.config(), source, prompt, options);
 }

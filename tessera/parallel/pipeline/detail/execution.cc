@@ -46,12 +46,11 @@ RankProgram::RankProgram(const ActionRow& row, bool splits_backward) {
 }
 
 Execution::Execution(CausalLM& model, const StagePlan& plan, Wire* wire, const std::vector<ModelInputs>& micro_batches,
-                     double loss_divisor, std::map<int, nn::KvCache>* caches)
+                     double loss_divisor)
     : plan_(plan),
       wire_(wire),
       micro_batches_(micro_batches),
       loss_divisor_(loss_divisor),
-      caches_(caches),
       runs_(model, micro_batches) {}
 
 DataParallelHooks::Completes Execution::completes(const RankProgram& program, size_t position) const {
@@ -118,7 +117,6 @@ void Execution::forward(const Action& action, const RankProgram& program) {
   auto batch = inputs(action.micro_batch);
   const auto range = plan_.range(action.stage);
   if (plan_.stages() > 1) batch.stage = range;
-  if (caches_ != nullptr) batch.cache = &caches_->at(action.stage);
   at::Tensor hidden;
   if (!range.is_first) {
     hidden =

@@ -42,9 +42,8 @@ class DataParallelHooks {
 
 class Execution {
  public:
-  // caches: by stage, of a generation; null: none.
   Execution(CausalLM& model, const StagePlan& plan, Wire* wire, const std::vector<ModelInputs>& micro_batches,
-            double loss_divisor, std::map<int, nn::KvCache>* caches = nullptr);
+            double loss_divisor);
   // hooks: null where there are no gradients. An error ends the step on all ranks of the pipeline.
   void run(const RankProgram& program, DataParallelHooks* hooks);
   const at::Tensor& loss() const { return runs_.loss(); }
@@ -72,7 +71,6 @@ class Execution {
   Wire* wire_;  // null: one rank
   const std::vector<ModelInputs>& micro_batches_;
   double loss_divisor_;
-  std::map<int, nn::KvCache>* caches_;
   StageRuns runs_;
   std::map<Place, at::Tensor> hidden_, gradients_;          // for a stage of this rank, from one of this rank
   std::map<Place, at::Tensor> hidden_out_, gradients_out_;  // of a stage of this rank, to be sent

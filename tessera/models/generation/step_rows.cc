@@ -1,0 +1,34 @@
+#include "tessera/models/generation/step_rows.h"
+
+#include <ATen/ATen.h>
+
+#include "tessera/dtensor/tensor/dtensor.h"
+
+namespace tessera {
+
+ModelInputs inputs_of_rows(const StepRows& rows, nn::PagedStep& step, at::Device device) {
+  const auto row = [&](const std::vector<int64_t>& values) {
+    return at::tensor(values, at::kLong).unsqueeze(0).to(device);
+  };
+  return {.tokens = row(rows.tokens),
+          .positions = row(rows.positions),
+          .rotary_lengths = rows.rotary_lengths.empty() ? at::Tensor() : row(rows.rotary_lengths),
+          .paged = &step};
+}
+
+at::Tensor logits_of_rows(const at::Tensor& found) {
+  if (!found.defined()) return found;
+  const auto logits =
+      is_dtensor(found) ? full_tensor(found) : found;  // a tensor-parallel head has a part of the tokens
+  return logits.to(at::kCPU, at::kFloat).reshape({-1, logits.size(-1)}).contiguous();
+}
+
+RowsForward rows_forward(CausalLM& model) {
+  return [&model, device = model.parameters().front().device()](nn::PageStore& store, const StepRows& rows) {
+    const at::NoGradGuard no_grad;
+    nn::PagedStep step(store, rows.sequences, rows.wanted);
+    return logits_of_rows(model.logits(inputs_of_rows(rows, step, device)));
+  };
+}
+
+}  // namespace tessera
