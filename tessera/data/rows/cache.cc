@@ -180,34 +180,28 @@ bool is_unused(const fs::path& folder, UniqueFd& set) {
   return set.open() ? try_lock(set) == LockState::kHeld : errno == ENOENT;
 }
 
-// Out of the way in one step: half an entry is never seen under its name. "" when it cannot be.
-fs::path move_aside(const fs::path& folder, std::error_code& error) {
+// Out of the way in one step: half an entry is never seen under its name. What it was moved to is removed where asked.
+std::error_code move_aside(const fs::path& folder, bool removes) {
   const auto aside = folder.parent_path() / fmt::format(".{}.{}.old", folder.filename().string(), random_word(8));
+  std::error_code error, ignored;
   fs::rename(folder, aside, error);
-  return error ? fs::path() : aside;
+  if (!error && removes) fs::remove_all(aside, ignored);
+  return error;
 }
 
 bool remove_unused(const fs::path& folder) {
   UniqueFd set;
-  std::error_code error;
-  if (!is_unused(folder, set)) return false;
-  const auto aside = move_aside(folder, error);
-  if (error) return false;
-  fs::remove_all(aside, error);
-  return true;
+  return is_unused(folder, set) && !move_aside(folder, /*removes=*/true);
 }
 
 // Makes room for an entry where a folder lies that is no whole one of this version. Who has it open keeps it, here by
 // its lock and on other hosts by its files, until prune() finds it unused.
 void replace_entry(const fs::path& folder) {
   UniqueFd set;
-  const bool unused = is_unused(folder, set) && locks_reach_all_hosts(folder);
-  std::error_code error;
-  const auto aside = move_aside(folder, error);
+  const auto error = move_aside(folder, is_unused(folder, set) && locks_reach_all_hosts(folder));
   TESSERA_CHECK(!error, ErrorKind::kIo,
                 "[data.cache] {}: cannot be replaced: {}. Remove it, or set data.cache to another folder.",
                 folder.string(), error.message());
-  if (unused) fs::remove_all(aside, error);
 }
 
 void make_folders(const fs::path& folder) {

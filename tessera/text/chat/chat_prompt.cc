@@ -45,7 +45,7 @@ class ControlTokenMarker {
  private:
   // Marks that the text has itself become U+FFFD.
   std::string marked(std::string text) {
-    if (jinja::has_marks(text)) text = with_no_marks(text);
+    if (jinja::has_marks(text)) text = jinja::without_marks(text, kNoCharacter);
     auto places = tokenizer_.special_tokens_in(text);
     for (const auto& [begin, end] : tokenizer_.added_tokens_in(text)) {
       if (is_control(std::string_view(text).substr(begin, end - begin))) places.emplace_back(begin, end);
@@ -69,16 +69,6 @@ class ControlTokenMarker {
   // templates write as ordinary text.
   bool is_control(std::string_view token) const {
     return token.find_first_not_of(" \t\n\r\f\v") != token.npos && chat_.writes(token);
-  }
-
-  static std::string with_no_marks(std::string_view text) {
-    std::string out;
-    for (size_t at = 0; at < text.size();) {
-      const auto character = text.substr(at, std::max<size_t>(1, utf8_character(text.substr(at))));
-      out += jinja::has_marks(character) ? kNoCharacter : character;
-      at += character.size();
-    }
-    return out;
   }
 
   const ChatTemplate& chat_;

@@ -19,11 +19,11 @@ size_t find_mark(std::string_view text, size_t from) {
 
 bool has_marks(std::string_view text) { return find_mark(text, 0) != text.npos; }
 
-std::string without_marks(std::string_view text) {
+std::string without_marks(std::string_view text, std::string_view replacement) {
   std::string plain;
   size_t done = 0;
   for (size_t at = find_mark(text, 0); at != text.npos; at = find_mark(text, done)) {
-    plain.append(text, done, at - done);
+    plain.append(text, done, at - done).append(replacement);
     done = at + kMarkBytes;
   }
   return plain.append(text, done);

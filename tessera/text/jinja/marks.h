@@ -14,6 +14,7 @@ namespace tessera::text::jinja {
 
 inline bool is_mark(int32_t code_point) { return code_point >= 0xFDD0 && code_point <= 0xFDEF; }
 bool has_marks(std::string_view text);
-std::string without_marks(std::string_view text);
+// With `replacement` in the place of each mark.
+std::string without_marks(std::string_view text, std::string_view replacement = {});
 
 }  // namespace tessera::text::jinja
