@@ -74,11 +74,12 @@ bool divides(const std::string& op) {
 }
 
 // Operations that add up, and those of them that add up products.
+bool is_cross_product(const std::string& op) { return op == "cross" || op == "linalg_cross"; }
 bool multiplies_and_adds(const std::string& op) {
   static const std::set<std::string> kNames{"mm",    "bmm",   "matmul", "linear",   "mv",       "dot",
                                             "vdot",  "addmm", "addmm_", "baddbmm",  "baddbmm_", "addbmm",
                                             "addmv", "inner", "einsum", "tensordot"};
-  return op.starts_with("tessera::linear") || kNames.contains(op.substr(0, op.find('.')));
+  return op.starts_with("tessera::linear") || is_cross_product(op) || kNames.contains(op.substr(0, op.find('.')));
 }
 bool adds(const std::string& op) {
   static const std::set<std::string> kNames{"sum", "nansum", "cumsum", "cumsum_", "trace"};
@@ -115,15 +116,19 @@ bool may_round_sums(const Step& step, const Results& values) {
   const at::NoGradGuard no_grad;
   Results magnitudes = values;
   int bits = 53, last = 0;
+  double most_of_two_products = 2;
   for (const int id : refs_of(step.args)) {
     const at::Tensor& operand = values.tensors.at(id);
     if (!takes_gradients(operand.scalar_type()) || operand.numel() == 0) continue;
     bits = is_narrow(operand.scalar_type()) ? std::min(bits, bits_of(operand.scalar_type())) : bits;
     last = multiplies_and_adds(step.op) ? last + last_bit(operand) : std::min(last, last_bit(operand));
     const at::Tensor magnitude = numbers_of(operand).abs() + 0.5;
+    most_of_two_products *= magnitude.max().item<double>();
     magnitudes.tensors[id] = operand.is_complex() ? at::view_as_complex(magnitude) : magnitude;
   }
   if (bits == 53) return false;
+  // Of magnitudes, the products of a cross product would be subtracted.
+  if (is_cross_product(step.op)) return most_of_two_products > std::ldexp(1.0, last + bits);
   Step open = step;
   PlainMachine(Twin::kWide).run_open(open, magnitudes, 0);
   const auto fits = [&](int id) {
@@ -403,8 +408,7 @@ bool divides_by_itself(const Step& step, const Results& values) {
 // derivatives of copysign and hypot are some, too, and the two products of a cross product of parallel vectors.
 bool may_round_before_it_cancels(const Step& step, const Results& values) {
   const bool cancels = (divides(step.op) && !divides_evenly(step, values)) || divides_by_itself(step, values) ||
-                       step.op.starts_with("copysign") || step.op.starts_with("hypot") || step.op == "cross" ||
-                       step.op == "linalg_cross";
+                       step.op.starts_with("copysign") || step.op.starts_with("hypot") || is_cross_product(step.op);
   const auto ids = refs_of(step.args);
   return cancels && std::ranges::any_of(ids, [&](int id) {
            return values.tensors.at(id).requires_grad() && is_narrow(values.tensors.at(id).scalar_type());

@@ -210,6 +210,19 @@ TEST(PlainTensors, RefuseNarrowGradientsOfWhichTermsAreRoundedBeforeTheyCancel) 
   }
 }
 
+// A vector's cross product with itself is zero, and not where its two products are those of shares that are rounded.
+TEST(PlainTensors, RefuseNarrowCrossProductsThatAreRoundedBeforeTheyCancel) {
+  const auto run = [](const std::string& type, const std::string& operand) {
+    run_plain(parse_program("mesh 4\nvalues 198930\n%0 = input " + type + " [4, 4] uniform -2 2 (P(sum))\n%2 = input " +
+                            type + " [4, 3] uniform -2 2 (R)\n%3 = tensordot(%0, %2, [1], [0])\n%7 = linalg_cross(" +
+                            operand + ", " + operand + ")\n"),
+              Twin::kClean);
+  };
+  EXPECT_THROW(run("f16", "%3"), std::runtime_error);
+  EXPECT_NO_THROW(run("f16", "%2"));
+  EXPECT_NO_THROW(run("f32", "%3"));
+}
+
 TEST(PlainTensors, RefuseTheDerivativeOfADeviationThatIsRounding) {
   const auto run = [](bool grad, const std::string& step) {
     run_plain(parse_program("mesh 2 3\nvalues 786890\n%13 = input f64 [4, 1, 4] uniform 0.1 4.1 (P(sum), R)" +
