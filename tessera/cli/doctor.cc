@@ -4,7 +4,6 @@
 #include <ATen/Version.h>
 #include <fcntl.h>
 #include <fmt/ranges.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <torch/version.h>
@@ -67,14 +66,11 @@ Json deciding_cpu_flags() {
 }
 
 Json report_cpu() {
-  const int64_t online = ::sysconf(_SC_NPROCESSORS_ONLN);
-  cpu_set_t affinity;
-  const bool has_affinity = ::sched_getaffinity(0, sizeof affinity, &affinity) == 0;
   Json cpu = {{"model", processor_model()},
               {"flags", deciding_cpu_flags()},
               {"torch_capability", at::get_cpu_capability()},
-              {"cores_online", online},
-              {"cores_allowed", has_affinity ? CPU_COUNT(&affinity) : online},
+              {"cores_online", ::sysconf(_SC_NPROCESSORS_ONLN)},
+              {"cores_allowed", usable_cores()},
               {"threads", at::get_num_threads()}};
   double quota = 0, period = 0;
   if (std::ifstream("/sys/fs/cgroup/cpu.max") >> quota >> period && period > 0) cpu["cores_quota"] = quota / period;

@@ -46,7 +46,7 @@ void print_help(std::FILE* to) {
 
 // One line, also from libtorch's exceptions, whose what() carries a backtrace.
 void print_error(std::string_view message) {
-  const std::string line = fmt::format("tessera: error: {}\n", message.substr(0, message.find('\n')));
+  const std::string line = fmt::format("tessera: error: {}\n", first_line(message));
   std::fputs(line.c_str(), stderr);
 }
 

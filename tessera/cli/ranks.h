@@ -2,8 +2,8 @@
 //
 //   LaunchFlags flags;
 //   add_launch_flags(*app, flags);                                            // --max-restarts, --log-dir, ...
-//   if (const auto code = launch_ranks("train", args, nproc)) return *code;   // this process was their launcher
-//   const auto world = join_world({.nproc = nproc});
+//   if (const auto code = launch_ranks("score", args, nproc)) return *code;   // this process was their launcher
+//   const auto world = join_world({.nproc = static_cast<int>(nproc)});
 //
 // Call from a process with one thread.
 #pragma once

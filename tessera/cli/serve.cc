@@ -125,8 +125,6 @@ std::string read_token(const std::string& path) {
   return token;
 }
 
-bool is_loopback(const std::string& address) { return address.starts_with("127.") || address == "::1"; }
-
 Listening listen_for(const ServeFlags& flags, const std::string& token) {
   auto listening = listen_at(flags.host, flags.port, Reach::kThisHost);
   TESSERA_CHECK(is_loopback(listening.address) || !token.empty(), ErrorKind::kConfig,

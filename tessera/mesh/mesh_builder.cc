@@ -152,20 +152,17 @@ std::optional<std::vector<int64_t>> dims_within(const DeviceMesh& all,
 
 }  // namespace
 
-std::vector<MeshPtr> DeviceMeshBuilder::arrangements_of(const DeviceMesh& mesh) {
+std::vector<DeviceMesh::FlattenedMeshes::Arrangement> DeviceMeshBuilder::arrangements_of(const DeviceMesh& mesh) {
   std::lock_guard lock(mesh.flattened_->mutex);
-  std::vector<MeshPtr> all;
-  for (const auto& whole : mesh.flattened_->arrangements) {
-    all.push_back(make(mesh.world_, mesh.device_type_, whole.shape, whole.names, whole.ranks));
-  }
-  return all;
+  return mesh.flattened_->arrangements;
 }
 
 MeshPtr DeviceMeshBuilder::slice_flattened(const DeviceMesh& from, const std::vector<NamedDim>& dims) {
   if (dims.size() == 1) return submesh(from, dims, dims[0].slot->ranks);
   std::vector<std::string> names;
   for (const auto& dim : dims) names.push_back(dim.name);
-  for (const auto& all : arrangements_of(from)) {
+  for (const auto& whole : arrangements_of(from)) {
+    const auto all = make(from.world_, from.device_type_, whole.shape, whole.names, whole.ranks);
     const auto within = dims_within(*all, dims);
     if (!within) continue;
     TESSERA_CHECK(std::ranges::is_sorted(*within, std::less_equal<>()), ErrorKind::kShape,
@@ -184,7 +181,8 @@ MeshPtr DeviceMeshBuilder::concatenate(const DeviceMesh& first, const DeviceMesh
   for (const DeviceMesh* mesh : {&first, &second}) {
     for (const auto& name : mesh->dim_names_) dims.push_back(named_dim(*mesh, name));
   }
-  for (const auto& all : arrangements_of(first)) {
+  for (const auto& whole : arrangements_of(first)) {
+    const auto all = make(first.world_, first.device_type_, whole.shape, whole.names, whole.ranks);
     auto within = dims_within(*all, dims);
     if (!within) continue;
     std::ranges::sort(dims, {}, [&](const NamedDim& dim) { return all->dim_of(dim.name); });

@@ -77,8 +77,8 @@ struct DeviceMeshBuilder {
   static NamedDim named_dim(const DeviceMesh& mesh, const std::string& name);
   // The submesh of these ranks over these dims.
   static MeshPtr submesh(const DeviceMesh& from, const std::vector<NamedDim>& dims, std::vector<int> ranks);
-  // The arrangements of the root's ranks, without groups.
-  static std::vector<MeshPtr> arrangements_of(const DeviceMesh& mesh);
+  // The arrangements of the root's ranks so far.
+  static std::vector<DeviceMesh::FlattenedMeshes::Arrangement> arrangements_of(const DeviceMesh& mesh);
   // A slice some of whose dims are flattened ones.
   static MeshPtr slice_flattened(const DeviceMesh& from, const std::vector<NamedDim>& dims);
   // The slice of an arrangement of the same ranks that has the dims of both; null when there is none.

@@ -32,8 +32,9 @@ UniqueFd listen_on_loopback(uint16_t port) {
   try {
     return listen_at("127.0.0.1", port, Reach::kThisHost).socket;
   } catch (const Error& error) {
-    raise(ErrorKind::kConfig, "[report.live] port {} of 127.0.0.1: {} Give another with train.page, or 0 for no page.",
-          port, error.kind() == ErrorKind::kComm ? "found it in use." : error.what());
+    const bool in_use = error.kind() == ErrorKind::kComm;
+    raise(ErrorKind::kConfig, "[report.live] {} Give another with train.page, or 0 for no page.",
+          in_use ? fmt::format("port {} of 127.0.0.1: found it in use.", port) : error.what());
   }
 }
 

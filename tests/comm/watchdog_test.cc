@@ -11,7 +11,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/watch/watch_roles.h"
+#include "tessera/comm/watch/peers.h"
 
 namespace tessera::comm {
 namespace {

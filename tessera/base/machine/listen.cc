@@ -93,8 +93,8 @@ Listening listen_at(const std::string& host, int port, Reach reach) {
     reason = errno;
   }
   TESSERA_CHECK(reason != EADDRINUSE, ErrorKind::kComm, "[listen] port {} of {} is in use", port, host);
-  raise(ErrorKind::kConfig, "[listen] cannot listen on {}:{}: {}. Wanted an address of this host.", host, port,
-        std::strerror(reason));
+  raise(ErrorKind::kConfig, "[listen] cannot listen on {}:{}: {}.{}", host, port, std::strerror(reason),
+        reason == EADDRNOTAVAIL ? " Wanted an address of this host." : "");
 }
 
 std::string address_towards(const std::string& host) {
@@ -135,11 +135,13 @@ std::vector<InterfaceAddress> interfaces_of_this_host() {
   return result;
 }
 
+bool is_loopback(std::string_view address) { return address.starts_with("127.") || address == "::1"; }
+
 std::vector<std::string> interface_addresses() {
   std::vector<std::string> result;
   for (const InterfaceAddress& one : interfaces_of_this_host()) {
-    const bool loopback = one.address.starts_with("127.") || one.address == "::1";
-    if (!loopback && std::ranges::find(result, one.address) == result.end()) result.push_back(one.address);
+    const bool is_known = std::ranges::find(result, one.address) != result.end();
+    if (!is_loopback(one.address) && !is_known) result.push_back(one.address);
   }
   return result;
 }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/base/files/unique_fd.h"
@@ -37,6 +38,7 @@ struct InterfaceAddress {
 };
 // All that are up, link-local IPv6 addresses left out.
 std::vector<InterfaceAddress> interfaces_of_this_host();
+bool is_loopback(std::string_view address);  // a numeric one
 // The addresses among them that are not loopback, each once.
 std::vector<std::string> interface_addresses();
 

@@ -176,10 +176,10 @@ std::vector<int64_t> Prompts::of_messages(const Json& messages, const std::strin
   return checked(text::chat_prompt(*chat_, tokenizer_, messages), where);
 }
 
-Json opening_messages(const GenerateFlags& flags, const std::optional<std::string>& user) {
+Json opening_messages(const GenerateFlags& flags, std::optional<std::string> user) {
   Json messages = Json::array();
   if (!flags.system.empty()) messages.push_back({{"role", "system"}, {"content", flags.system}});
-  if (user) messages.push_back({{"role", "user"}, {"content", *user}});
+  if (user) messages.push_back({{"role", "user"}, {"content", std::move(*user)}});
   return messages;
 }
 

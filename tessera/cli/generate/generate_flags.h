@@ -60,7 +60,7 @@ void run_batch(Generator& generator, const GenerateFlags& flags, const Generatio
                const Prompts& prompts);
 inline constexpr size_t kMostPromptBytes = 64 << 20;  // of standard input
 // The system message, where there is one, and then what the user says first.
-Json opening_messages(const GenerateFlags& flags, const std::optional<std::string>& user = std::nullopt);
+Json opening_messages(const GenerateFlags& flags, std::optional<std::string> user = std::nullopt);
 // One object for a text and its tokens: prompt_tokens, tokens, text.
 Json generation_object(const std::vector<int64_t>& prompt, const std::vector<int64_t>& tokens, const std::string& text);
 // Text of the model on standard output, at once. Where that is a terminal, characters that the terminal would obey are

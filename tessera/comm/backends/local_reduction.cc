@@ -7,6 +7,8 @@
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/mul.h>
 
+#include <array>
+
 namespace tessera::comm {
 namespace {
 
@@ -44,8 +46,8 @@ bool sums_by_parts(const at::Tensor& tensor, ReduceOp op) {
 c10d::ReduceOp::RedOpType carried_op(ReduceOp op) {
   using RedOpType = c10d::ReduceOp::RedOpType;
   // In the order of ReduceOp.
-  constexpr RedOpType kCarried[] = {RedOpType::SUM, RedOpType::AVG, RedOpType::MIN, RedOpType::MAX, RedOpType::PRODUCT};
-  return kCarried[static_cast<size_t>(op)];
+  constexpr std::array kCarried = {RedOpType::SUM, RedOpType::AVG, RedOpType::MIN, RedOpType::MAX, RedOpType::PRODUCT};
+  return kCarried.at(static_cast<size_t>(op));
 }
 
 void reduce_parts(const at::Tensor& output, const at::Tensor& parts, ReduceOp op) {

@@ -25,8 +25,7 @@ void tell_step(int64_t step) noexcept {
 
 std::optional<int64_t> told_step(const std::filesystem::path& file) {
   try {
-    const std::string text = read_file(file, 64);
-    const auto step = parse_number<int64_t>(std::string_view(text).substr(0, text.find('\n')));
+    const auto step = parse_number<int64_t>(first_line(read_file(file, 64)));
     return step && *step >= 0 ? step : std::nullopt;
   } catch (const Error&) {  // no file
     return std::nullopt;

@@ -37,8 +37,7 @@ constexpr const char* kModelName = "model";
 std::string holder_of(int lock) {
   char text[300] = {};
   const ssize_t got = ::pread(lock, text, sizeof text - 1, 0);
-  std::string holder(text, got > 0 ? static_cast<size_t>(got) : 0);
-  holder = holder.substr(0, holder.find('\n'));
+  const std::string holder = first_line(std::string_view(text, got > 0 ? static_cast<size_t>(got) : 0));
   return holder.empty() ? "unknown" : holder;
 }
 
