@@ -1,7 +1,7 @@
 // A file of records, one after another, hashed while it is written. Internal to checkpoint.
 //
 //   RecordFile file(staged / "__0_0.distcp");
-//   const auto place = file.append([&](const ByteSink& sink) { write_torch_tensor(tensor, sink); });
+//   const auto place = file.append([&](const ByteSink& sink) { write_tensor_record(tensor, sink); });
 //   const ManifestFile written = file.publish();
 //
 // Appears whole or not at all, as StagedFile. Belongs to one thread. Error kIo.

@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
@@ -186,7 +185,8 @@ void add_tensor(CheckpointContents& contents, const std::string& file, const Jso
   told.dtype = static_cast<c10::ScalarType>(dtype);
   told.size = report.integers("shape", 0, INT64_MAX);
   const bool is_new = !contents.position.contains(name);
-  auto& entry = contents.entry_of(name, planner_path(name));
+  auto& entry =
+      is_new ? contents.entry_of(name, planner_path(name)) : contents.metadata.entries[contents.position.at(name)];
   TESSERA_CHECK(is_new || entry.tensor, ErrorKind::kShape, "{}: a tensor on one rank, an object on another",
                 quote(name));
   if (is_new) entry.tensor = told;

@@ -11,7 +11,6 @@
 
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "tessera/comm/collectives/collectives.h"

@@ -138,7 +138,8 @@ FlatUnit agreed_unit(nn::Module& module, const Fsdp1Options& options) {
       agree();
     }
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::kComm) throw;
+    using enum ErrorKind;
+    if (error.kind() == kComm || error.kind() == kMemory || error.kind() == kInternal) throw;
     raise(ErrorKind::kShape, "{}", error.what());
   }
   return unit;

@@ -15,6 +15,7 @@
 #include "tessera/optim/quantized_moments.h"
 #include "tessera/state/detail/load_tensor.h"
 #include "tessera/state/detail/optimizer_load.h"
+#include "tessera/state/detail/optimizer_parts.h"
 #include "tessera/state/hyperparameter_values.h"
 
 namespace tessera {
@@ -234,7 +235,7 @@ StateDict optimizer_state_dict(const optim::Optimizer& optimizer) {
     shown.set("params", std::move(ids));
     groups.emplace_back(std::move(shown));
   }
-  return StateDict{{"state", std::move(states)}, {"param_groups", std::move(groups)}};
+  return detail::optimizer_dict_of(std::move(states), std::move(groups));
 }
 
 void load_optimizer_state_dict(optim::Optimizer& optimizer, const StateDict& state_dict) {

@@ -1,40 +1,46 @@
 #include "tessera/state/optimizer_forms.h"
 
-#include <optional>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
+#include "tessera/state/detail/flat_key.h"
+#include "tessera/state/detail/optimizer_parts.h"
 #include "tessera/state/state_dict_structure.h"
 
 namespace tessera {
+namespace detail {
 namespace {
 
 constexpr std::string_view kStatePrefix = "state.", kGroupsPrefix = "param_groups.";
 
-// "state.layers.0.weight.exp_avg" taken apart.
-struct FlatKey {
-  bool is_state = false;  // else of param_groups
-  size_t parameter = 0;   // its position
-  std::string_view rest;  // "exp_avg", within the key
-};
+}  // namespace
 
-// Names of parameters have dots, and so may names of states, so that only the known names tell them apart. Nothing for
-// a key of another parameter. Time is linear in the length of the key.
-std::optional<FlatKey> read_flat_key(std::string_view key,
-                                     const std::unordered_map<std::string_view, size_t>& parameters) {
+FlatKeyReader::FlatKeyReader(const std::vector<std::string>& parameters) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    TESSERA_CHECK(parameters_.emplace(parameters[i], i).second, ErrorKind::kShape,
+                  "[state.unflatten_optimizer] parameter {} is in two groups", quote(parameters[i]));
+  }
+}
+
+std::optional<FlatKey> FlatKeyReader::read(std::string_view key) {
   const bool is_state = key.starts_with(kStatePrefix);
   if (!is_state && !key.starts_with(kGroupsPrefix)) return std::nullopt;
   const auto path = key.substr(is_state ? kStatePrefix.size() : kGroupsPrefix.size());
   // The longest known name that leaves something: names of states and hyper-parameters seldom have dots.
   for (size_t dot = path.rfind('.'); dot != std::string_view::npos && dot > 0; dot = path.rfind('.', dot - 1)) {
-    const auto found = parameters.find(path.substr(0, dot));
-    if (found != parameters.end()) return FlatKey{is_state, found->second, path.substr(dot + 1)};
+    ++lookups_;
+    const auto found = parameters_.find(path.substr(0, dot));
+    if (found != parameters_.end()) return FlatKey{is_state, found->second, path.substr(dot + 1)};
   }
   return std::nullopt;
 }
+
+}  // namespace detail
+
+namespace {
 
 // What each group's `params` become; `rename` is told each id or name, in order.
 template <class Rename>
@@ -61,7 +67,7 @@ StateDict rekeyed(const StateDict& optimizer_dict, const std::unordered_map<Stat
                   quote(to_string(name)));
     state.set(name, value);
   }
-  return StateDict{{"state", std::move(state)}, {"param_groups", std::move(groups)}};
+  return detail::optimizer_dict_of(std::move(state), std::move(groups));
 }
 
 void set_new(StateDict& flat, const std::string& key, const StateValue& value) {
@@ -173,17 +179,13 @@ StateDict flatten_optimizer_dict(const StateDict& by_name) {
 StateDict unflatten_optimizer_dict(const StateDict& flat, const std::vector<std::vector<std::string>>& groups) {
   std::vector<std::string> names;
   for (const auto& group : groups) names.insert(names.end(), group.begin(), group.end());
-  std::unordered_map<std::string_view, size_t> positions;
-  for (size_t i = 0; i < names.size(); ++i) {
-    TESSERA_CHECK(positions.emplace(names[i], i).second, ErrorKind::kShape,
-                  "[state.unflatten_optimizer] parameter {} is in two groups", quote(names[i]));
-  }
+  detail::FlatKeyReader reader(names);
   std::vector<StateDict> states(names.size()), settings(names.size());
   for (const auto& [key, value] : flat) {
     TESSERA_CHECK(std::holds_alternative<std::string>(key), ErrorKind::kShape,
                   "[state.unflatten_optimizer] found the key {}, wanted text. Is it a dict by id?", to_string(key));
     const auto& text = std::get<std::string>(key);
-    const auto parts = read_flat_key(text, positions);
+    const auto parts = reader.read(text);
     if (!parts) continue;
     if (parts->is_state) {
       set_nested(states[parts->parameter], parts->rest, value, text);
@@ -210,7 +212,7 @@ StateDict unflatten_optimizer_dict(const StateDict& flat, const std::vector<std:
     merged.set("params", std::move(params));
     out_groups.emplace_back(std::move(merged));
   }
-  return StateDict{{"state", std::move(state)}, {"param_groups", std::move(out_groups)}};
+  return detail::optimizer_dict_of(std::move(state), std::move(out_groups));
 }
 
 }  // namespace tessera

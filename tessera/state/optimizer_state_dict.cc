@@ -7,6 +7,7 @@
 #include "tessera/base/text/quote.h"
 #include "tessera/state/detail/incoming_tensors.h"
 #include "tessera/state/detail/optimizer_load.h"
+#include "tessera/state/detail/optimizer_parts.h"
 #include "tessera/state/detail/saved_optimizer.h"
 #include "tessera/state/hyperparameter_values.h"
 #include "tessera/state/model_names.h"
@@ -76,7 +77,7 @@ StateDict get_optimizer_state_dict(nn::Module& model, const std::vector<optim::O
     }
     for (auto& group : named.at("param_groups").list()) groups.push_back(std::move(group));
   }
-  StateDict out{{"state", std::move(state)}, {"param_groups", std::move(groups)}};
+  StateDict out = detail::optimizer_dict_of(std::move(state), std::move(groups));
   if (options.flatten_optimizer_state_dict) out = flatten_optimizer_dict(out);
   out = full_or_on_cpu(out, names, options);
   verify_optimizer_state_dict(out, options);

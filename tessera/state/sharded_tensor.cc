@@ -106,17 +106,12 @@ std::string layout_fault(const std::vector<int64_t>& size, const ShardsOfAll& al
   };
   int64_t held = 0;
   for (size_t i = 0; i < all.boxes.size(); ++i) {
-    const auto& [offsets, sizes] = all.boxes[i];
-    bool inside = offsets.size() == size.size() && sizes.size() == size.size();
-    for (size_t d = 0; inside && d < size.size(); ++d) {
-      inside = offsets[d] >= 0 && sizes[d] >= 0 && offsets[d] <= size[d] && sizes[d] <= size[d] - offsets[d];
-    }
-    if (!inside) {
+    if (!lies_inside(all.boxes[i], size)) {
       return fmt::format("a shard of rank {} {} reaches beyond [{}]", all.holders[i], place(i), fmt::join(size, ", "));
     }
-    held += c10::multiply_integers(sizes);
+    held += c10::multiply_integers(all.boxes[i].sizes);
   }
-  if (const auto pair = find_overlap(all.boxes, "a ShardedTensor")) {
+  if (const auto pair = find_overlap(all.boxes, "[state.all_gather_sharded_tensor] a ShardedTensor")) {
     return fmt::format("shards of ranks {} and {} overlap: {}, {}", all.holders[pair->first], all.holders[pair->second],
                        place(pair->first), place(pair->second));
   }

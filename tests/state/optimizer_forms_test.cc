@@ -9,6 +9,7 @@
 #include <ctime>
 #include <iostream>
 
+#include "tessera/state/detail/flat_key.h"
 #include "tests/state/values.h"
 
 namespace tessera::testing {
@@ -127,6 +128,12 @@ TEST(OptimizerForms, TakeLinearTime) {
   std::cout << "18000 parameters: to ids, names, flat and back in " << seconds << " s of CPU\n";
   EXPECT_EQ(flat.size(), 4 * names.size());
   EXPECT_EQ(back.at("state").dict().size(), names.size());
+
+  detail::FlatKeyReader reader(names);
+  for (const auto& [key, value] : flat) {
+    ASSERT_TRUE(reader.read(std::get<std::string>(key)));
+  }
+  EXPECT_EQ(reader.lookups(), static_cast<int64_t>(flat.size()));  // the first candidate is the name
 }
 
 }  // namespace

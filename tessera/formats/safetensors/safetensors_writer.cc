@@ -15,6 +15,7 @@ namespace tessera {
 namespace {
 
 uint64_t size_bytes(const SafetensorsSpec& spec) {
+  if (std::ranges::find(spec.shape, 0) != spec.shape.end()) return 0;  // whatever the other sizes are
   return c10::elementSize(spec.dtype) * static_cast<uint64_t>(c10::multiply_integers(spec.shape));
 }
 

@@ -106,6 +106,10 @@ std::optional<CoverDefect> find_cover_defect(std::span<const int64_t> size, std:
   return CornerSum(size, boxes, where).first_defect();
 }
 
+bool lies_inside(const DcpChunk& box, std::span<const int64_t> size) {
+  return detail::box_lies_inside(box.offsets, box.sizes, {size.data(), size.size()});
+}
+
 std::optional<std::pair<size_t, size_t>> find_overlap(std::span<const DcpChunk> boxes, const std::string& where) {
   std::vector<size_t> order;
   for (size_t i = 0; i < boxes.size(); ++i) {
@@ -123,7 +127,7 @@ std::optional<std::pair<size_t, size_t>> find_overlap(std::span<const DcpChunk> 
     });
     comparisons += open.size();
     TESSERA_CHECK(comparisons <= kMaxComparisons, ErrorKind::kFormat,
-                  "[dcp] {}: {} chunks lie side by side in so many places that they are too many to check", where,
+                  "{}: {} chunks lie side by side in so many places that they are too many to check", where,
                   boxes.size());
     for (const size_t other : open) {
       if (detail::boxes_meet(boxes[other].offsets, boxes[other].sizes, boxes[box].offsets, boxes[box].sizes)) {

@@ -26,7 +26,11 @@ struct CoverDefect {
 std::optional<CoverDefect> find_cover_defect(std::span<const int64_t> size, std::span<const DcpChunk> boxes,
                                              const std::string& where);
 
-// Two boxes that share an element, by position. Error kFormat when finding none would take over 2^26 comparisons.
+// Whether a box is one of a tensor of that size.
+bool lies_inside(const DcpChunk& box, std::span<const int64_t> size);
+
+// Two boxes that share an element, by position. Error kFormat, which begins with `where`, when finding
+// none would take over 2^26 comparisons.
 std::optional<std::pair<size_t, size_t>> find_overlap(std::span<const DcpChunk> boxes, const std::string& where);
 
 }  // namespace tessera

@@ -9,7 +9,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/formats/detail/boxes.h"
 #include "tessera/formats/folder_links.h"
 #include "tessera/formats/torch/box_cover.h"
 #include "tessera/formats/torch/torch_dtypes.h"
@@ -40,7 +39,7 @@ void check_whole_size(const DcpTensor& tensor, const std::string& where) {
 }
 
 void check_chunk_inside(const DcpTensor& tensor, const DcpChunk& chunk, const std::string& where) {
-  if (!detail::box_lies_inside(chunk.offsets, chunk.sizes, tensor.size)) {
+  if (!lies_inside(chunk, tensor.size)) {
     refuse_dcp(where, "the chunk at {} of size {} does not lie inside the tensor of size {}", shown(chunk.offsets),
                shown(chunk.sizes), shown(tensor.size));
   }
@@ -53,7 +52,7 @@ void check_dcp_tensor(const DcpTensor& tensor, const std::string& where, const D
     refuse_dcp(where, "memory format {}, 0 to 2 are known", tensor.memory_format);
   }
   if (options.allow_gaps) {
-    if (const auto pair = find_overlap(tensor.chunks, where)) {
+    if (const auto pair = find_overlap(tensor.chunks, "[dcp] " + where)) {
       refuse_dcp(where, "the chunks at {} and at {} overlap", shown(tensor.chunks[pair->first].offsets),
                  shown(tensor.chunks[pair->second].offsets));
     }

@@ -17,14 +17,15 @@ namespace {
 
 // How many keys are names: all of them, or none.
 size_t count_names(const StateDict& states) {
-  size_t names = 0;
-  std::vector<std::string> keys;
-  for (const auto& [key, value] : states) {
-    names += std::holds_alternative<std::string>(key) ? 1 : 0;
-    keys.push_back(to_string(key));
-  }
+  const auto names = static_cast<size_t>(std::ranges::count_if(
+      states, [](const StateDict::Item& item) { return std::holds_alternative<std::string>(item.first); }));
+  const auto keys = [&] {
+    std::vector<std::string> all;
+    for (const auto& [key, value] : states) all.push_back(to_string(key));
+    return all;
+  };
   TESSERA_CHECK(names == 0 || names == states.size(), ErrorKind::kShape,
-                "[fsdp1.rekey] Invalid parameter keys: [{}]. Expected names only or ids only.", quoted_list(keys));
+                "[fsdp1.rekey] Invalid parameter keys: [{}]. Expected names only or ids only.", quoted_list(keys()));
   return names;
 }
 

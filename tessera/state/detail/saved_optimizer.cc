@@ -5,6 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
+#include "tessera/state/detail/optimizer_parts.h"
 #include "tessera/state/hyperparameter_values.h"
 #include "tessera/state/optimizer_forms.h"
 
@@ -75,7 +76,7 @@ class OptimizerSelection {
       settings.erase("param_names");
       groups.emplace_back(std::move(settings));
     }
-    return StateDict{{"state", std::move(state)}, {"param_groups", std::move(groups)}};
+    return optimizer_dict_of(std::move(state), std::move(groups));
   }
 
  private:

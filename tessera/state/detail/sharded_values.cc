@@ -20,6 +20,7 @@ bool can_be_gathered(const StateValue& value) {
 }  // namespace
 
 std::unique_ptr<ShardedValues> ShardedValues::of(const StateDict& state_dict) {
+  if (!any_leaf(state_dict, can_be_gathered)) return nullptr;  // the usual case, before anything is copied
   auto values = std::make_unique<ShardedValues>();
   values->message_ = state_dict;
   values->announce(values->message_, "");
