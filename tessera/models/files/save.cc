@@ -99,22 +99,6 @@ class FolderInProgress {
   SafetensorsFolderWriter weights_;
 };
 
-// How the writing rank fared.
-struct Outcome {
-  std::optional<Error> error;
-  template <class F>
-  void attempt(F&& step) {
-    if (error) return;
-    try {
-      step();
-    } catch (const Error& failed) {
-      error = failed;
-    } catch (const std::exception& failed) {
-      error = Error(ErrorKind::kInternal, fmt::format("[models.save] {}", failed.what()));
-    }
-  }
-};
-
 // Gives the whole of a parameter by any of its names, with its adapter in it where that is wanted. COLLECTIVE over its
 // mesh.
 std::function<at::Tensor(const SharedParameter&)> value_getter(CausalLM& model, const std::vector<SharedParameter>& own,
@@ -162,16 +146,24 @@ void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const st
   const bool speaks = !mesh || mesh->rank() == mesh->ranks().front();
   const bool writes = speaks && (!stages || stages->rank() == 0);
   const auto value_of = value_getter(model, own, options);
-  Outcome outcome;
+  std::optional<Error> error;  // of the writing rank
+  const auto attempt = [&](const auto& step) {
+    if (error) return;
+    try {
+      step();
+    } catch (const std::exception& failed) {
+      error = as_error(failed);
+    }
+  };
   std::optional<FolderInProgress> folder;
-  if (writes) outcome.attempt([&] { folder.emplace(model, parameters, dir, source_dir, options); });
+  if (writes) attempt([&] { folder.emplace(model, parameters, dir, source_dir, options); });
   for (const auto& parameter : parameters) {
     // Also after an error: the other ranks are in the same collective.
     at::Tensor whole;
     if (!stages || stages->gives(parameter)) whole = value_of(parameter);
     if (stages && speaks) whole = stages->bring(parameter, whole);
     if (!writes) continue;
-    outcome.attempt([&] {
+    attempt([&] {
       TESSERA_CHECK(!whole.is_meta(), ErrorKind::kInternal,
                     "[models.save] {}: has no values yet. Load or initialise first.", parameter.names.front());
       const auto dtype = options.dtype.value_or(parameter.tensor.scalar_type());
@@ -180,10 +172,10 @@ void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const st
       folder->write(parameter, saved);
     });
   }
-  if (writes) outcome.attempt([&] { folder->publish(); });
+  if (writes) attempt([&] { folder->publish(); });
   folder.reset();
   attempt_on_all(mesh, stages ? options.pipeline->group(0).get() : nullptr, [&] {
-    if (outcome.error) throw *outcome.error;
+    if (error) throw *error;
   });
 }
 

@@ -5,12 +5,10 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/files/copy_bytes.h"
 #include "tessera/base/files/file.h"
 #include "tessera/base/log.h"
 #include "tessera/base/text/json.h"
 #include "tessera/comm/collectives/agreement.h"
-#include "tessera/comm/collectives/collectives.h"
 #include "tessera/models/config/end_tokens.h"
 #include "tessera/models/generation/choice.h"
 #include "tessera/models/generation/engine.h"
@@ -121,11 +119,12 @@ int64_t generation_capacity(const ModelConfig& config, std::span<const int64_t> 
 std::vector<int64_t> generate(const ModelConfig& config, const GenerationSource& source,
                               std::span<const int64_t> prompt, const GenerationOptions& options,
                               const TokenCallback& on_token) {
-  const int64_t capacity = generation_capacity(config, prompt, options);  // its errors are those of every rank
+  // Its errors are those of every rank.
+  const int64_t capacity = generation_capacity(config, prompt, options);
   auto* const group = source.group != nullptr && source.group->size() > 1 ? source.group : nullptr;
   std::vector<int64_t> made;
-  std::exception_ptr
-      failed;  // in the choice of a token, which the leader alone makes: rounding may differ between ranks
+  // In the choice of a token, which the leader alone makes: rounding may differ between ranks.
+  std::exception_ptr failed;
   if (group != nullptr && group->rank() != source.leader) {
     follow_steps(config, source.forward, *group, source.leader);
   } else {
@@ -158,11 +157,7 @@ std::vector<int64_t> generate(const ModelConfig& config, const GenerationSource&
     return made;
   }
   comm::attempt_together(*group, check);
-  const auto bytes = comm::broadcast_bytes(
-      *group, {reinterpret_cast<const char*>(made.data()), made.size() * sizeof(int64_t)}, source.leader);
-  made.resize(bytes.size() / sizeof(int64_t));
-  copy_bytes(made.data(), bytes.data(), bytes.size());
-  return made;
+  return broadcast_numbers(*group, made, source.leader);
 }
 
 std::vector<int64_t> generate(CausalLM& model, std::span<const int64_t> prompt, const GenerationOptions& options,

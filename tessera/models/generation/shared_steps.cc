@@ -11,17 +11,7 @@ namespace {
 // The first number of what is told.
 enum Told : int64_t { kEnd, kWait, kBegin, kRows };
 
-void tell(comm::Group& group, const std::vector<int64_t>& numbers) {
-  comm::broadcast_bytes(group, {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(int64_t)},
-                        group.rank());
-}
-
-std::vector<int64_t> hear(comm::Group& group, int leader) {
-  const auto bytes = comm::broadcast_bytes(group, "", leader);
-  std::vector<int64_t> numbers(bytes.size() / sizeof(int64_t));
-  copy_bytes(numbers.data(), bytes.data(), numbers.size() * sizeof(int64_t));
-  return numbers;
-}
+void tell(comm::Group& group, const std::vector<int64_t>& numbers) { broadcast_numbers(group, numbers, group.rank()); }
 
 // Reads what tell_rows wrote; `pages` holds what the rows' spans point to.
 StepRows rows_of(const std::vector<int64_t>& numbers, std::vector<std::vector<int32_t>>& pages) {
@@ -45,6 +35,14 @@ StepRows rows_of(const std::vector<int64_t>& numbers, std::vector<std::vector<in
 }
 
 }  // namespace
+
+std::vector<int64_t> broadcast_numbers(comm::Group& group, std::span<const int64_t> numbers, int root) {
+  const auto bytes =
+      comm::broadcast_bytes(group, {reinterpret_cast<const char*>(numbers.data()), numbers.size_bytes()}, root);
+  std::vector<int64_t> received(bytes.size() / sizeof(int64_t));
+  copy_bytes(received.data(), bytes.data(), bytes.size());
+  return received;
+}
 
 void tell_begin(comm::Group& group, int64_t pages) { tell(group, {kBegin, pages}); }
 void tell_wait(comm::Group& group) { tell(group, {kWait}); }
@@ -74,7 +72,7 @@ void follow_steps(const ModelConfig& config, const RowsForward& forward, comm::G
   std::optional<nn::PageStore> store;
   std::vector<std::vector<int32_t>> pages;
   while (true) {
-    const auto numbers = hear(group, leader);
+    const auto numbers = broadcast_numbers(group, {}, leader);
     switch (numbers.at(0)) {
       case kEnd:
         return;

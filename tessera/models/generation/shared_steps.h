@@ -9,11 +9,16 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "tessera/comm/group/group.h"
 #include "tessera/models/generation/step_rows.h"
 
 namespace tessera {
+
+// The numbers of rank `root`, on all ranks. COLLECTIVE over the group.
+std::vector<int64_t> broadcast_numbers(comm::Group& group, std::span<const int64_t> numbers, int root);
 
 // What an engine broadcasts. Each is COLLECTIVE over the group, together with follow_steps; the caller is the leader.
 void tell_begin(comm::Group& group, int64_t pages);

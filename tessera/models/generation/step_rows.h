@@ -1,11 +1,11 @@
 // One forward over tokens of several sequences, whose keys and values lie in pages.
 //
 //   const RowsForward forward = rows_forward(*model);
-//   at::Tensor logits = forward(store, {.tokens = {7, 8, 3}, .positions = {0, 1, 40},       // [2, V]
-//                                       .sequences = {{.first_row = 0, .rows = 2, .first_position = 0, .pages = first},
-//                                                     {.first_row = 2, .rows = 1, .first_position = 40, .pages =
-//                                                     second}},
-//                                       .wanted = {1, 2}});
+//   const std::vector<kernels::PagedTokens> sequences = {
+//       {.first_row = 0, .rows = 2, .first_position = 0, .pages = first},
+//       {.first_row = 2, .rows = 1, .first_position = 40, .pages = second}};
+//   at::Tensor logits = forward(store, {.tokens = {7, 8, 3},                                               // [2, V]
+//                                       .positions = {0, 1, 40}, .sequences = sequences, .wanted = {1, 2}});
 //
 // COLLECTIVE over the ranks that hold the model; shared_steps.h makes them all call it. Not differentiable. One thread
 // at a time.

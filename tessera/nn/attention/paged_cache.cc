@@ -62,20 +62,19 @@ at::Tensor PagedStep::attend(int64_t layer, const at::Tensor& queries, const at:
     return on_local_heads(q, k, v, own).transpose(1, 2);
   }
   const int64_t kv_heads = keys.size(2), d = keys.size(3);
-  auto& storage = store_->storage_;
-  if (!storage.defined()) {
-    storage = at::empty({store_->pages_, store_->layers_, 2, kv_heads, kernels::kPageTokens, d}, keys.options());
+  auto& stored = store_->layers_.at(static_cast<size_t>(layer));
+  if (!stored.defined()) {
+    stored = at::empty({store_->pages_, 2, kv_heads, kernels::kPageTokens, d}, keys.options());
   }
-  TESSERA_CHECK(storage.size(3) == kv_heads && storage.size(5) == d && storage.scalar_type() == keys.scalar_type() &&
+  TESSERA_CHECK(stored.size(2) == kv_heads && stored.size(4) == d && stored.scalar_type() == keys.scalar_type() &&
                     keys.size(1) == pages_.size(0) && keys.sizes() == values.sizes(),
                 ErrorKind::kShape, "[nn.paged_cache] found keys {} for {} tokens, the pages hold {} heads of {}",
-                c10::str(keys.sizes()), pages_.size(0), storage.size(3), storage.size(5));
-  const auto stored = storage.select(1, layer);
+                c10::str(keys.sizes()), pages_.size(0), stored.size(2), stored.size(4));
   const auto stored_keys = stored.select(1, 0), stored_values = stored.select(1, 1);  // [pages, heads, slots, d]
   if (!keys.is_cpu() || keys.scalar_type() != at::kFloat) {
-    const auto pages = pages_.to(keys.device()), slots = slots_.to(keys.device());
+    bring_places_to(keys.device());
     const auto put = [&](const at::Tensor& into, const at::Tensor& from) {
-      into.transpose(1, 2).index_put_({pages, slots}, from.squeeze(0));
+      into.transpose(1, 2).index_put_({pages_, slots_}, from.squeeze(0));
     };
     put(stored_keys, keys);
     put(stored_values, values);
@@ -93,13 +92,24 @@ at::Tensor PagedStep::attend(int64_t layer, const at::Tensor& queries, const at:
       .unsqueeze(0);
 }
 
+// Where pages are gathered. They are the same in every layer, so that only the first one copies.
+void PagedStep::bring_places_to(at::Device device) {
+  if (!sequence_pages_.empty()) return;
+  pages_ = pages_.to(device);
+  slots_ = slots_.to(device);
+  for (const auto& sequence : sequences_) {
+    const std::vector<int64_t> pages(sequence.pages.begin(), sequence.pages.end());
+    sequence_pages_.push_back(at::tensor(pages, at::kLong).to(device));
+  }
+}
+
 at::Tensor PagedStep::attend_gathered(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                                       int64_t window, const AttentionScores& scores) const {
   std::vector<at::Tensor> results;
-  for (const auto& sequence : sequences_) {
+  for (size_t i = 0; i < sequences_.size(); ++i) {
+    const auto& sequence = sequences_[i];
+    const auto& pages = sequence_pages_[i];
     const int64_t end = sequence.first_position + sequence.rows;
-    const std::vector<int64_t> list(sequence.pages.begin(), sequence.pages.end());
-    const auto pages = at::tensor(list, at::kLong).to(keys.device());
     const auto gather = [&](const at::Tensor& from) {  // [1, heads, tokens, d]
       return from.index_select(0, pages).transpose(0, 1).reshape({1, from.size(1), -1, from.size(3)}).narrow(2, 0, end);
     };

@@ -22,15 +22,16 @@ struct AttentionScores;
 
 class PageStore {
  public:
-  PageStore(int64_t layers, int64_t pages) : layers_(layers), pages_(pages) {}
+  PageStore(int64_t layers, int64_t pages) : layers_(static_cast<size_t>(layers)), pages_(pages) {}
   int64_t pages() const { return pages_; }
 
  private:
   friend class PagedStep;
-  // [pages, layers, 2, kv_heads, kernels::kPageTokens, head_dim], made at the first use in the dtype and on the device
-  // of those keys. Pages that nobody wrote take no memory where the system gives it at the first touch.
-  at::Tensor storage_;
-  int64_t layers_, pages_;
+  // Each [pages, 2, kv_heads, kernels::kPageTokens, head_dim], made at the layer's first use in the dtype and on the
+  // device of those keys: a stage of a pipeline takes memory for its own layers. Pages that nobody wrote take no memory
+  // where the system gives it at the first touch.
+  std::vector<at::Tensor> layers_;
+  int64_t pages_;
 };
 
 class PagedStep {
@@ -41,18 +42,20 @@ class PagedStep {
 
   // Puts keys and values [1, N, kv_heads, head_dim] into their places and gives what the queries [1, N, heads,
   // head_dim] make of all that they see: the same shape. Of DTensors each rank has the heads that lie on it, here and
-  // in the store. Error kShape for layers that are not alike, and DTensors that cut anything but heads.
+  // in the store. Error kShape for keys unlike those that the layer has, and DTensors that cut anything but heads.
   at::Tensor attend(int64_t layer, const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                     int64_t window, const AttentionScores& scores);
   // The wanted rows of [1, N, width].
   at::Tensor wanted_rows(const at::Tensor& hidden) const;
 
  private:
+  void bring_places_to(at::Device device);
   at::Tensor attend_gathered(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                              int64_t window, const AttentionScores& scores) const;
   PageStore* store_;
   std::vector<kernels::PagedTokens> sequences_;
-  at::Tensor logit_rows_, pages_, slots_;  // int64; the latter two of each row
+  at::Tensor logit_rows_, pages_, slots_;   // int64; the latter two of each row
+  std::vector<at::Tensor> sequence_pages_;  // int64, where they are gathered: on the device from the first layer on
 };
 
 }  // namespace tessera::nn

@@ -1,9 +1,6 @@
 #include "tessera/optim/detail/adamw_update.h"
 
-#include <ATen/core/Tensor.h>
-
 #include "tessera/base/error.h"
-#include "tessera/optim/detail/hyperparameters.h"
 
 namespace tessera::optim::detail {
 

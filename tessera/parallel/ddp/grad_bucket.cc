@@ -2,8 +2,6 @@
 
 #include <c10/core/GradMode.h>
 
-#include <algorithm>
-
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/local_part.h"
 

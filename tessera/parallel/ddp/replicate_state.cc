@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <numeric>
 #include <unordered_map>
 
 #include "tessera/base/error.h"
@@ -391,9 +390,10 @@ void ReplicateState::end_backward() {
   } else {
     for (auto& bucket : buckets_) bucket.show_accumulated();
   }
-  for (auto& source : sources_) {
-    const bool learn = options_.static_graph && synchronize_ && !learning_order_;
-    if (learn && source.learned_runs < 0) source.learned_runs = source.runs;
+  if (options_.static_graph && synchronize_ && !learning_order_) {
+    for (auto& source : sources_) {
+      if (source.learned_runs < 0) source.learned_runs = source.runs;
+    }
   }
   await_all_sources();
   if (learning_order_ && synchronize_) learn_order();

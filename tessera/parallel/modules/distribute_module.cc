@@ -19,8 +19,8 @@ void distribute_module(nn::Module& module, const MeshPtr& mesh, const Distribute
   }
   // Tied tensors stay tied: the same one is replicated once. The originals are kept, so that no address is used again.
   std::unordered_map<const c10::TensorImpl*, std::pair<at::Tensor, at::Tensor>> known;
+  const auto is_plain = [](const at::Tensor& tensor) { return tensor.defined() && !is_dtensor(tensor); };
   const auto replicated = [&](const at::Tensor& plain) {
-    if (!plain.defined() || is_dtensor(plain)) return plain;
     auto& [original, made] = known[plain.unsafeGetTensorImpl()];
     if (!made.defined()) {
       original = plain;
@@ -30,8 +30,12 @@ void distribute_module(nn::Module& module, const MeshPtr& mesh, const Distribute
     return made;
   };
   for (const auto& [name, each] : modules) {
-    for (auto& slot : each->own_parameters()) nn::Module::set_parameter(slot, replicated(slot.parameter));
-    for (auto& buffer : each->own_buffers()) *buffer.slot = replicated(*buffer.slot);
+    for (auto& slot : each->own_parameters()) {
+      if (is_plain(slot.parameter)) nn::Module::set_parameter(slot, replicated(slot.parameter));
+    }
+    for (auto& buffer : each->own_buffers()) {
+      if (is_plain(*buffer.slot)) *buffer.slot = replicated(*buffer.slot);
+    }
   }
   if (options.input_fn) {
     module.register_forward_pre_hook(

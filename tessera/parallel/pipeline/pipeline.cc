@@ -276,7 +276,6 @@ std::vector<int64_t> Pipeline::generate(std::span<const int64_t> prompt, const G
                                         comm::Group* group) {
   const c10::NoGradGuard no_grad;
   if (group == nullptr && ranks_ > 1) group = options_.mesh->group("pp").get();
-  generation_capacity(model_.config(), prompt, options);  // throws on all ranks before anything is sent
   const auto parameter = model_.parameters().front();
   GenerationSource source{.device = is_dtensor(parameter) ? device_mesh(parameter)->device() : parameter.device(),
                           .group = group};
