@@ -303,7 +303,7 @@ void take_more_tokens(const Json& map, Json& config) {
 
 // tokenizer_config.json with the tokens of special_tokens_map.json where that file has others.
 Json config_of_tokenizer(const std::filesystem::path& dir, const std::string& where) {
-  Json config = read_object_if_there(dir / "tokenizer_config.json", where);
+  Json config = read_object_if_there(dir / "tokenizer_config.json", where, /*max_keys=*/4'000'000);
   const Json map = read_special_tokens_map(dir);
   if (map.empty()) return config;
   take_more_tokens(map, config);

@@ -34,7 +34,7 @@ Json probe(const std::string& role, const Json& content, bool others_in_parts) {
 std::string printed(const ChatTemplate& chat, const std::string& role, const Json& content) {
   for (const bool others_in_parts : {false, true}) {
     const auto messages = probe(role, content, others_in_parts);
-    if (auto text = chat.try_render(messages, /*add_generation_prompt=*/false, Json::object())) return *text;
+    if (auto text = chat.try_render(messages, /*add_generation_prompt=*/false, Json::object())) return std::move(*text);
   }
   return "";
 }

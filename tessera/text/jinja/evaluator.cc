@@ -277,7 +277,7 @@ std::optional<Value> Evaluator::own_attribute(const Value& of, const std::string
 
 Value Evaluator::attribute(const Value& of, const std::string& name) {
   if (of.is(Kind::kUndefined)) fail("{}", of.hint());
-  if (auto own = own_attribute(of, name)) return *own;
+  if (auto own = own_attribute(of, name)) return std::move(*own);
   if (of.is(Kind::kDict)) {
     if (const Value* value = of.get<Dict>().find(Value::text(name), budget_)) return *value;
   }
@@ -300,7 +300,7 @@ Value Evaluator::item(const Value& of, const Value& key) {
     }
   }
   if (key.is(Kind::kString)) {
-    if (auto own = own_attribute(of, key.as_text())) return *own;
+    if (auto own = own_attribute(of, key.as_text())) return std::move(*own);
     return Value::undefined(fmt::format("a {} has no item '{}'", type_name(of), key.as_text().substr(0, 80)));
   }
   return Value::undefined(fmt::format("a {} has no item of that {} index", type_name(of), type_name(key)));

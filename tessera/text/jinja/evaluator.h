@@ -7,8 +7,10 @@
 
 #include <ctime>
 #include <deque>
+#include <initializer_list>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -31,8 +33,12 @@ using Bound = std::vector<const Value*>;
 
 // The arguments of `function`, of whose parameters the first ones are required. Failure for too many, unknown or
 // missing ones.
-Bound bind(std::string_view function, const Arguments& arguments, const std::vector<std::string_view>& parameters,
+Bound bind(std::string_view function, const Arguments& arguments, std::span<const std::string_view> parameters,
            size_t required);
+inline Bound bind(std::string_view function, const Arguments& arguments,
+                  std::initializer_list<std::string_view> parameters, size_t required) {
+  return bind(function, arguments, std::span(parameters.begin(), parameters.size()), required);
+}
 
 bool has_filter(std::string_view name);
 bool has_test(std::string_view name);

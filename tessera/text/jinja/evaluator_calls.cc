@@ -6,7 +6,7 @@
 
 namespace tessera::text::jinja {
 
-Bound bind(std::string_view function, const Arguments& arguments, const std::vector<std::string_view>& parameters,
+Bound bind(std::string_view function, const Arguments& arguments, std::span<const std::string_view> parameters,
            size_t required) {
   Bound bound(parameters.size(), nullptr);
   if (arguments.positional.size() > parameters.size()) {

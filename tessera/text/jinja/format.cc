@@ -119,12 +119,11 @@ std::string formatted_real(double value, const Specification& spec) {
   if (spec.type == 0 || spec.type == 'n') presentation = 'g';
   if (spec.type == 'F' || spec.type == '%') presentation = 'f';
   if (!is_one_of(presentation, "eEfgG")) fail("format '{}' does not fit a float", spec.type);
-  std::string digits = fmt::format(fmt::runtime(fmt::format("{{:.{}{}}}", precision, presentation)), size);
+  std::string digits = spec.type == 0 && !spec.precision
+                           ? repr_of_double(size)
+                           : fmt::format(fmt::runtime(fmt::format("{{:.{}{}}}", precision, presentation)), size);
   if (spec.type == '%') digits += '%';
-  if (spec.type == 0) {
-    if (!spec.precision) digits = repr_of_double(size);
-    if (std::isfinite(size) && digits.find_first_of(".e") == std::string::npos) digits += ".0";
-  }
+  if (spec.type == 0 && std::isfinite(size) && digits.find_first_of(".e") == std::string::npos) digits += ".0";
   if (spec.grouping) digits = grouped(std::move(digits), spec.grouping, 3);
   return padded(sign_of(std::signbit(value), spec), std::move(digits), spec, '>');
 }

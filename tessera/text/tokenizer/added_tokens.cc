@@ -44,15 +44,23 @@ void AddedMatcher::build() {
   for (const auto& [pattern, token] : tokens_) patterns.push_back(pattern);
   tree_ = TextTree(std::move(patterns));
   first_bytes_ = tree_.next_bytes(TextTree::kRoot);
+  for (auto& [pattern, token] : tokens_) {
+    TextTree::Place end = TextTree::kNowhere;
+    longest(pattern, 0, end);
+    at_end_.emplace(end, std::move(token));
+  }
+  tokens_.clear();
 }
 
-size_t AddedMatcher::longest(std::string_view text, size_t at) const {
+size_t AddedMatcher::longest(std::string_view text, size_t at, TextTree::Place& end) const {
   size_t best = 0;
   auto place = TextTree::kRoot;
   for (size_t i = at; i < text.size(); ++i) {
     place = tree_.next(place, static_cast<uint8_t>(text[i]));
     if (place == TextTree::kNowhere) break;
-    if (tree_.is_end(place)) best = i + 1 - at;
+    if (!tree_.is_end(place)) continue;
+    best = i + 1 - at;
+    end = place;
   }
   return best;
 }
@@ -67,8 +75,9 @@ bool AddedWanted::takes(const AddedToken& token, size_t begin, size_t end) const
 
 std::vector<std::pair<size_t, size_t>> AddedMatcher::find_all(std::string_view text) const {
   std::vector<std::pair<size_t, size_t>> found;
-  for (size_t at = 0; at < text.size() && !tokens_.empty(); ++at) {
-    const size_t length = may_begin_with(text[at]) ? longest(text, at) : 0;
+  TextTree::Place end_place = TextTree::kNowhere;
+  for (size_t at = 0; at < text.size() && !empty(); ++at) {
+    const size_t length = may_begin_with(text[at]) ? longest(text, at, end_place) : 0;
     if (length > 0) found.emplace_back(at, at + length);
   }
   return found;
@@ -80,15 +89,16 @@ void AddedMatcher::split(std::string_view text, const AddedWanted& wanted, std::
     parts.push_back({{static_cast<uint32_t>(begin), static_cast<uint32_t>(end)}, id});
   };
   size_t done = 0;  // everything before is in parts
-  for (size_t at = 0; at < text.size() && !tokens_.empty();) {
-    const size_t length = may_begin_with(text[at]) ? longest(text, at) : 0;
+  TextTree::Place end_place = TextTree::kNowhere;
+  for (size_t at = 0; at < text.size() && !empty();) {
+    const size_t length = may_begin_with(text[at]) ? longest(text, at, end_place) : 0;
     if (length == 0) {
       ++at;
       continue;
     }
     size_t begin = at, end = at + length;
     at = end;
-    const AddedToken& token = tokens_.find(text.substr(begin, length))->second;
+    const AddedToken& token = at_end_.find(end_place)->second;
     if (!wanted.takes(token, begin, end)) continue;
     if (token.single_word && (word_before(text, begin) || word_after(text, end))) continue;
     if (token.lstrip) {

@@ -52,19 +52,20 @@ class AddedMatcher {
  public:
   void add(std::string_view pattern, const AddedToken& token);  // of equal patterns the first counts
   void build();                                                 // once all are added
-  bool empty() const { return tokens_.empty(); }
+  bool empty() const { return at_end_.empty(); }
   // Cuts the whole text into parts; parts of text may not be empty. Replaces `parts`.
   void split(std::string_view text, const AddedWanted& wanted, std::vector<AddedPart>& parts) const;
   // The range of the longest at each place, overlapping ones too.
   std::vector<std::pair<size_t, size_t>> find_all(std::string_view text) const;
 
  private:
-  // Length of the longest pattern at text[at]; 0 when none.
-  size_t longest(std::string_view text, size_t at) const;
+  // Length of the longest pattern at text[at], and its place in the tree; 0 when none.
+  size_t longest(std::string_view text, size_t at, TextTree::Place& end) const;
   bool may_begin_with(char c) const { return first_bytes_[static_cast<unsigned char>(c)]; }
 
-  std::map<std::string, AddedToken, std::less<>> tokens_;  // by pattern
-  TextTree tree_;                                          // of the patterns
+  std::map<std::string, AddedToken, std::less<>> tokens_;   // by pattern, until build()
+  TextTree tree_;                                           // of the patterns
+  std::unordered_map<TextTree::Place, AddedToken> at_end_;  // by the place where their pattern ends
   std::bitset<256> first_bytes_;
 };
 

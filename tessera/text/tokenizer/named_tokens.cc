@@ -68,8 +68,9 @@ class NamedTokens {
   // An equal token that was named before is not added again, so that of unequal ones the last new one counts. A string
   // and an object are never equal.
   void add(const NamedToken& named) {
-    if (std::ranges::find(named_, named) != named_.end()) return;
-    named_.push_back(named);
+    auto& before = named_[named.token.content];
+    if (std::ranges::find(before, named) != before.end()) return;
+    before.push_back(named);
     auto token = named.token;
     const auto found = known_.find(token.content);
     // Beside an added_tokens_decoder, a token of tokenizer.json that it does not list keeps its flags.
@@ -87,7 +88,7 @@ class NamedTokens {
  private:
   std::unordered_map<std::string, AddedToken> known_;  // by their text
   std::unordered_set<std::string> of_file_;            // texts of tokenizer.json's; empty without added_tokens_decoder
-  std::vector<NamedToken> named_;                      // so far
+  std::unordered_map<std::string, std::vector<NamedToken>> named_;  // so far, by their text
   std::vector<AddedToken> tokens_;
 };
 

@@ -9,8 +9,6 @@
 namespace tessera::text {
 namespace {
 
-constexpr JsonLimits kConfigLimits{.max_bytes = size_t{64} << 20, .max_keys = 4'000'000};
-
 constexpr std::array<const char*, 7> kNames = {"bos_token", "eos_token", "unk_token", "sep_token",
                                                "pad_token", "cls_token", "mask_token"};
 
@@ -28,9 +26,10 @@ void take_token(const Json& from, const char* name, Json& tokens) {
 
 std::span<const char* const> special_token_keys() { return kNames; }
 
-Json read_object_if_there(const std::filesystem::path& path, const std::string& where) {
+Json read_object_if_there(const std::filesystem::path& path, const std::string& where, size_t max_keys) {
+  constexpr size_t kMaxBytes = size_t{64} << 20;
   if (!std::filesystem::exists(path)) return Json::object();
-  return parse_json_object(read_file(path, kConfigLimits.max_bytes), where, kConfigLimits);
+  return parse_json_object(read_file(path, kMaxBytes), where, {.max_bytes = kMaxBytes, .max_keys = max_keys});
 }
 
 Json read_special_tokens_map(const std::filesystem::path& folder) {

@@ -19,7 +19,8 @@ std::span<const char* const> special_token_keys();
 
 // The JSON object that a configuration file holds; an empty one where there is no such file. Error kFormat, which
 // begins with `where`, for text that is no JSON object.
-nlohmann::ordered_json read_object_if_there(const std::filesystem::path& path, const std::string& where);
+nlohmann::ordered_json read_object_if_there(const std::filesystem::path& path, const std::string& where,
+                                            size_t max_keys = JsonLimits{}.max_keys);
 // special_tokens_map.json of the folder.
 nlohmann::ordered_json read_special_tokens_map(const std::filesystem::path& folder);
 

@@ -22,6 +22,8 @@ namespace tessera::text {
 uint32_t character_of(const JsonReader& object, std::string_view key);
 
 struct TokenizerFile {
+  TokenizerFile() = default;
+  TokenizerFile(TokenizerFile&&) = default;  // not copied: it is as large as the file
   JsonReader root() const;
 
   std::string name;
