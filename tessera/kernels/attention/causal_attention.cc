@@ -14,6 +14,7 @@
 #include "tessera/kernels/attention/head_groups.h"
 #include "tessera/kernels/autograd/kept_results.h"
 #include "tessera/kernels/dispatch/operations.h"
+#include "tessera/kernels/dispatch/result_form.h"
 
 namespace tessera::kernels {
 namespace {

@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "tessera/dtensor/dispatch/rule.h"
-#include "tessera/kernels/dispatch/result_form.h"
 
 namespace tessera::kernels {
 

@@ -10,11 +10,13 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/autograd/deferred_gradients.h"
 #include "tessera/kernels/autograd/kept_results.h"
 #include "tessera/kernels/autograd/remade.h"
 #include "tessera/kernels/dispatch/operations.h"
+#include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/kernels/linear/linear_choice.h"
 #include "tessera/kernels/rows/row_loops.h"
 #include "tessera/kernels/simd/row_kernels.h"
@@ -169,9 +171,7 @@ void propose_linear(const OpCall& call, Proposal& proposal) {
   const int64_t last = x.dim() - 1;
   const auto add = [&](const Placement& output, const Placement& of_x, const Placement& of_weight,
                        const Placement& of_bias) {
-    Strategy strategy{{output}, {of_x, of_weight, of_bias}};
-    strategy.inputs.resize(call.inputs.size());
-    proposal.strategies.push_back(std::move(strategy));
+    proposal.strategies.push_back(rest_whole(call, {{output}, {of_x, of_weight, of_bias}}));
   };
   for (int64_t dim = 0; dim < last; ++dim) add(Shard(dim), Shard(dim), Replicate(), Replicate());
   add(Shard(last), Replicate(), Shard(0), Shard(0));

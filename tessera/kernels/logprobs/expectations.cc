@@ -1,12 +1,13 @@
 // Sums over the whole vocabulary under a softmax: entropy, cross entropy, and the softmax itself.
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <functional>
 #include <limits>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/held_value.h"
-#include "tessera/kernels/dispatch/operations.h"
+#include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/kernels/logprobs/detail/vocab_sums.h"
 #include "tessera/kernels/logprobs/logprobs.h"
 
@@ -18,8 +19,6 @@ using detail::RowSums;
 using detail::RowTile;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-constexpr int64_t kAllRows = std::numeric_limits<int64_t>::max();
 
 at::Tensor as_rows(const at::Tensor& values) { return values.unsqueeze(1); }
 
@@ -33,8 +32,9 @@ struct RowScale {
 };
 
 // A tensor of the shape and dtype of the logits: `compute` leaves the values of a tile in its scratch.
-at::Tensor computed_by_tiles(const at::Tensor& logits, const LogitRows& rows, int64_t most_rows,
-                             const std::function<void(const RowTile&)>& compute) {
+at::Tensor computed_by_tiles(const at::Tensor& logits, const LogitRows& rows,
+                             const std::function<void(const RowTile&)>& compute,
+                             int64_t most_rows = std::numeric_limits<int64_t>::max()) {
   const auto result = at::empty(logits.sizes(), rows.options);
   if (result.numel() == 0) return result;
   const auto matrix = result.view({rows.rows, rows.columns});
@@ -108,7 +108,7 @@ struct EntropyFunction : torch::autograd::Function<EntropyFunction> {
       z.sub_(tile.of(offset)).mul_(e).masked_fill_(e.eq(0), 0).mul_(tile.of(factor));
     };
     const at::Tensor none;
-    return {computed_by_tiles(saved[0], rows, ctx->saved_data["most_rows"].toInt(), compute), none, none};
+    return {computed_by_tiles(saved[0], rows, compute, ctx->saved_data["most_rows"].toInt()), none, none};
   }
 };
 
@@ -171,7 +171,7 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
       own.sub_(other.div_(tile.of(p.sum))).mul_(tile.of(g));
     };
     const at::Tensor none;
-    return {computed_by_tiles(saved[0], rows, kAllRows, compute), none, none};
+    return {computed_by_tiles(saved[0], rows, compute), none, none};
   }
 };
 
@@ -184,7 +184,7 @@ at::Tensor softmax_of_parts(const at::Tensor& logits, const VocabPart& part, boo
   const auto all = detail::gather_parts(part, at::stack({sums.most, sums.sum}, 1));
   sums = detail::join_sums(all.select(2, 0), all.select(2, 1)).all;
   const RowScale scale(sums, rows.wide);
-  return computed_by_tiles(logits, rows, kAllRows, [&](const RowTile& tile) {
+  return computed_by_tiles(logits, rows, [&](const RowTile& tile) {
     at::Tensor z = tile.scratch;
     at::sub_out(z, tile.logits, tile.of(scale.most));
     if (logarithm) {
@@ -218,7 +218,7 @@ struct LogSoftmaxFunction : torch::autograd::Function<LogSoftmaxFunction> {
     const auto compute = [&](const RowTile& tile) {
       tile.scratch.copy_(tile.logits).exp_().mul_(tile.of(sum)).neg_().add_(tile.of(g));
     };
-    return {computed_by_tiles(result, rows, kAllRows, compute), at::Tensor()};
+    return {computed_by_tiles(result, rows, compute), at::Tensor()};
   }
 };
 

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "tessera/dtensor/tensor/held_value.h"
-#include "tessera/kernels/dispatch/operations.h"
+#include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/kernels/logprobs/detail/id_places.h"
 #include "tessera/kernels/logprobs/detail/vocab_sums.h"
 #include "tessera/kernels/logprobs/logprobs.h"

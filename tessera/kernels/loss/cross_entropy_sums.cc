@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "tessera/base/ignored_label.h"
-#include "tessera/kernels/dispatch/operations.h"
+#include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/kernels/loss/head_chunks.h"
 #include "tessera/kernels/rows/row_loops.h"

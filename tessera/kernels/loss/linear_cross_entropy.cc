@@ -10,6 +10,7 @@
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/kernels/autograd/deferred_gradients.h"
 #include "tessera/kernels/dispatch/operations.h"
+#include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/kernels/loss/cross_entropy_sums.h"
 #include "tessera/kernels/loss/head_chunks.h"
 

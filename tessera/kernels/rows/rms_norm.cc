@@ -12,6 +12,7 @@
 #include "tessera/kernels/autograd/remade.h"
 #include "tessera/kernels/dispatch/device_kernels.h"
 #include "tessera/kernels/dispatch/operations.h"
+#include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/kernels/rows/row_loops.h"
 
 namespace tessera::kernels {

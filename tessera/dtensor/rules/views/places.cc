@@ -1,6 +1,6 @@
 #include "tessera/dtensor/rules/views/places.h"
 
-#include <ATen/ATen.h>
+#include <c10/util/accumulate.h>
 
 namespace tessera {
 
