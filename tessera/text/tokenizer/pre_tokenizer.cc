@@ -239,7 +239,10 @@ void PreTokenizer::add(const JsonReader& node, bool last) {
     const auto items = node.at("pretokenizers").items();
     for (size_t i = 0; i < items.size(); ++i) add(items[i], last && i + 1 == items.size());
   } else if (type == "ByteLevel") {
-    add_byte_level(node, last);
+    if (node.boolean("add_prefix_space")) steps_.push_back(prefix_space());
+    if (node.boolean("use_regex", true)) steps_.push_back(split_known_words(WordPattern::kGpt2));
+    byte_level_ = last;  // in front of other steps, which read the spelled text, the bytes are spelled here
+    if (!last) steps_.push_back(spell_bytes());
   } else if (type == "Split") {
     steps_.push_back(split_pattern(TextPattern::from_json(node.at("pattern")),
                                    behavior_from(node.string("behavior"), node), node.boolean("invert")));
@@ -252,28 +255,14 @@ void PreTokenizer::add(const JsonReader& node, bool last) {
   } else if (type == "Whitespace") {
     steps_.push_back(split_whitespace());
   } else if (type == "Metaspace") {
-    add_metaspace(node);
+    const PrependScheme scheme = prepend_scheme(node);
+    needs_origins_ |= scheme == PrependScheme::kFirst;
+    steps_.push_back(metaspace(character_of(node, "replacement"), scheme, node.boolean("split", true)));
   } else {
     node.at("type").fail(
         "a supported pre-tokenizer: ByteLevel, Split, Digits, Metaspace, Punctuation, Whitespace, WhitespaceSplit, "
         "Sequence");
   }
-}
-
-void PreTokenizer::add_byte_level(const JsonReader& node, bool last) {
-  if (node.boolean("add_prefix_space")) steps_.push_back(prefix_space());
-  if (node.boolean("use_regex", true)) steps_.push_back(split_known_words(WordPattern::kGpt2));
-  if (last) {
-    byte_level_ = true;
-  } else {
-    steps_.push_back(spell_bytes());
-  }
-}
-
-void PreTokenizer::add_metaspace(const JsonReader& node) {
-  const PrependScheme scheme = prepend_scheme(node);
-  needs_origins_ |= scheme == PrependScheme::kFirst;
-  steps_.push_back(metaspace(character_of(node, "replacement"), scheme, node.boolean("split", true)));
 }
 
 }  // namespace tessera::text

@@ -60,8 +60,6 @@ class PreTokenizer {
 
  private:
   void add(const JsonReader& node, bool last);
-  void add_byte_level(const JsonReader& node, bool last);
-  void add_metaspace(const JsonReader& node);
   std::vector<PreTokenizerStep> steps_;
   bool byte_level_ = false;
   bool needs_origins_ = false;
