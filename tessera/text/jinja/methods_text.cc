@@ -289,15 +289,9 @@ Value all_are(Evaluator&, const Value& self, const Bound&) {
 
 bool letter_or_digit(int32_t c) { return is_letter(c) || is_digit(c); }
 
-// islower and isupper: at least one cased letter, and none of the other case.
 template <bool (*Wanted)(int32_t), bool (*Other)(int32_t)>
 Value all_cased(Evaluator&, const Value& self, const Bound&) {
-  bool any = false, other = false;
-  for_each_code_point(self.as_text(), [&](std::string_view one) {
-    any |= Wanted(code_point_at(one, 0));
-    other |= Other(code_point_at(one, 0));
-  });
-  return Value::boolean(any && !other);
+  return Value::boolean(is_cased<Wanted, Other>(self.as_text()));
 }
 
 Value format_text(Evaluator& evaluator, const Value& self, const Arguments& arguments) {

@@ -53,12 +53,7 @@ bool same(const Value& left, const Value& right) {
 
 template <bool (*Wanted)(int32_t), bool (*Other)(int32_t)>
 bool cased(Evaluator& evaluator, const Value& input, const Value*) {
-  bool any = false, other = false;
-  for_each_code_point(evaluator.text_of(input), [&](std::string_view one) {
-    any |= Wanted(code_point_at(one, 0));
-    other |= Other(code_point_at(one, 0));
-  });
-  return any && !other;
+  return is_cased<Wanted, Other>(evaluator.text_of(input));
 }
 
 bool remainder_is(Evaluator& evaluator, const Value& input, const Value& by, int64_t wanted) {

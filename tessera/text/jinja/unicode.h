@@ -26,6 +26,17 @@ void for_each_code_point(std::string_view text, Visit visit) {
   }
 }
 
+// True for a text with a character that is wanted and none of the others: str.islower and str.isupper.
+template <bool (*Wanted)(int32_t), bool (*Other)(int32_t)>
+bool is_cased(std::string_view text) {
+  bool any = false, other = false;
+  for_each_code_point(text, [&](std::string_view one) {
+    any |= Wanted(code_point_at(one, 0));
+    other |= Other(code_point_at(one, 0));
+  });
+  return any && !other;
+}
+
 bool is_space(int32_t code_point);      // str.isspace
 bool is_printable(int32_t code_point);  // as repr decides what to escape
 bool is_letter(int32_t code_point);

@@ -1,6 +1,6 @@
 // The normalizers of tokenizer.json: NFC, NFD, NFKC, NFKD, Prepend, Replace, Lowercase, Strip, StripAccents, Sequence.
 //
-//   Normalizer normalizer(file.root().at("normalizer"));
+//   Normalizer normalizer(file.root().find("normalizer"));
 //   normalizer.apply(aligned, regex_scratch);
 //
 // The Unicode tables are newer than upstream's: StripAccents, NFKC, NFKD and the order of marks differ on characters
@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "tessera/text/tokenizer/aligned_text.h"
@@ -34,7 +35,7 @@ using NormalizerStep = std::function<void(AlignedText& text, NormalizeScratch& s
 
 class Normalizer {
  public:
-  explicit Normalizer(const JsonReader& node);  // null: no steps
+  explicit Normalizer(const std::optional<JsonReader>& node);  // nothing: no steps
   bool empty() const { return steps_.empty(); }
   void apply(AlignedText& text, NormalizeScratch& scratch) const {
     for (const auto& step : steps_) step(text, scratch);

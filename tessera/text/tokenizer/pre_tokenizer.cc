@@ -228,8 +228,8 @@ PrependScheme prepend_scheme(const JsonReader& metaspace) {
   metaspace.at("prepend_scheme").fail("always, first or never");
 }
 
-PreTokenizer::PreTokenizer(const JsonReader& node) {
-  if (!node.is_null()) add(node, true);
+PreTokenizer::PreTokenizer(const std::optional<JsonReader>& node) {
+  if (node) add(*node, true);
 }
 
 void PreTokenizer::add(const JsonReader& node, bool last) {

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -49,7 +50,7 @@ using PreTokenizerStep = std::function<void(PreTokens& tokens)>;
 
 class PreTokenizer {
  public:
-  explicit PreTokenizer(const JsonReader& node);  // null: no steps
+  explicit PreTokenizer(const std::optional<JsonReader>& node);  // nothing: no steps
   void apply(PreTokens& tokens) const {
     for (const auto& step : steps_) step(tokens);
   }
