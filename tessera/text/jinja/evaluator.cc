@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tessera/text/jinja/scoped.h"
+
 namespace tessera::text::jinja {
 
 Value* Scope::find(std::string_view name, Budget& budget) {
@@ -20,12 +22,11 @@ Value* Scope::find(std::string_view name, Budget& budget) {
   return found;
 }
 
-Evaluator::Deeper::Deeper(Evaluator& evaluator) : evaluator_(evaluator) {
+int Evaluator::next_depth() const {
   constexpr int kLevelsEach = 8;  // of the tree for one level of nesting that a template is allowed
-  const int limit = evaluator_.budget_.max_depth * kLevelsEach;
-  if (++evaluator_.running_depth_ <= limit) return;
-  --evaluator_.running_depth_;
-  fail("macros, blocks and expressions run deeper than {} levels", limit);
+  const int limit = budget_.max_depth * kLevelsEach;
+  if (running_depth_ >= limit) fail("macros, blocks and expressions run deeper than {} levels", limit);
+  return running_depth_ + 1;
 }
 
 Evaluator::~Evaluator() {
@@ -91,7 +92,7 @@ void Evaluator::set_variable(std::string_view name, Value value) {
 }
 
 Value Evaluator::evaluate(const Expression& node) {
-  Deeper deeper(*this);
+  const Scoped deeper(running_depth_, next_depth());
   line_ = node.line;
   budget_.charge(0);
   switch (node.kind) {

@@ -108,12 +108,8 @@ class Evaluator {
 
  private:
   enum class Flow { kNormal, kBreak, kContinue };
-  // One level of recursion over the tree, expressions and statements, over all macros that are running.
-  struct Deeper {
-    explicit Deeper(Evaluator& evaluator);
-    ~Deeper() { --evaluator_.running_depth_; }
-    Evaluator& evaluator_;
-  };
+  // running_depth_ with one level more. Failure where that is too deep.
+  int next_depth() const;
 
   Value evaluate(const Expression& node);
   Value evaluate_name(const Expression& node);
@@ -154,7 +150,7 @@ class Evaluator {
   Budget budget_;
   std::optional<std::time_t> time_;
   int line_ = 0;
-  int running_depth_ = 0;
+  int running_depth_ = 0;  // of recursion over the tree, expressions and statements, over all macros that are running
   int macro_depth_ = 0;
   std::shared_ptr<Scope> scope_ = std::make_shared<Scope>();
   std::string* out_ = nullptr;

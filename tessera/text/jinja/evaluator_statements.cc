@@ -27,7 +27,7 @@ Evaluator::Flow Evaluator::execute(const Body& body) {
 }
 
 Evaluator::Flow Evaluator::execute(const Statement& statement) {
-  const Deeper deeper(*this);
+  const Scoped deeper(running_depth_, next_depth());
   line_ = statement.line;
   budget_.charge(0);
   switch (statement.kind) {

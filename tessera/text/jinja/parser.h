@@ -93,17 +93,13 @@ class Parser {
   ExpressionPtr finished(ExpressionPtr node) const;  // sets the depth, limits it
   ExpressionPtr wrap(ExpressionKind kind, int line, ExpressionPtr operand) const;
 
-  // Counts the nesting that the parser itself recurses over.
-  struct Nested {
-    explicit Nested(Parser& parser);
-    ~Nested() { --parser_.nesting_; }
-    Parser& parser_;
-  };
+  // nesting_ with one level more. Failure where that is too deep.
+  int next_nesting() const;
 
   std::vector<Token> tokens_;
   int max_depth_;
   size_t at_ = 0;
-  int nesting_ = 0;
+  int nesting_ = 0;  // that the parser itself recurses over
   int loops_ = 0;
   bool may_not_run_ = false;            // inside a branch: unknown filters fail when they run
   std::vector<SyntaxFailure> unknown_;  // filters and tests that surely run and do not exist

@@ -37,7 +37,7 @@ ExpressionPtr Parser::wrap(ExpressionKind kind, int line, ExpressionPtr operand)
 }
 
 ExpressionPtr Parser::expression(bool conditional) {
-  Nested nested(*this);
+  const Scoped nested(nesting_, next_nesting());
   if (!conditional) return or_expression();
   const int line = current().line;
   const size_t unknown_before = unknown_.size();
@@ -74,7 +74,7 @@ ExpressionPtr Parser::and_expression() {
 
 ExpressionPtr Parser::not_expression() {
   if (!at_name("not")) return comparison();
-  Nested nested(*this);
+  const Scoped nested(nesting_, next_nesting());
   const int line = next().line;
   return wrap(ExpressionKind::kNot, line, not_expression());
 }
@@ -157,7 +157,7 @@ ExpressionPtr Parser::power() {
 }
 
 ExpressionPtr Parser::unary(bool with_filter) {
-  Nested nested(*this);
+  const Scoped nested(nesting_, next_nesting());
   const int line = current().line;
   ExpressionPtr node;
   if (skip_operator("-")) {
