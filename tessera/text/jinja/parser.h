@@ -3,8 +3,10 @@
 #pragma once
 
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tessera/text/jinja/ast.h"
@@ -64,6 +66,12 @@ class Parser {
   Target target(bool namespaces, std::string_view end_name);
   Target one_target(bool namespaces);
 
+  using Operators = std::initializer_list<std::pair<std::string_view, Operator>>;
+  std::optional<Operator> take_operator(Operators operators);  // one that stands here
+  // Operands with such operators between them; one operand alone is itself. `line` is the chain's; without it the chain
+  // has that of its first operator.
+  template <class Operand>
+  ExpressionPtr chain(ExpressionKind kind, Operators operators, Operand operand, std::optional<int> line = {});
   ExpressionPtr expression(bool conditional = true);
   ExpressionPtr or_expression();
   ExpressionPtr and_expression();
