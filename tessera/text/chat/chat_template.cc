@@ -188,8 +188,7 @@ RenderedChat ChatTemplate::render(const Json& messages, bool add_generation_prom
                   "[text.chat_template] {}: message {} is {}, wanted an object.", state_->name, i,
                   messages[i].type_name());
   }
-  jinja::Evaluator evaluator({limits.max_steps, limits.max_output_bytes, limits.max_depth});
-  evaluator.set_time(time_);
+  jinja::Evaluator evaluator({limits.max_steps, limits.max_output_bytes, limits.max_depth}, time_);
   try {
     evaluator.define("tools", Value::none());
     evaluator.define("documents", Value::none());

@@ -208,17 +208,18 @@ Value Evaluator::evaluate_item(const Expression& node) {
   return slice(of, bounds[0], bounds[1], bounds[2], budget_);
 }
 
-Arguments Evaluator::evaluate_arguments(const CallArguments& node) {
+Arguments Evaluator::evaluate_arguments(const Expression& node) {
+  const CallArguments& given = *node.arguments;
   Arguments made;
-  for (const auto& argument : node.positional) made.positional.push_back(evaluate(*argument));
-  for (const auto& [name, argument] : node.named) made.named.emplace_back(name, evaluate(*argument));
-  if (node.unpacked_list) {
-    for (auto& element : elements(evaluate(*node.unpacked_list), budget_)) {
+  for (const auto& argument : given.positional) made.positional.push_back(evaluate(*argument));
+  for (const auto& [name, argument] : given.named) made.named.emplace_back(name, evaluate(*argument));
+  if (given.unpacked_list) {
+    for (auto& element : elements(evaluate(*given.unpacked_list), budget_)) {
       made.positional.push_back(std::move(element));
     }
   }
-  if (node.unpacked_named) {
-    const Value named = evaluate(*node.unpacked_named);
+  if (given.unpacked_named) {
+    const Value named = evaluate(*given.unpacked_named);
     if (!named.is(Kind::kDict)) fail("the argument after ** is {}, not a mapping", type_name(named));
     for (const auto& [key, value] : named.get<Dict>().entries) {
       if (!key.is(Kind::kString)) fail("keywords must be strings");
@@ -226,14 +227,13 @@ Arguments Evaluator::evaluate_arguments(const CallArguments& node) {
     }
     budget_.charge(made.named.size() * sizeof(Value));
   }
+  line_ = node.line;
   return made;
 }
 
 Value Evaluator::evaluate_call(const Expression& node) {
   const Value callee = evaluate(*node.operands[0]);
-  const Arguments arguments = evaluate_arguments(*node.arguments);
-  line_ = node.line;
-  return call(callee, arguments);
+  return call(callee, evaluate_arguments(node));
 }
 
 Value Evaluator::evaluate_filter(const Expression& node, const Value* block_input) {
@@ -247,16 +247,12 @@ Value Evaluator::evaluate_filter(const Expression& node, const Value* block_inpu
   } else {
     input = evaluate(*inner);
   }
-  const Arguments arguments = evaluate_arguments(*node.arguments);
-  line_ = node.line;
-  return apply_filter(*this, node.text, input, arguments);
+  return apply_filter(*this, node.text, input, evaluate_arguments(node));
 }
 
 Value Evaluator::evaluate_test(const Expression& node) {
   const Value input = evaluate(*node.operands[0]);
-  const Arguments arguments = evaluate_arguments(*node.arguments);
-  line_ = node.line;
-  return Value::boolean(apply_test(*this, node.text, input, arguments));
+  return Value::boolean(apply_test(*this, node.text, input, evaluate_arguments(node)));
 }
 
 // Nothing where a dict's items may still hold the name.

@@ -83,14 +83,13 @@ struct Macro {
 
 class Evaluator {
  public:
-  explicit Evaluator(Budget budget) : budget_(budget) {}
+  // `time` is what strftime_now prints, in UTC; without it the machine's, in its own zone.
+  explicit Evaluator(Budget budget, std::optional<std::time_t> time = {}) : budget_(budget), time_(time) {}
   ~Evaluator();
   Evaluator(const Evaluator&) = delete;
   Evaluator& operator=(const Evaluator&) = delete;
 
   void define(std::string name, Value value);  // a variable of the whole template
-  // The time that strftime_now prints, in UTC; without it the machine's, in its own zone.
-  void set_time(std::optional<std::time_t> time) { time_ = time; }
   std::optional<std::time_t> time() const { return time_; }
   std::string run(const Body& body);  // once
   const std::vector<std::pair<size_t, size_t>>& generation_spans() const { return generation_spans_; }
@@ -121,7 +120,7 @@ class Evaluator {
   Value evaluate_call(const Expression& node);
   Value evaluate_filter(const Expression& node, const Value* block_input);
   Value evaluate_test(const Expression& node);
-  Arguments evaluate_arguments(const CallArguments& node);
+  Arguments evaluate_arguments(const Expression& node);  // of a call, a filter or a test; then line_ is the node's
   Value loop_attribute(const Value& loop, const std::string& name);
   std::optional<Value> own_attribute(const Value& of, const std::string& name);
 

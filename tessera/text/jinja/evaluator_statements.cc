@@ -143,7 +143,7 @@ void Evaluator::execute_set_block(const Statement& statement) {
 
 void Evaluator::execute_call_block(const Statement& statement) {
   const Value callee = evaluate(*statement.value->operands[0]);
-  Arguments arguments = evaluate_arguments(*statement.value->arguments);
+  Arguments arguments = evaluate_arguments(*statement.value);
   arguments.named.emplace_back("caller", make_macro(statement.macro));
   line_ = statement.line;
   emit(text_of(call(callee, arguments)));

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <charconv>
 
 #include "tessera/text/jinja/unicode.h"
 
@@ -43,8 +44,8 @@ class Lexer {
 
  private:
   [[noreturn]] void fail_here(const std::string& message) { throw SyntaxFailure{line_, message}; }
-  std::string_view rest() const { return std::string_view(source_).substr(at_); }
-  bool next_is(std::string_view text) const { return rest().starts_with(text); }
+  std::string_view from(size_t at) const { return std::string_view(source_).substr(at); }
+  std::string_view rest() const { return from(at_); }
 
   void advance(size_t bytes) {
     line_ += static_cast<int>(std::count(source_.begin() + static_cast<std::ptrdiff_t>(at_),
@@ -90,7 +91,7 @@ class Lexer {
       if (kind == '{' || kind == '%' || kind == '#') break;
     }
     const char kind = source_[tag + 1];
-    const char sign = sign_of(std::string_view(source_).substr(tag));
+    const char sign = sign_of(from(tag));
     emit_text(rest().substr(0, tag - at_), sign, kind != '{');
     advance(tag - at_ + 2 + (sign ? 1 : 0));
     if (kind == '#') return comment();
@@ -99,22 +100,20 @@ class Lexer {
     inside_tag(kind == '%');
   }
 
-  // Consumes the end of a tag: "-%}" with the whitespace behind it, "+%}", or "%}" with one newline.
+  // Length of the end of a tag: "-%}" with the whitespace behind it, or "%}"; one that trims may also be "+%}", and
+  // "%}" with the newline behind it. 0 where no tag ends.
+  size_t tag_end_length(size_t at, std::string_view end, bool trims) const {
+    const bool strips = from(at).starts_with('-'), keeps = trims && from(at).starts_with('+');
+    const size_t sign = strips || keeps ? 1 : 0, length = sign + end.size();
+    if (!from(at + sign).starts_with(end)) return 0;
+    if (strips) return length + space_length(at + length);
+    return length + (trims && !keeps && from(at + length).starts_with('\n') ? 1 : 0);
+  }
+
   bool tag_end(std::string_view end, bool trims) {
-    std::string with_sign = "-" + std::string(end);
-    if (next_is(with_sign)) {
-      advance(with_sign.size() + space_length(at_ + with_sign.size()));
-      return true;
-    }
-    with_sign[0] = '+';
-    if (trims && next_is(with_sign)) {
-      advance(with_sign.size());
-      return true;
-    }
-    if (!next_is(end)) return false;
-    const size_t behind = at_ + end.size();
-    advance(end.size() + (trims && behind < source_.size() && source_[behind] == '\n' ? 1 : 0));
-    return true;
+    const size_t length = tag_end_length(at_, end, trims);
+    advance(length);
+    return length > 0;
   }
 
   void comment() {
@@ -127,28 +126,22 @@ class Lexer {
 
   bool raw_block() {
     const size_t begin = at_ + space_length(at_);
-    if (!std::string_view(source_).substr(begin).starts_with("raw")) return false;
-    size_t end = begin + 3 + space_length(begin + 3);
-    if (std::string_view(source_).substr(end).starts_with("-%}")) {
-      end += 3 + space_length(end + 3);
-    } else if (std::string_view(source_).substr(end).starts_with("%}")) {
-      end += 2;
-    } else {
-      return false;
-    }
-    advance(end - at_);
+    if (!from(begin).starts_with("raw")) return false;
+    const size_t end = begin + 3 + space_length(begin + 3);
+    const size_t length = tag_end_length(end, "%}", false);
+    if (length == 0) return false;
+    advance(end + length - at_);
     for (size_t tag = source_.find("{%", at_); tag != std::string::npos; tag = source_.find("{%", tag + 2)) {
-      const char sign = sign_of(std::string_view(source_).substr(tag));
+      const char sign = sign_of(from(tag));
       size_t word = tag + 2 + (sign ? 1 : 0);
       word += space_length(word);
-      if (!std::string_view(source_).substr(word).starts_with("endraw")) continue;
+      if (!from(word).starts_with("endraw")) continue;
       word += 6;
       word += space_length(word);
-      const auto behind = std::string_view(source_).substr(word);
-      if (!behind.starts_with("%}") && !behind.starts_with("-%}") && !behind.starts_with("+%}")) continue;
+      const size_t end_length = tag_end_length(word, "%}", true);
+      if (end_length == 0) continue;
       emit_text(rest().substr(0, tag - at_), sign, true);
-      advance(word - at_);
-      tag_end("%}", true);
+      advance(word + end_length - at_);
       return true;
     }
     fail_here("'{% raw %}' has no '{% endraw %}'");
@@ -234,20 +227,19 @@ class Lexer {
     size_t end = at_ + 1;
     while (end < source_.size() && source_[end] != quote) end += source_[end] == '\\' ? 2 : 1;
     if (end >= source_.size()) fail_here("a string has no end");
-    tokens_.push_back({TokenKind::kString, line_, unescaped(std::string_view(source_).substr(at_ + 1, end - at_ - 1))});
+    tokens_.push_back({TokenKind::kString, line_, unescaped(from(at_ + 1).substr(0, end - at_ - 1))});
     advance(end + 1 - at_);
   }
 
   int32_t hex_digits(std::string_view text, size_t at, size_t count) {
-    if (at + count > text.size()) fail_here("a string holds an unfinished escape");
-    int32_t value = 0;
-    for (size_t i = 0; i < count; ++i) {
-      const char c = text[at + i];
-      if (!std::isxdigit(static_cast<unsigned char>(c))) fail_here("a string holds an unfinished escape");
-      if (value > 0x10ffff) fail_here("a string holds an escape beyond U+10FFFF");
-      value = value * 16 + (digit(c) ? c - '0' : std::tolower(c) - 'a' + 10);
+    const auto digits = text.substr(at, count);
+    uint32_t value = 0;
+    const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
+    if (digits.size() < count || parsed.ptr != digits.data() + count) {
+      fail_here("a string holds an unfinished escape");
     }
-    return value;
+    if (value > 0x10ffff) fail_here("a string holds an escape beyond U+10FFFF");
+    return static_cast<int32_t>(value);
   }
 
   // Python's unicode-escape. Two surrogates make one code point; one alone has no UTF-8 and is an error.
@@ -263,13 +255,11 @@ class Lexer {
       if (const size_t at = kFrom.find(c); at != std::string_view::npos) {
         out += kTo[at];
       } else if (c >= '0' && c <= '7') {
-        int32_t value = 0;
-        size_t end = i;
-        while (end < text.size() && end < i + 3 && text[end] >= '0' && text[end] <= '7') {
-          value = value * 8 + text[end++] - '0';
-        }
-        append_code_point(out, value);
-        i = end - 1;
+        const auto digits = text.substr(i, 3);
+        uint32_t value = 0;
+        const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), value, 8);
+        append_utf8(value, out);
+        i += static_cast<size_t>(parsed.ptr - digits.data()) - 1;
       } else if (c == 'x' || c == 'u' || c == 'U') {
         const size_t count = c == 'x' ? 2 : c == 'u' ? 4 : 8;
         int32_t value = hex_digits(text, i + 1, count);
@@ -281,10 +271,8 @@ class Lexer {
             i += 6;
           }
         }
-        if (value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) {
-          fail_here("a string holds an escape that is no character");
-        }
-        append_code_point(out, value);
+        if (value >= 0xd800 && value < 0xe000) fail_here("a string holds an escape that is no character");
+        append_utf8(static_cast<uint32_t>(value), out);
       } else if (c == 'N') {
         fail_here("character names (\\N{...}) are not supported");
       } else if (c != '\n') {
@@ -299,7 +287,7 @@ class Lexer {
     static constexpr std::array<std::string_view, 26> kOperators = {"//", "**", "==", "!=", ">=", "<=", "+", "-", "/",
                                                                     "*",  "%",  "~",  "[",  "]",  "(",  ")", "{", "}",
                                                                     ">",  "<",  "=",  ".",  ":",  "|",  ",", ";"};
-    const auto* found = std::ranges::find_if(kOperators, [&](std::string_view op) { return next_is(op); });
+    const auto* found = std::ranges::find_if(kOperators, [&](std::string_view op) { return rest().starts_with(op); });
     if (found == kOperators.end()) {
       fail_here(fmt::format("unexpected character '{}'", rest().substr(0, code_point_bytes(source_, at_))));
     }
