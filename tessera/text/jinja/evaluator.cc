@@ -168,12 +168,12 @@ Value Evaluator::evaluate_collection(const Expression& node) {
 Value Evaluator::evaluate_operator(const Expression& node) {
   Value value = evaluate(*node.operands[0]);
   if (node.kind == ExpressionKind::kNegative && value.is(Kind::kFloat)) return Value::real(-value.as_double());
-  if (node.kind == ExpressionKind::kNegative) return binary(Operator::kSubtract, Value::integer(0), value, budget_);
-  if (node.kind == ExpressionKind::kPositive) return binary(Operator::kAdd, Value::integer(0), value, budget_);
+  if (node.kind == ExpressionKind::kNegative) return binary(*this, Operator::kSubtract, Value::integer(0), value);
+  if (node.kind == ExpressionKind::kPositive) return binary(*this, Operator::kAdd, Value::integer(0), value);
   for (size_t i = 0; i < node.operators.size(); ++i) {
     const Value right = evaluate(*node.operands[i + 1]);
     line_ = node.line;
-    value = binary(node.operators[i], value, right, budget_);
+    value = binary(*this, node.operators[i], value, right);
   }
   return value;
 }
@@ -205,7 +205,7 @@ Value Evaluator::evaluate_item(const Expression& node) {
   Value bounds[3];
   for (size_t i = 0; i < 3; ++i) bounds[i] = key.operands[i] ? evaluate(*key.operands[i]) : Value::none();
   line_ = node.line;
-  return slice(of, bounds[0], bounds[1], bounds[2], budget_);
+  return slice(*this, of, bounds[0], bounds[1], bounds[2]);
 }
 
 Arguments Evaluator::evaluate_arguments(const Expression& node) {
@@ -292,8 +292,7 @@ Value Evaluator::item(const Value& of, const Value& key) {
     const int64_t at = key.as_int() < 0 ? key.as_int() + length : key.as_int();
     if (at >= 0 && at < length) {
       if (!of.is(Kind::kString)) return of.items()[static_cast<size_t>(at)];
-      const int64_t behind = at + 1;
-      return slice(of, Value::integer(at), Value::integer(behind), Value::none(), budget_);
+      return slice(*this, of, Value::integer(at), Value::integer(at + 1), Value::none());
     }
   }
   if (key.is(Kind::kString)) {

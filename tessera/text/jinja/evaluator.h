@@ -48,9 +48,9 @@ Value call_method(Evaluator& evaluator, const Value& self, const std::string& na
 Value call_global(Evaluator& evaluator, const std::string& name, const Arguments& arguments);
 bool is_global(std::string_view name);
 
-Value binary(Operator op, const Value& left, const Value& right, Budget& budget);
+Value binary(Evaluator& evaluator, Operator op, const Value& left, const Value& right);
 bool compare(Operator op, const Value& left, const Value& right, Budget& budget);
-Value slice(const Value& of, const Value& start, const Value& stop, const Value& step, Budget& budget);
+Value slice(Evaluator& evaluator, const Value& of, const Value& start, const Value& stop, const Value& step);
 std::string format_new_style(Evaluator& evaluator, const std::string& format,
                              const Arguments& arguments);                                    // str.format
 std::string format_percent(const std::string& format, const Value& values, Budget& budget);  // str % x

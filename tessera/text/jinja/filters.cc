@@ -63,7 +63,7 @@ Value format(Evaluator& evaluator, const Value& input, const Arguments& argument
     for (const auto& [name, value] : arguments.named) named->set(Value::text(name), value, evaluator.budget());
     values = evaluator.make_dict(std::move(named));
   }
-  return binary(Operator::kModulo, as_text_value(evaluator, input), values, evaluator.budget());
+  return binary(evaluator, Operator::kModulo, as_text_value(evaluator, input), values);
 }
 
 // The text itself, or so many spaces. `wanted` begins the failure for another value.
@@ -185,7 +185,7 @@ Value absolute(Evaluator& evaluator, const Value& input, const Bound&) {
     const auto& digits = input.as_text();
     return Value::big_integer(digits.substr(digits[0] == '-' ? 1 : 0));
   }
-  return input.as_int() < 0 ? binary(Operator::kSubtract, Value::integer(0), input, evaluator.budget())
+  return input.as_int() < 0 ? binary(evaluator, Operator::kSubtract, Value::integer(0), input)
                             : Value::integer(input.as_int());
 }
 

@@ -57,7 +57,7 @@ bool cased(Evaluator& evaluator, const Value& input, const Value*) {
 }
 
 bool remainder_is(Evaluator& evaluator, const Value& input, const Value& by, int64_t wanted) {
-  const Value rest = binary(Operator::kModulo, input, by, evaluator.budget());
+  const Value rest = binary(evaluator, Operator::kModulo, input, by);
   return equal(rest, Value::integer(wanted), evaluator.budget());
 }
 
