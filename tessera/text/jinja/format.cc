@@ -36,7 +36,7 @@ Specification parse_specification(std::string_view text) {
   Specification made;
   size_t at = 0;
   const auto is_align = [](char c) { return c == '<' || c == '>' || c == '^' || c == '='; };
-  const size_t first = text.empty() ? 0 : code_point_bytes(text, 0);
+  const size_t first = text.empty() ? 0 : code_point_at(text, 0).bytes;
   if (first < text.size() && is_align(text[first])) {
     made.fill = text.substr(0, first);
     made.align = text[first];

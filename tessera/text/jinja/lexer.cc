@@ -56,7 +56,7 @@ class Lexer {
 
   size_t space_length(size_t from) const {
     size_t at = from;
-    while (at < source_.size() && is_space(code_point_at(source_, at))) at += code_point_bytes(source_, at);
+    while (at < source_.size() && is_space(code_point_at(source_, at).code)) at += code_point_at(source_, at).bytes;
     return at - from;
   }
 
@@ -289,7 +289,7 @@ class Lexer {
                                                                     ">",  "<",  "=",  ".",  ":",  "|",  ",", ";"};
     const auto* found = std::ranges::find_if(kOperators, [&](std::string_view op) { return rest().starts_with(op); });
     if (found == kOperators.end()) {
-      fail_here(fmt::format("unexpected character '{}'", rest().substr(0, code_point_bytes(source_, at_))));
+      fail_here(fmt::format("unexpected character '{}'", rest().substr(0, code_point_at(source_, at_).bytes)));
     }
     const char c = (*found)[0];
     if (c == '(' || c == '[' || c == '{') open += c;

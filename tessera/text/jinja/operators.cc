@@ -227,7 +227,7 @@ Value slice(Evaluator& evaluator, const Value& of, const Value& start, const Val
         return evaluator.make_text(text.substr(begin, bytes), of.is_markup());
       }
       std::vector<std::string_view> points;
-      for_each_code_point(text, [&](std::string_view one) { points.push_back(one); });
+      for_each_code_point(text, [&](std::string_view one, int32_t) { points.push_back(one); });
       for_each_index(range, [&](size_t i) { out += points[i]; });
       return evaluator.make_text(std::move(out), of.is_markup());
     }

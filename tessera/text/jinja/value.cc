@@ -335,7 +335,7 @@ std::vector<Value> elements(const Value& value, Budget& budget) {
     case Kind::kString:
       budget.charge(value.as_text().size() * sizeof(Value));
       for_each_code_point(value.as_text(),
-                          [&](std::string_view one) { result.push_back(Value::text(std::string(one))); });
+                          [&](std::string_view one, int32_t) { result.push_back(Value::text(std::string(one))); });
       return result;
     case Kind::kDict:
       budget.charge(value.get<Dict>().entries.size() * sizeof(Value));

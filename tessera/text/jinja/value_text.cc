@@ -120,8 +120,7 @@ class Writer {
     const char mark = text.find('\'') != std::string::npos && text.find('"') == std::string::npos ? '"' : '\'';
     if (value.is_markup()) out_ += "Markup(";
     out_ += mark;
-    for_each_code_point(text, [&](std::string_view one) {
-      const int32_t c = code_point_at(one, 0);
+    for_each_code_point(text, [&](std::string_view one, int32_t c) {
       if (c == '\n') {
         out_ += "\\n";
       } else if (c == '\r') {
@@ -177,9 +176,8 @@ class Writer {
 
   void json_string(const std::string& text) {
     out_ += '"';
-    for_each_code_point(text, [&](std::string_view one) {
+    for_each_code_point(text, [&](std::string_view one, int32_t c) {
       static constexpr std::string_view kFrom = "\"\\\n\r\t\f\b", kTo = "\"\\nrtfb";
-      const int32_t c = code_point_at(one, 0);
       if (const size_t at = c < 0x80 ? kFrom.find(static_cast<char>(c)) : std::string_view::npos;
           at != std::string_view::npos) {
         (out_ += '\\') += kTo[at];
