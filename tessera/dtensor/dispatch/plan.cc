@@ -49,10 +49,14 @@ class CallReader {
   // A plain tensor counts as replicated only where that cannot be wrong.
   void check_plain(int arg, int element, const at::Tensor& tensor) const {
     const bool read = !op_.args[arg].mutated;
-    // Sums of gradients are begun in zeros that a formula made, plain ones where what flows back to it is.
-    const bool may = (read && (tensor.numel() == 1 || implicit_replication_enabled())) || is_made_in_backward(tensor) ||
-                     (read && is_made_on_the_way(tensor));
-    if (const auto* operation = PlainFromWithin::operation(); operation != nullptr && !may) {
+    const auto* operation = PlainFromWithin::operation();
+    // The autograd engine writes plain zeros for gradients that nobody gave, and formulas of derivatives make plain
+    // ones and ranges; sums of gradients are begun in zeros that a formula made. So do operations made of others. A
+    // plain tensor of the user's may differ between ranks: all compare theirs. COLLECTIVE over the mesh.
+    const bool may_be_made = in_backward() || (read && operation != nullptr);
+    const bool may = (read && (tensor.numel() == 1 || implicit_replication_enabled())) ||
+                     (may_be_made && is_alike(tensor, *mesh_, op_.name));
+    if (operation != nullptr && !may) {
       raise(ErrorKind::kShape,
             "[dtensor.dispatch] {} is not there for DTensors: on the way it {} a plain tensor of shape [{}] in {}. "
             "Work on "
@@ -65,18 +69,6 @@ class CallReader {
         "need to convert all torch.Tensor to DTensor before calling distributed operators! "
         "Wrap it with distribute_tensor or from_local, or hold an ImplicitReplication where it is alike on all ranks.",
         op_.name, op_.args[arg].name, element < 0 ? "" : fmt::format("[{}]", element), fmt::join(tensor.sizes(), ", "));
-  }
-
-  // The autograd engine writes plain zeros for gradients that nobody gave, and formulas of derivatives make plain ones
-  // and ranges. A plain gradient of the user's may differ between ranks: all compare theirs. COLLECTIVE over the mesh.
-  bool is_made_in_backward(const at::Tensor& tensor) const {
-    if (!in_backward() || tensor.is_meta()) return false;
-    return is_alike(tensor, *mesh_, op_.name);
-  }
-
-  // COLLECTIVE over the mesh where an operation made of others is under way: all ranks are in it.
-  bool is_made_on_the_way(const at::Tensor& tensor) const {
-    return PlainFromWithin::operation() != nullptr && !tensor.is_meta() && is_alike(tensor, *mesh_, op_.name);
   }
 
   const OpEntry& op_;

@@ -6,7 +6,6 @@
 #include <mutex>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dispatch/dispatch.h"
 
 namespace tessera {
 
@@ -97,11 +96,6 @@ const Rule* find_rule(const OpEntry& op) {
   Rules& all = rules();
   std::lock_guard lock(all.mutex);
   return all.find(op.name);
-}
-
-Handler find_handler(const std::string& name) {
-  const Handler builtin = find_builtin_handler(name);
-  return builtin != nullptr ? builtin : find_loss_parallel_handler(name);
 }
 
 namespace {
@@ -285,7 +279,7 @@ void check_asked_for(const std::string& name, const std::vector<c10::OperatorHan
       "one that is defined. Define it before its rule.",
       name);
   for (const auto& op : operations) {
-    const Handler handler = find_builtin_handler(toString(op.operator_name()));
+    const Handler handler = find_handler(toString(op.operator_name()));
     TESSERA_CHECK(handler == nullptr || asks_for_rule(handler), ErrorKind::kShape,
                   "[dtensor.register_rule] {}: no rule is asked for {}, whose result depends on values or is not cut. "
                   "Call it on to_local() or full_tensor(), or inside local_map.",

@@ -56,12 +56,15 @@ void replace_rule(const std::string& name, Rule rule);
 // Applies a rule for one tensor to each position of lists of tensors; single tensors among the arguments stay whole.
 Rule zip_rule(Rule rule);
 
-// Handlers take over a call that has no sharding of its own: item(), equal(), refusals.
-Handler find_builtin_handler(const std::string& name);
 // Whether it leaves some calls to the operation's rule.
 bool asks_for_rule(Handler handler);
 // Of view_write.cc.
 void handle_new_empty_strided(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
+// Of loss_parallel.cc: left to the rules while no LossParallel is in force.
+void handle_log_softmax(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
+void handle_log_softmax_backward(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
+void handle_nll_loss(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
+void handle_nll_loss_backward(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
 
 // Error kShape: an argument that is written would have to move.
 [[noreturn]] void refuse_in_place(const OpCall& call, const TensorInput& input, const Placements& wanted);
