@@ -130,11 +130,7 @@ void Execution::forward(const Action& action, const RankProgram& program) {
     if (given.defined()) results_[action.micro_batch] = given;
     return;
   }
-  if (is_here(action.stage + 1)) {
-    hidden_[{action.stage + 1, action.micro_batch}] = given;
-  } else {
-    hidden_out_[place] = given;
-  }
+  hidden_[{action.stage + 1, action.micro_batch}] = given;
 }
 
 void Execution::backward(const Action& action) {
@@ -148,27 +144,24 @@ void Execution::backward(const Action& action) {
   const bool keep_weights = action.kind == ActionKind::kInputBackward;
   auto of_input = runs_.backward(action.stage, action.micro_batch, gradient, keep_weights);
   if (range.is_first) return;
-  if (is_here(action.stage - 1)) {
-    gradients_[{action.stage - 1, action.micro_batch}] = std::move(of_input);
-  } else {
-    gradients_out_[place] = std::move(of_input);
-  }
+  gradients_[{action.stage - 1, action.micro_batch}] = std::move(of_input);
 }
 
 void Execution::exchange(const Action& action) {
   const Place place{action.stage, action.micro_batch};
+  const Place next{action.stage + 1, action.micro_batch}, previous{action.stage - 1, action.micro_batch};
   const auto tokens = inputs(action.micro_batch).tokens.sizes();
   switch (action.kind) {
     case ActionKind::kSendForward:
       return wire_->send_forward({rank_of(action.stage + 1), action.stage + 1, action.micro_batch},
-                                 taken(hidden_out_, place, "its output"), tokens);
+                                 taken(hidden_, next, "its input"), tokens);
     case ActionKind::kReceiveForward:
       hidden_in_.emplace(place,
                          wire_->receive_forward({rank_of(action.stage - 1), action.stage, action.micro_batch}, tokens));
       return;
     case ActionKind::kSendBackward:
       return wire_->send_backward({rank_of(action.stage - 1), action.stage - 1, action.micro_batch},
-                                  taken(gradients_out_, place, "the gradient of its input"), tokens);
+                                  taken(gradients_, previous, "the gradient of its output"), tokens);
     default:
       gradients_in_.emplace(
           place, wire_->receive_backward({rank_of(action.stage + 1), action.stage, action.micro_batch}, tokens));
