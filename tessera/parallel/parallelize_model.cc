@@ -6,6 +6,7 @@
 #include "tessera/base/log.h"
 #include "tessera/models/decoder/decoder.h"
 #include "tessera/nn/layers.h"
+#include "tessera/nn/modules_of.h"
 #include "tessera/parallel/context_parallel/apply_context_parallel.h"
 #include "tessera/parallel/data_parallel/data_parallel_state.h"
 #include "tessera/parallel/experts/expert_parallel.h"
@@ -153,9 +154,8 @@ MixedPrecisionPolicy policy_of_root(CausalLM& model, const ParallelizeModelOptio
   auto policy = options.mp_policy;
   const bool is_cut = static_cast<int64_t>(model.blocks().size()) < model.config().num_hidden_layers;
   if (!is_cut || !policy.output_dtype) return policy;
-  for (const auto& [path, module] : model.named_modules()) {
-    if (dynamic_cast<nn::Head*>(module) == nullptr) continue;
-    module->register_forward_hook(
+  for (const auto& [path, head] : nn::modules_of<nn::Head>(model)) {
+    head->register_forward_hook(
         [dtype = *policy.output_dtype](nn::Module&, nn::TensorRefs& outputs) { cast_floating(outputs, dtype); });
   }
   policy.output_dtype.reset();
@@ -170,9 +170,7 @@ void graph_layers_of(CausalLM& model, const std::vector<nn::Module*>& layers, co
                 "communicate, or wait for counts, which no graph can hold. Set train.layer_graphs to false, or "
                 "parallel.tp and parallel.cp to 1.");
   if (!mesh.all->device().is_cpu()) {
-    for (const auto& [path, module] : model.named_modules()) {
-      if (auto* decoder = dynamic_cast<DecoderModel*>(module)) decoder->make_documents_repeat();
-    }
+    for (const auto& [path, decoder] : nn::modules_of<DecoderModel>(model)) decoder->make_documents_repeat();
     return graph_layers(layers, mesh.all->device());
   }
   if (mesh.all->rank() == mesh.all->ranks().front()) {

@@ -17,6 +17,7 @@
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/models/decoder/decoder.h"
+#include "tessera/nn/modules_of.h"
 #include "tessera/parallel/data_parallel/gradient_sync.h"
 #include "tessera/parallel/ddp/replicate_state.h"
 #include "tessera/parallel/fsdp/fully_shard.h"
@@ -40,19 +41,10 @@ MeshPtr slice_of(const MeshPtr& mesh, const std::string& dim) {
 
 std::vector<DecoderLayer*> decoder_layers(CausalLM& model) {
   std::vector<DecoderLayer*> out;
-  for (const auto& [path, module] : model.named_modules()) {
-    auto* const decoder = dynamic_cast<DecoderModel*>(module);
-    if (decoder == nullptr) continue;
+  for (const auto& [path, decoder] : nn::modules_of<DecoderModel>(model)) {
     for (const auto& layer : decoder->layers->list) out.push_back(layer.get());
   }
   return out;
-}
-
-nn::Embedding* embedding_of(CausalLM& model) {
-  for (const auto& [path, module] : model.named_modules()) {
-    if (auto* decoder = dynamic_cast<DecoderModel*>(module)) return decoder->embed_tokens.get();
-  }
-  return nullptr;
 }
 
 }  // namespace
@@ -300,7 +292,8 @@ std::vector<int64_t> Pipeline::generate(std::span<const int64_t> prompt, const G
 nn::ParameterSlot* Pipeline::tied_slot() {
   const int first = plan_.rank_of.front(), last = plan_.rank_of.back();
   if (!model_.config().tie_word_embeddings || first == last || (rank_ != first && rank_ != last)) return nullptr;
-  auto* const embedding = embedding_of(model_);
+  const auto decoders = nn::modules_of<DecoderModel>(model_);
+  auto* const embedding = decoders.empty() ? nullptr : decoders.front().second->embed_tokens.get();
   TESSERA_CHECK(embedding != nullptr, ErrorKind::kConfig,
                 "[pipeline] rank {} has the head of a model with tied embeddings, but no embedding. Call keep_stages.",
                 rank_);
