@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera {
 
@@ -246,6 +247,18 @@ void check_places(const std::string& op, const at::Tensor& index, int64_t n, boo
   TESSERA_CHECK(lowest >= from && highest < n, ErrorKind::kShape,
                 "[dtensor.dispatch] {}: index out of range: found {}, wanted one of [{}, {}).", op,
                 lowest < from ? lowest : highest, from, n);
+}
+
+OwnPlaces own_places(const at::Tensor& index, int64_t offset, int64_t size) {
+  const at::Tensor shifted = index - offset;
+  const at::Tensor elsewhere = shifted.lt(0).logical_or_(shifted.ge(size));
+  return {shifted.masked_fill(elsewhere, 0), elsewhere};
+}
+
+std::optional<int64_t> own_offset(const OpCall& call, const Choice& choice, int64_t dim) {
+  const auto cuts = [dim](const Placement& placement) { return placement.is_shard(dim); };
+  if (!call.mesh->coordinate() || std::ranges::none_of(choice.inputs[0], cuts)) return std::nullopt;
+  return local_box(call.inputs[0].sizes.vec(), *call.mesh, choice.inputs[0]).offset[dim];
 }
 
 int64_t checked_dim(const OpCall& call, int64_t dim, int64_t ndim) {

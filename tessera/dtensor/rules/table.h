@@ -110,6 +110,14 @@ bool can_view(const DeviceMesh& mesh, c10::IntArrayRef from, const Placements& p
 // Error kShape for a place outside [0, n) in an index of which a rank reads only its own places; from_end: outside
 // [-n, n). On the CPU only, since looking would wait for another device.
 void check_places(const std::string& op, const at::Tensor& index, int64_t n, bool from_end = false);
+// Places along a dim of which a rank holds some: where they lie in its part, 0 for those that other ranks hold.
+struct OwnPlaces {
+  at::Tensor index;
+  at::Tensor elsewhere;  // which are held by others
+};
+OwnPlaces own_places(const at::Tensor& index, int64_t offset, int64_t size);
+// Where this rank's part of the first input begins along `dim`; none unless a Shard cuts it, or outside the mesh.
+std::optional<int64_t> own_offset(const OpCall& call, const Choice& choice, int64_t dim);
 // A dim in range; Error kShape otherwise.
 int64_t checked_dim(const OpCall& call, int64_t dim, int64_t ndim);
 // A dim that may be negative, in range.
