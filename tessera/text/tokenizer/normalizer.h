@@ -10,6 +10,8 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/text/tokenizer/aligned_text.h"
@@ -50,11 +52,13 @@ class Normalizer {
 class TextPattern {
  public:
   static TextPattern from_json(const JsonReader& node);
+  explicit TextPattern(std::string literal) : literal_(std::move(literal)) {}
   // Appends all matches in order.
   void find_all(std::string_view text, RegexScratch& scratch, std::vector<Span>& matches) const;
   const Regex* regex() const { return regex_.get(); }
 
  private:
+  TextPattern() = default;
   std::string literal_;
   std::shared_ptr<const Regex> regex_;
 };
