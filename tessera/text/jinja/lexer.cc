@@ -46,6 +46,7 @@ class Lexer {
   [[noreturn]] void fail_here(const std::string& message) { throw SyntaxFailure{line_, message}; }
   std::string_view from(size_t at) const { return std::string_view(source_).substr(at); }
   std::string_view rest() const { return from(at_); }
+  char peek(size_t at) const { return at < source_.size() ? source_[at] : '\0'; }
 
   void advance(size_t bytes) {
     line_ += static_cast<int>(std::count(source_.begin() + static_cast<std::ptrdiff_t>(at_),
@@ -161,7 +162,7 @@ class Lexer {
         number();
       } else if (name_start(source_[at_])) {
         size_t end = at_;
-        while (end < source_.size() && name_part(source_[end])) ++end;
+        while (name_part(peek(end))) ++end;
         tokens_.push_back({TokenKind::kName, line_, source_.substr(at_, end - at_)});
         advance(end - at_);
       } else if (source_[at_] == '\'' || source_[at_] == '"') {
@@ -174,47 +175,38 @@ class Lexer {
     fail_here(block ? "a tag has no end '%}'" : "a tag has no end '}}'");
   }
 
-  size_t digits_from(size_t at, bool (*accepts)(char)) const {
+  // The end of the digits from `at` on; between two of them may stand an underscore.
+  size_t digits_from(size_t at, std::string_view digits = "0123456789") const {
+    const auto is_digit = [&](size_t i) { return i < source_.size() && digits.find(source_[i]) != digits.npos; };
     size_t end = at;
-    while (end < source_.size() && (accepts(source_[end]) || (source_[end] == '_' && end > at &&
-                                                              end + 1 < source_.size() && accepts(source_[end + 1])))) {
-      ++end;
-    }
+    while (is_digit(end) || (end > at && peek(end) == '_' && is_digit(end + 1))) ++end;
     return end;
   }
 
   void number() {
-    static const auto is_dec = [](char c) { return digit(c); };
-    static const auto is_hex = [](char c) { return std::isxdigit(static_cast<unsigned char>(c)) != 0; };
-    static const auto is_oct = [](char c) { return c >= '0' && c <= '7'; };
-    static const auto is_bin = [](char c) { return c == '0' || c == '1'; };
-    size_t end = digits_from(at_, is_dec);
+    size_t end = digits_from(at_);
     TokenKind kind = TokenKind::kInteger;
     if (at_ == 0 || source_[at_ - 1] != '.') {
-      if (end + 1 < source_.size() && source_[end] == '.' && digit(source_[end + 1])) {
+      if (peek(end) == '.' && digit(peek(end + 1))) {
         kind = TokenKind::kFloat;
-        end = digits_from(end + 1, is_dec);
+        end = digits_from(end + 1);
       }
-      if (end < source_.size() && (source_[end] == 'e' || source_[end] == 'E')) {
-        size_t exponent = end + 1;
-        if (exponent < source_.size() && (source_[exponent] == '+' || source_[exponent] == '-')) ++exponent;
-        if (exponent < source_.size() && digit(source_[exponent])) {
+      if (peek(end) == 'e' || peek(end) == 'E') {
+        const bool has_sign = peek(end + 1) == '+' || peek(end + 1) == '-';
+        const size_t exponent = end + (has_sign ? 2 : 1);
+        if (digit(peek(exponent))) {
           kind = TokenKind::kFloat;
-          end = digits_from(exponent, is_dec);
+          end = digits_from(exponent);
         }
       }
     }
     if (kind == TokenKind::kInteger && source_[at_] == '0') {
-      const char base = at_ + 1 < source_.size() ? static_cast<char>(std::tolower(source_[at_ + 1])) : ' ';
-      const size_t digits = base == 'x'   ? digits_from(at_ + 2, is_hex)
-                            : base == 'o' ? digits_from(at_ + 2, is_oct)
-                            : base == 'b' ? digits_from(at_ + 2, is_bin)
-                                          : 0;
-      if (digits > at_ + 2) {
-        end = digits;
-      } else {
-        end = digits_from(at_, [](char c) { return c == '0'; });  // 007 is 00 and 7, as in Jinja2
-      }
+      const char base = static_cast<char>(std::tolower(static_cast<unsigned char>(peek(at_ + 1))));
+      end = digits_from(at_ + 2, base == 'x'   ? "0123456789abcdefABCDEF"
+                                 : base == 'o' ? "01234567"
+                                 : base == 'b' ? "01"
+                                               : "");
+      if (end == at_ + 2) end = digits_from(at_, "0");  // 007 is 00 and 7, as in Jinja2
     }
     std::string text = source_.substr(at_, end - at_);
     std::erase(text, '_');
