@@ -62,18 +62,6 @@ DataParallelHooks::Completes Execution::completes(const RankProgram& program, si
           .stage = of_stage != program.last_of_stage.end() && of_stage->second == position};
 }
 
-void Execution::run_all(const RankProgram& program, DataParallelHooks* hooks) {
-  for (size_t i = 0; i < program.actions.size(); ++i) {
-    const auto& action = program.actions[i];
-    const bool told = hooks != nullptr && action.computes();
-    if (told) hooks->before(action, completes(program, i));
-    perform(action, program, hooks);
-    if (told) hooks->after(action, completes(program, i));
-    if (wire_ != nullptr) wire_->release_sent();
-  }
-  if (wire_ != nullptr) wire_->finish();
-}
-
 void Execution::run(const RankProgram& program, DataParallelHooks* hooks) {
   // Breaks off while the error unwinds the stack, in which messages under way are abandoned: in a catch block they
   // would be waited for.
@@ -85,7 +73,15 @@ void Execution::run(const RankProgram& program, DataParallelHooks* hooks) {
     }
   };
   const BreakOffOnError guard{wire_};
-  run_all(program, hooks);
+  for (size_t i = 0; i < program.actions.size(); ++i) {
+    const auto& action = program.actions[i];
+    const bool told = hooks != nullptr && action.computes();
+    if (told) hooks->before(action, completes(program, i));
+    perform(action, program, hooks);
+    if (told) hooks->after(action, completes(program, i));
+    if (wire_ != nullptr) wire_->release_sent();
+  }
+  if (wire_ != nullptr) wire_->finish();
 }
 
 bool Execution::is_here(int stage) const { return wire_ == nullptr || rank_of(stage) == wire_->rank(); }

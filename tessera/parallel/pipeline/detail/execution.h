@@ -57,7 +57,6 @@ class Execution {
 
  private:
   using Place = std::pair<int, int>;  // stage and micro-batch
-  void run_all(const RankProgram& program, DataParallelHooks* hooks);
   DataParallelHooks::Completes completes(const RankProgram& program, size_t position) const;
   void perform(const Action& action, const RankProgram& program, DataParallelHooks* hooks);
   void forward(const Action& action, const RankProgram& program);
