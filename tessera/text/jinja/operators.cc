@@ -16,18 +16,6 @@ void check_fits(bool overflowed) {
   if (overflowed) fail("an integer outgrows 64 bits");
 }
 
-int64_t sum(int64_t a, int64_t b) {
-  int64_t result = 0;
-  check_fits(__builtin_add_overflow(a, b, &result));
-  return result;
-}
-
-int64_t difference(int64_t a, int64_t b) {
-  int64_t result = 0;
-  check_fits(__builtin_sub_overflow(a, b, &result));
-  return result;
-}
-
 int64_t product(int64_t a, int64_t b) {
   int64_t result = 0;
   check_fits(__builtin_mul_overflow(a, b, &result));
@@ -45,11 +33,14 @@ int64_t power(int64_t base, int64_t exponent) {
 }
 
 Value integers(Operator op, int64_t a, int64_t b) {
+  int64_t result = 0;
   switch (op) {
     case Operator::kAdd:
-      return Value::integer(sum(a, b));
+      check_fits(__builtin_add_overflow(a, b, &result));
+      return Value::integer(result);
     case Operator::kSubtract:
-      return Value::integer(difference(a, b));
+      check_fits(__builtin_sub_overflow(a, b, &result));
+      return Value::integer(result);
     case Operator::kMultiply:
       return Value::integer(product(a, b));
     case Operator::kDivide:
@@ -58,7 +49,7 @@ Value integers(Operator op, int64_t a, int64_t b) {
     case Operator::kFloorDivide:
     case Operator::kModulo: {
       if (b == 0) fail("division by zero");
-      if (b == -1) return Value::integer(op == Operator::kModulo ? 0 : difference(0, a));
+      if (b == -1) return op == Operator::kModulo ? Value::integer(0) : integers(Operator::kSubtract, 0, a);
       int64_t quotient = a / b, rest = a % b;
       if (rest != 0 && (rest < 0) != (b < 0)) {
         --quotient;
