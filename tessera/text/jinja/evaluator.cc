@@ -240,7 +240,6 @@ Value Evaluator::evaluate_filter(const Expression& node, const Value* block_inpu
   const Expression* inner = node.operands[0].get();
   Value input;
   if (!inner) {
-    if (!block_input) fail("the filter '{}' has no input", node.text);
     input = *block_input;
   } else if (block_input && inner->kind == ExpressionKind::kFilter) {
     input = evaluate_filter(*inner, block_input);
@@ -286,8 +285,7 @@ Value Evaluator::item(const Value& of, const Value& key) {
   if (of.is(Kind::kDict)) {
     const bool hashable = !key.is(Kind::kList) && !key.is(Kind::kDict);
     if (const Value* value = hashable ? of.get<Dict>().find(key, budget_) : nullptr) return *value;
-  } else if (key.is_integral() &&
-             (of.is(Kind::kString) || of.is(Kind::kList) || of.is(Kind::kTuple) || of.is(Kind::kRange))) {
+  } else if (key.is_integral() && (of.is(Kind::kString) || (of.is_sized_sequence() && !of.is(Kind::kView)))) {
     const int64_t length = length_of(of, budget_);
     const int64_t at = key.as_int() < 0 ? key.as_int() + length : key.as_int();
     if (at >= 0 && at < length) {

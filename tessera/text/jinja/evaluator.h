@@ -128,9 +128,8 @@ class Evaluator {
   Flow execute(const Statement& statement);
   Flow execute_if(const Statement& statement);
   Flow execute_for(const Statement& statement, std::vector<Value> items, int64_t depth0);
-  void execute_set_block(const Statement& statement);
   void execute_call_block(const Statement& statement);
-  void execute_filter_block(const Statement& statement);
+  Value filtered_block(const Statement& statement);  // what its body prints, behind its filters
   void execute_with(const Statement& statement);
   void execute_generation(const Statement& statement);
   void assign(const Target& target, Value value);

@@ -15,22 +15,11 @@ struct Entry {
 };
 
 bool is_sequence(const Value& value) {
-  switch (value.kind()) {
-    case Kind::kUndefined:
-    case Kind::kString:
-    case Kind::kList:
-    case Kind::kTuple:
-    case Kind::kRange:
-    case Kind::kDict:
-      return true;
-    default:
-      return false;
-  }
+  return value.is(Kind::kUndefined) || value.is(Kind::kString) || value.is(Kind::kDict) ||
+         (value.is_sized_sequence() && !value.is(Kind::kView));
 }
 
-bool is_iterable(const Value& value) {
-  return is_sequence(value) || value.is(Kind::kView) || value.is(Kind::kGenerator) || value.is(Kind::kLoop);
-}
+bool is_iterable(const Value& value) { return is_sequence(value) || value.is_sequence() || value.is(Kind::kLoop); }
 
 bool is_callable(const Value& value) {
   return value.is(Kind::kMacro) || value.is(Kind::kFunction) || value.is(Kind::kLoop) || value.is(Kind::kUndefined);
