@@ -47,7 +47,9 @@ bool runs_gate_loop(const at::Tensor& gate, const at::Tensor& up) {
 
 template <class Activation>
 at::Tensor gated_of(const at::Tensor& gate, const at::Tensor& up) {
-  if (runs_gate_loop(gate, up)) return gate_loop(Activation::kGate, gate.contiguous(), up.contiguous());
+  if (runs_gate_loop(gate, up)) {
+    return row_loops(gate.device()).gate(Activation::kGate, gate.contiguous(), up.contiguous());
+  }
   return Activation::of(gate).mul_(up);
 }
 
@@ -55,7 +57,8 @@ at::Tensor gated_of(const at::Tensor& gate, const at::Tensor& up) {
 template <class Activation>
 GatePair gated_backward_of(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
   if (runs_gate_loop(gate, up) && runs_gate_loop(gate, grad)) {
-    return gate_backward_loop(Activation::kGate, grad.contiguous(), gate.contiguous(), up.contiguous());
+    return row_loops(gate.device())
+        .gate_backward(Activation::kGate, grad.contiguous(), gate.contiguous(), up.contiguous());
   }
   return {Activation::derivative(grad * up, gate), Activation::of(gate).mul_(grad)};
 }

@@ -106,7 +106,7 @@ Pair rms_norm_of(const at::Tensor& given, const at::Tensor& weight, double eps, 
   const auto x = given.contiguous();
   if (runs_fused(x, weight, one_plus)) return at::_fused_rms_norm(x, weight.sizes(), factors_of(weight, one_plus), eps);
   if (runs_in_lanes(x, weight)) {
-    return rms_norm_loop(x, wide_factors(weight, one_plus), eps, /*rounds_first=*/!one_plus);
+    return row_loops(x.device()).rms_norm(x, wide_factors(weight, one_plus), eps, /*rounds_first=*/!one_plus);
   }
   if (runs_as_loop(x, weight)) {
     return forward_loop(x, factors_of(weight, one_plus), eps);
@@ -139,7 +139,8 @@ Pair rms_norm_backward_of(const at::Tensor& grad_y, const at::Tensor& x, const a
                                         factors_of(weight, one_plus), {true, true});
   }
   if (runs_in_lanes(x, weight) && grad_y.scalar_type() == x.scalar_type()) {
-    const auto [grad_x, grad_weight] = rms_norm_backward_loop(grad_y.contiguous(), x.contiguous(),
+    const auto [grad_x, grad_weight] = row_loops(x.device())
+                                           .rms_norm_backward(grad_y.contiguous(), x.contiguous(),
                                                               wide_factors(weight, one_plus), inverse_rms.contiguous());
     return {grad_x, grad_weight.to(weight.scalar_type())};
   }

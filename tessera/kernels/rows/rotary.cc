@@ -25,7 +25,7 @@ at::Tensor rotate_ops(const at::Tensor& x, const at::Tensor& cos, const at::Tens
 // sign -1 rotates back.
 at::Tensor rotate(const at::Tensor& given, const at::Tensor& cos, const at::Tensor& sin, float sign) {
   if (runs_row_loops(given, /*lanes=*/32) && cos.device() == given.device() && sin.device() == given.device()) {
-    return rotary_loop(given.contiguous(), cos, sin, sign);
+    return row_loops(given.device()).rotary(given.contiguous(), cos, sin, sign);
   }
   if (!given.is_cpu() || given.scalar_type() != at::kFloat) return rotate_ops(given, cos, sin, sign);
   const auto x = given.contiguous();
