@@ -9,12 +9,11 @@
 
 namespace tessera::comm {
 
-inline void wait_all(const std::vector<c10::intrusive_ptr<c10d::Work>>& works,
-                     std::chrono::milliseconds timeout = kNoTimeout) {
+inline void wait_all(const std::vector<c10::intrusive_ptr<c10d::Work>>& works) {
   std::exception_ptr first;
   for (const auto& work : works) {
     try {
-      work->wait(timeout);
+      work->wait();
     } catch (...) {
       if (!first) first = std::current_exception();
     }
