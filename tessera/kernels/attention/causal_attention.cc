@@ -100,18 +100,8 @@ AttentionGradients causal_attention_backward_of(const at::Tensor& grad, const at
   return gradients_by_formula(grad, q, k, v, log_sums, first, scale);
 }
 
-Attended call_causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const FirstKey& first_key,
-                               double scale) {
-  static const auto op = operation<decltype(causal_attention_of)>("tessera::causal_attention");
-  return op.call(q, k, v, first_key, scale);
-}
-
-AttentionGradients call_causal_attention_backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
-                                                  const at::Tensor& v, const at::Tensor& log_sums,
-                                                  const FirstKey& first_key, double scale) {
-  static const auto op = operation<decltype(causal_attention_backward_of)>("tessera::causal_attention_backward");
-  return op.call(grad, q, k, v, log_sums, first_key, scale);
-}
+constexpr Operation<&causal_attention_of> call_causal_attention{"tessera::causal_attention"};
+constexpr Operation<&causal_attention_backward_of> call_causal_attention_backward{"tessera::causal_attention_backward"};
 
 // known: result and log sums, where they have been computed before.
 struct CausalAttentionNode : torch::autograd::Function<CausalAttentionNode> {

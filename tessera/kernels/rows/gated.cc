@@ -64,16 +64,10 @@ GatePair gated_backward_of(const at::Tensor& grad, const at::Tensor& gate, const
 }
 
 template <class Activation>
-at::Tensor call_gated(const at::Tensor& gate, const at::Tensor& up) {
-  static const auto op = operation<decltype(gated_of<Activation>)>(Activation::kName);
-  return op.call(gate, up);
-}
+constexpr Operation<&gated_of<Activation>> call_gated{Activation::kName};
 
 template <class Activation>
-GatePair call_gated_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
-  static const auto op = operation<decltype(gated_backward_of<Activation>)>(Activation::kBackward);
-  return op.call(grad, gate, up);
-}
+constexpr Operation<&gated_backward_of<Activation>> call_gated_backward{Activation::kBackward};
 
 template <class Activation>
 struct Gated : torch::autograd::Function<Gated<Activation>> {

@@ -150,16 +150,8 @@ Pair rms_norm_backward_of(const at::Tensor& grad_y, const at::Tensor& x, const a
   return gradients_by_operations(grad_y, x, weight, inverse_rms, one_plus);
 }
 
-Pair call_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, bool one_plus) {
-  static const auto op = operation<decltype(rms_norm_of)>("tessera::rms_norm");
-  return op.call(x, weight, eps, one_plus);
-}
-
-Pair call_rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
-                            const at::Tensor& inverse_rms, bool one_plus) {
-  static const auto op = operation<decltype(rms_norm_backward_of)>("tessera::rms_norm_backward");
-  return op.call(grad, x, weight, inverse_rms, one_plus);
-}
+constexpr Operation<&rms_norm_of> call_rms_norm{"tessera::rms_norm"};
+constexpr Operation<&rms_norm_backward_of> call_rms_norm_backward{"tessera::rms_norm_backward"};
 
 struct RmsNorm : torch::autograd::Function<RmsNorm> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,

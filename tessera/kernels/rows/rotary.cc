@@ -56,10 +56,7 @@ at::Tensor rotary_of(const at::Tensor& x, const at::Tensor& cos, const at::Tenso
   return rotate(x, cos.contiguous(), sin.contiguous(), back ? -1 : 1);
 }
 
-at::Tensor call_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back) {
-  static const auto op = operation<decltype(rotary_of)>("tessera::rotary");
-  return op.call(x, cos, sin, back);
-}
+constexpr Operation<&rotary_of> call_rotary{"tessera::rotary"};
 
 struct Rotary : torch::autograd::Function<Rotary> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& cos,
