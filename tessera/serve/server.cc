@@ -237,7 +237,7 @@ void Server::State::check_entry(MHD_Connection* connection, std::string_view pat
 }
 
 Json Server::State::models(std::string_view path) const {
-  const Json model = {{"id", served.name}, {"object", "model"}, {"created", created}, {"owned_by", "tessera"}};
+  Json model = {{"id", served.name}, {"object", "model"}, {"created", created}, {"owned_by", "tessera"}};
   if (path == "/v1/models") return {{"object", "list"}, {"data", Json::array({model})}};
   if (served.is_called(path.substr(std::strlen("/v1/models/")))) return model;
   throw ApiError(404, fmt::format("This server has the model '{}' alone.", served.name), "model_not_found", "model");

@@ -19,7 +19,8 @@ void read_tensors(const TorchRecord& record, const PickleValue& value,
                   const std::shared_ptr<std::vector<std::byte>>& bytes) {
   if (const auto* info = record.find_tensor(value)) {
     if (info->storage_end > bytes->size() || info->begin() > info->storage_end) std::abort();
-    if (info->is_contiguous() && info->begin() + info->nbytes() > info->storage_end) std::abort();
+    const bool is_contiguous = at::IntArrayRef(info->strides) == c10::contiguous_strides(info->sizes);
+    if (is_contiguous && info->begin() + info->nbytes() > info->storage_end) std::abort();
     const auto tensor = record_tensor(*bytes, *info, bytes);
     if (tensor.numel() > 0 && tensor.numel() < 1 << 16) tensor.clone();
     return;

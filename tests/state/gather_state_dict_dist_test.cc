@@ -198,7 +198,7 @@ TEST(CpuStateDict, KeepsShardsAndGathersWhatGoesToTheCpu) {
     EXPECT_TRUE(to_local_if_dtensor(pending).equal(at::ones({2})));  // not reduced
     EXPECT_TRUE(to_cpu(pending).tensor().equal(at::full({2}, 2.0)));
     const auto meta = from_local(at::empty({2}, at::kMeta), mesh, {Shard(0)});
-    EXPECT_THAT(thrown_by([&] { to_cpu(meta); }), HasSubstr("meta device has no values"));
+    EXPECT_THAT(thrown_by([&] { to_cpu(meta); }), HasSubstr("meta device, which has no values"));
     EXPECT_THAT(thrown_by([&] { gather_state_dict({{"m", meta}}); }), HasSubstr("meta device"));
   });
 }

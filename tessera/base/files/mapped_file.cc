@@ -105,7 +105,7 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& 
     TESSERA_CHECK(data != MAP_FAILED, ErrorKind::kIo, "[file] {}: {} bytes cannot be mapped: {}", path.string(),
                   size_bytes, std::strerror(errno));
   }
-  const std::shared_ptr<const MappedFile> file(new MappedFile(path, static_cast<const std::byte*>(data), size_bytes));
+  std::shared_ptr<const MappedFile> file(new MappedFile(path, static_cast<const std::byte*>(data), size_bytes));
   if (data != nullptr) enter_map(file->data_, size_bytes, file->path_.c_str());
   return file;
 }

@@ -30,7 +30,7 @@ std::filesystem::path make_new(const std::filesystem::path& folder, const std::s
                                const std::function<int(const std::filesystem::path&)>& make) {
   constexpr size_t kLongestStem = 200;  // of the 255 bytes that a name may have
   for (int attempt = 0;; ++attempt) {
-    const auto path = folder / fmt::format(".{}.{}.tmp", stem.substr(0, kLongestStem), random_word(8));
+    auto path = folder / fmt::format(".{}.{}.tmp", stem.substr(0, kLongestStem), random_word(8));
     const int reason = make(path);
     if (reason == 0) return path;
     TESSERA_CHECK(reason == EEXIST && attempt < 16, ErrorKind::kIo, "[file] {}: cannot be created: {}",

@@ -112,7 +112,7 @@ int print_comparison(const ComparedFiles& compared) {
 
 // What is meant by a run's folder is its newest checkpoint.
 std::string found(const std::string& path) {
-  const auto checkpoint = CheckpointFolder::find(path).string();
+  auto checkpoint = CheckpointFolder::find(path).string();
   if (checkpoint != path) log_info("[ckpt] {}: its newest checkpoint is {}", path, checkpoint);
   return checkpoint;
 }

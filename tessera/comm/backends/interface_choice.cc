@@ -70,7 +70,8 @@ std::string wished_interfaces() {
 }
 
 std::string own_address(const std::string& towards) {
-  const std::string natural = address_towards(towards), wish = wished_interfaces();
+  std::string natural = address_towards(towards);
+  const auto wish = wished_interfaces();
   if (wish.empty()) return natural;
   const auto interfaces = interfaces_of_this_host();
   std::string found = choose_address(interfaces, wish, natural);

@@ -398,7 +398,7 @@ std::shared_ptr<Group> World::make_group(const std::vector<int>& ranks, const st
                          error, *impl_->monitor);
   }
   const auto id = static_cast<uint32_t>(XXH3_64bits(key.data(), key.size()));
-  const std::shared_ptr<Group> group(
+  std::shared_ptr<Group> group(
       new Group(name, ranks, position, backend,
                 GroupContext{impl_->monitor, store, accelerator, id, accelerator ? type : c10::DeviceType::CPU}),
       EndsGroup{impl_->monitor, impl_->self});

@@ -211,7 +211,7 @@ class Handshake {
     server_.reset();  // who still waits there hears that it is closed
     bool views = may_view_all({others_.begin(), others_.end()});
     for (int rank = 1; rank < options_.size; ++rank) {
-      const std::string outcome = store_.get_to_str(key_of("took", rank));
+      std::string outcome = store_.get_to_str(key_of("took", rank));
       if (!outcome.starts_with(kYes)) return outcome;
       views = views && outcome == kViews;
     }

@@ -193,7 +193,7 @@ std::optional<Verdict> Monitor::fail(uint64_t ticket, const Trouble& trouble) {
     if (answer_follows) heard_.wait_for(lock, kVerdictDelay, [&] { return verdict_.has_value(); });
   }
   thrown_ = true;
-  const auto verdict = verdict_;
+  auto verdict = verdict_;
   lock.unlock();
   recorder_.mark(ticket, CallState::kFailed);
   write_record(verdict ? verdict->text : trouble.text);

@@ -33,7 +33,7 @@ void GradBucket::begin() { flat_.open(layout_, dtype_, params_[0]->parameter.dev
 // Flat values as a gradient of the parameter.
 at::Tensor GradBucket::shaped(const at::Tensor& values, size_t position) const {
   const auto& parameter = params_[position]->parameter;
-  const at::Tensor local = values.view(local_part(parameter).sizes());
+  at::Tensor local = values.view(local_part(parameter).sizes());
   if (!is_dtensor(parameter)) return local;
   return from_local(local, device_mesh(parameter), placements(parameter),
                     {.shape = parameter.sizes().vec(), .stride = parameter.strides().vec()});

@@ -131,7 +131,7 @@ at::Tensor Shards::to_send(const FlatLayout& layout, BufferPool& pool) const {
   const int64_t numel = layout.part_bytes / static_cast<int64_t>(c10::elementSize(dtype));
   const auto casts = [](const ShardedParam& param) { return param.gather_dtype != param.dtype; };
   if (!on_host_ && flat_ && uniform_ && !casts(params_[0])) return tensor_over(buffer_.storage(), 0, {numel}, dtype);
-  const at::Tensor part = pool.empty(numel, dtype, mesh_->device(), sent_memory());
+  at::Tensor part = pool.empty(numel, dtype, mesh_->device(), sent_memory());
   write_to(part, layout);
   return part;
 }

@@ -124,7 +124,7 @@ class Recording {
     copy_all(inputs_, given_to(call));  // without autograd
     if (!forward_) capture_forward(call, parameters);
     forward_->replay();
-    const at::Tensor result = empty_as(output_);
+    at::Tensor result = empty_as(output_);
     copy_all({result}, {output_.detach()});
     return result;
   }

@@ -24,7 +24,7 @@ struct SharedProducts {
 
   at::Tensor take(size_t index, const at::Tensor& x) {
     if (!input.defined() || !input.is_same(x) || !ready[index].defined()) compute(x);
-    const at::Tensor result = std::exchange(ready[index], at::Tensor());
+    at::Tensor result = std::exchange(ready[index], at::Tensor());
     const auto waits = [](const at::Tensor& tensor) { return tensor.defined(); };
     if (std::ranges::none_of(ready, waits)) input.reset();
     return result;

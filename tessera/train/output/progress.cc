@@ -112,9 +112,8 @@ std::string Progress::bar() const {
       options_.total_steps > 0
           ? std::clamp(static_cast<double>(done_) / static_cast<double>(options_.total_steps), 0.0, 1.0)
           : 0;
-  const std::string end =
-      fmt::format(" {:3.0f}%  eta {}", 100 * share,
-                  format_duration(seconds_per_step_ * static_cast<double>(options_.total_steps - done_)));
+  std::string end = fmt::format(" {:3.0f}%  eta {}", 100 * share,
+                                format_duration(seconds_per_step_ * static_cast<double>(options_.total_steps - done_)));
   const int room = std::min(options_.columns - static_cast<int>(end.size()) - 3, 60);
   if (room < 5) return end;
   const int filled = static_cast<int>(share * room);

@@ -115,7 +115,7 @@ fs::path RunFolder::next_previous() const {
   std::error_code error;
   fs::create_directories(path_ / "previous", error);
   for (int number = 1;; ++number) {
-    const auto path = path_ / "previous" / fmt::format("{:03}", number);
+    auto path = path_ / "previous" / fmt::format("{:03}", number);
     if (::mkdir(path.c_str(), 0755) == 0) return path;
     TESSERA_CHECK(errno == EEXIST, ErrorKind::kIo, "[train.run_folder] {}: {}", path.string(), std::strerror(errno));
   }
