@@ -134,6 +134,14 @@ class Checks : RankChecks {
     backend_.allreduce(one, all)->wait();
     check(tensor, wanted, "all_reduce");
 
+    c10d::ReduceOptions to_root;
+    to_root.reduceOp = op;
+    to_root.rootRank = size_ - 1;
+    one = {data_of(rank_, count, type)};
+    backend_.reduce(one, to_root)->wait();
+    if (rank_ == size_ - 1) check(one[0], wanted, "reduce");
+    if (!gloo_ && rank_ != size_ - 1) check(one[0], data_of(rank_, count, type), "reduce leaves the others' tensors");
+
     c10d::ReduceScatterOptions scattered;
     scattered.reduceOp = op;
     at::Tensor input = data_of(rank_, count * size_, type), output = at::empty({count}, type);
@@ -197,6 +205,17 @@ class Checks : RankChecks {
     std::vector<at::Tensor> output = {at::empty({count}, type)};
     backend_.scatter(output, lists, scatter)->wait();
     check(output[0], data_of(rank_ + 2, count, type), "scatter");
+
+    c10d::GatherOptions gather;
+    gather.rootRank = root;
+    lists.clear();
+    if (rank_ == root) {
+      lists.emplace_back();
+      for (int rank = 0; rank < size_; ++rank) lists[0].push_back(at::empty({count}, type));
+    }
+    std::vector<at::Tensor> input = {data_of(rank_, count, type)};
+    backend_.gather(lists, input, gather)->wait();
+    if (rank_ == root) check(at::cat(lists[0]), all_data(type, count), "gather");
   }
 
   void all_to_all(at::ScalarType type, int64_t count) {
@@ -224,6 +243,17 @@ class Checks : RankChecks {
       wanted.push_back(data_of(rank, total * 2, type).view({total, 2}).narrow(0, begin, rows(rank_)));
     }
     check(got, at::cat(wanted), "all_to_all of uneven parts");
+    if (gloo_) return;  // has no list form
+
+    std::vector<at::Tensor> inputs, outputs;
+    for (int to = 0; to < size_; ++to) {
+      inputs.push_back(data_of(rank_ + to, rows(to), type));
+      outputs.push_back(at::empty({rows(rank_)}, type));
+    }
+    backend_.alltoall(outputs, inputs)->wait();
+    for (int from = 0; from < size_; ++from) {
+      check(outputs[from], data_of(from + rank_, rows(rank_), type), "all_to_all of a list");
+    }
   }
 
   // Around the ring, all at once, tags in opposite orders.

@@ -1,4 +1,5 @@
-// What shared memory does beyond the table of collectives: order and rounding of sums, asynchronous forms.
+// What shared memory does beyond the table of collectives: order and rounding of sums, coalesced and asynchronous
+// forms.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -58,30 +59,31 @@ TESSERA_RANKS_TEST(ShmSums, NanAndInfinityAreKept, (3)) {
   }
 }
 
-TESSERA_RANKS_TEST(ShmForms, ManyAreUnderWayAtOnce, (2, 4)) {
+TESSERA_RANKS_TEST(ShmForms, CoalescedAndAsynchronous, (2, 4)) {
   c10d::Backend& backend = world->group()->backend();
   const int rank = world->rank(), size = world->size();
   for (const int64_t count : {int64_t{3}, int64_t{400'000}}) {
     std::vector<at::Tensor> sums, inputs, outputs, parts;
-    std::vector<c10::intrusive_ptr<c10d::Work>> works;
     for (int i = 0; i < 5; ++i) {
       sums.push_back(at::full({count}, rank + i, at::kFloat));
       inputs.push_back(at::full({count}, rank * 10 + i, at::kInt));
       outputs.push_back(at::empty({count * size}, at::kInt));
       parts.push_back(at::empty({count}, at::kInt));
     }
-    for (const at::Tensor& sum : sums) {
-      std::vector<at::Tensor> one = {sum};
-      works.push_back(backend.allreduce(one));
-    }
-    for (size_t i = 0; i < inputs.size(); ++i) works.push_back(backend._allgather_base(outputs[i], inputs[i]));
-    for (size_t i = 0; i < parts.size(); ++i) works.push_back(backend._reduce_scatter_base(parts[i], outputs[i]));
+    const auto reduced = backend.allreduce_coalesced(sums);
+    const auto gathered = backend.allgather_into_tensor_coalesced(outputs, inputs);
+    const auto scattered = backend.reduce_scatter_tensor_coalesced(parts, outputs);
+    backend.startCoalescing();
     std::vector<at::Tensor> sent = {at::full({count}, static_cast<float>(rank))}, got = {at::empty({count})};
-    works.push_back(backend.send(sent, (rank + 1) % size, 0));
-    works.push_back(backend.recv(got, (rank + size - 1) % size, 0));
-    works.push_back(backend.barrier());
-    for (auto work = works.rbegin(); work != works.rend(); ++work) (*work)->wait();  // out of order
-    EXPECT_TRUE(works.front()->isCompleted() && works.front()->isSuccess());
+    backend.send(sent, (rank + 1) % size, 0);
+    backend.recv(got, (rank + size - 1) % size, 0);
+    backend.barrier();
+    const auto coalesced = backend.endCoalescing();
+    coalesced->wait();
+    scattered->wait();  // out of order
+    gathered->wait();
+    reduced->wait();
+    EXPECT_TRUE(reduced->isCompleted() && reduced->isSuccess());
     EXPECT_EQ(got[0][count - 1].item<float>(), static_cast<float>((rank + size - 1) % size));
     for (int i = 0; i < 5; ++i) {
       EXPECT_EQ(sums[i][count - 1].item<float>(), static_cast<float>(size * (size - 1) / 2 + size * i));
@@ -99,6 +101,24 @@ TESSERA_RANKS_TEST(ShmForms, PollingCompletesWithoutWaiting, (2)) {
     while (!work->isCompleted()) std::this_thread::yield();
     EXPECT_EQ(tensors[0][count - 1].item<float>(), 2.0F);
   }
+}
+
+TESSERA_RANKS_TEST(ShmForms, ReceivesFromAnyone, (3)) {
+  c10d::Backend& backend = world->group()->backend();
+  if (world->rank() > 0) {
+    std::vector<at::Tensor> sent = {at::full({4}, static_cast<float>(world->rank()))};
+    backend.send(sent, 0, 7)->wait();
+    return;
+  }
+  double total = 0;
+  for (int i = 1; i < 3; ++i) {
+    std::vector<at::Tensor> got = {at::empty({4})};
+    const auto work = backend.recvAnysource(got, 7);
+    work->wait();
+    EXPECT_EQ(got[0][3].item<float>(), static_cast<float>(work->sourceRank()));
+    total += got[0][0].item<double>();
+  }
+  EXPECT_EQ(total, 3);
 }
 
 // A rank that is done and leaves has done its part: nobody who still waits for the end of the same call may fail.

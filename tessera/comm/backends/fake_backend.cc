@@ -153,10 +153,12 @@ FakeCost modelled_cost(const LinkModel& model, const Signature& call, int rank, 
       extra = 1.0;
       break;
     case Op::kBroadcast:  // a pipelined tree
+    case Op::kReduce:
       steps = std::ceil(std::log2(size));
       bytes = own;
       break;
     case Op::kScatter:
+    case Op::kGather:
       bytes = rank == call.root ? own * hops : own;
       break;
     case Op::kSend:

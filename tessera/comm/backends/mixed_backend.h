@@ -76,8 +76,14 @@ class MixedBackend final : public c10d::Backend, public HasCapabilities {
                                const c10d::ReduceScatterOptions& options) override;
 
   // Over all ranks at once.
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
+    return parts_.whole->reduce(tensors, options);
+  }
   WorkPtr allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
     return parts_.whole->allgather(outputs, inputs, options);
+  }
+  WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
+    return parts_.whole->gather(outputs, inputs, options);
   }
   WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) override {
     return parts_.whole->scatter(outputs, inputs, options);
@@ -86,11 +92,18 @@ class MixedBackend final : public c10d::Backend, public HasCapabilities {
                         std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override {
     return parts_.whole->alltoall_base(output, input, output_splits, input_splits, options);
   }
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override {
+    return parts_.whole->alltoall(outputs, inputs, options);
+  }
   WorkPtr send(Tensors& tensors, int destination, int tag) override {
     return parts_.whole->send(tensors, destination, tag);
   }
   WorkPtr recv(Tensors& tensors, int source, int tag) override { return parts_.whole->recv(tensors, source, tag); }
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override { return parts_.whole->recvAnysource(tensors, tag); }
   WorkPtr barrier(const c10d::BarrierOptions& options) override { return parts_.whole->barrier(options); }
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override {
+    parts_.whole->monitoredBarrier(options, wait_all_ranks);
+  }
 
  private:
   class StageThread;

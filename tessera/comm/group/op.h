@@ -22,16 +22,20 @@ enum class Op : uint8_t {
   kAllToAll,
   kSend,
   kRecv,
-  kBarrier
+  kBarrier,
+  kReduce,
+  kGather
 };
-inline constexpr int kOpCount = static_cast<int>(Op::kBarrier) + 1;
+inline constexpr int kOpCount = static_cast<int>(Op::kGather) + 1;
 
 // "all_reduce", ...; the verb of the error messages
 inline const char* to_string(Op op) noexcept {
   return enum_name(op, {"no call", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "scatter", "all_to_all",
-                        "send", "recv", "barrier"});
+                        "send", "recv", "barrier", "reduce", "gather"});
 }
 inline bool is_message(Op op) noexcept { return op == Op::kSend || op == Op::kRecv; }
-inline bool is_reduction(Op op) noexcept { return op == Op::kAllReduce || op == Op::kReduceScatter; }
+inline bool is_reduction(Op op) noexcept {
+  return op == Op::kAllReduce || op == Op::kReduceScatter || op == Op::kReduce;
+}
 
 }  // namespace tessera::comm

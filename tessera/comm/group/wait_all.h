@@ -9,11 +9,12 @@
 
 namespace tessera::comm {
 
-inline void wait_all(const std::vector<c10::intrusive_ptr<c10d::Work>>& works) {
+inline void wait_all(const std::vector<c10::intrusive_ptr<c10d::Work>>& works,
+                     std::chrono::milliseconds timeout = kNoTimeout) {
   std::exception_ptr first;
   for (const auto& work : works) {
     try {
-      work->wait();
+      work->wait(timeout);
     } catch (...) {
       if (!first) first = std::current_exception();
     }

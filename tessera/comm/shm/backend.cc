@@ -3,7 +3,6 @@
 #include <ATen/EmptyTensor.h>
 
 #include <numeric>
-#include <optional>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/group/wait_all.h"
@@ -13,6 +12,36 @@ namespace tessera::comm::shm {
 namespace {
 
 using Tensors = ShmBackend::Tensors;
+
+// Several works as one.
+class AllWork final : public c10d::Work {
+ public:
+  AllWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works)
+      : Work(rank, c10d::OpType::COALESCED), works_(std::move(works)) {}
+  bool isCompleted() override {
+    return std::ranges::all_of(works_, [](const auto& work) { return work->isCompleted(); });
+  }
+  bool isSuccess() const override {
+    return std::ranges::all_of(works_, [](const auto& work) { return work->isSuccess(); });
+  }
+  bool wait(std::chrono::milliseconds timeout) override {
+    wait_all(works_, timeout);
+    return true;
+  }
+  std::vector<at::Tensor> result() override {
+    Tensors results;
+    for (const auto& work : works_) {
+      for (const auto& tensor : work->result()) results.push_back(tensor);
+    }
+    return results;
+  }
+  void abort() override {
+    for (const auto& work : works_) work->abort();
+  }
+
+ private:
+  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+};
 
 void require(bool condition, const char* verb, const std::string& what) {
   TESSERA_CHECK(condition, ErrorKind::kShape, "[comm.shm] {}: {}", verb, what);
@@ -56,9 +85,9 @@ Call call_of(Op kind, const at::Tensor& tensor, int64_t root = -1) {
           .elements = static_cast<uint64_t>(tensor.numel())};
 }
 
-Call call_of(Op kind, const at::Tensor& tensor, const c10d::ReduceOp& op) {
+Call call_of(Op kind, const at::Tensor& tensor, const c10d::ReduceOp& op, int64_t root = -1) {
   check_reducible(tensor.scalar_type(), op);
-  Call call = call_of(kind, tensor);
+  Call call = call_of(kind, tensor, root);
   call.reduce = op;
   return call;
 }
@@ -109,13 +138,47 @@ void ShmBackend::shutdown() {
 
 void ShmBackend::abort() { channel_->break_off(channel_->name_of(rank_) + " broke off"); }
 
+void ShmBackend::startCoalescing() {
+  require(!coalesced_, "coalescing", "it has started already");
+  coalesced_.emplace();
+}
+
+ShmBackend::WorkPtr ShmBackend::endCoalescing() {
+  require(coalesced_.has_value(), "coalescing", "it has not started");
+  auto works = std::move(*coalesced_);
+  coalesced_.reset();
+  return c10::make_intrusive<AllWork>(rank_, std::move(works));
+}
+
+ShmBackend::WorkPtr ShmBackend::keep(WorkPtr work) {
+  if (coalesced_) coalesced_->push_back(work);
+  return work;
+}
+
 ShmBackend::WorkPtr ShmBackend::start(std::unique_ptr<Operation> operation, Started what) {
   operation->set_signature(std::exchange(announced_, Signature()));
   const auto timeout = what.timeout == c10d::kUnsetTimeout ? timeout_ : what.timeout;
   const auto work = c10::make_intrusive<CollectiveWork>(engine_, what.type, ++sequence_, std::move(operation), timeout,
                                                         std::move(what.tensors), std::move(what.results));
   engine_->start(work);
-  return work;
+  return keep(work);
+}
+
+template <class Start>
+ShmBackend::WorkPtr ShmBackend::together(const Start& start_all) {
+  startCoalescing();
+  try {
+    start_all();
+  } catch (...) {
+    const auto begun = endCoalescing();
+    abort();  // the peers may have begun more
+    try {
+      begun->wait();
+    } catch (const std::exception&) {
+    }
+    throw;
+  }
+  return endCoalescing();
 }
 
 ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
@@ -139,6 +202,23 @@ ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::Allreduc
   return start(make_all_reduce(call_of(Op::kAllReduce, tensor, options.reduceOp), size_, tensor.mutable_data_ptr(),
                                tensor.numel()),
                {c10d::OpType::ALLREDUCE, options.timeout, tensors, tensors});
+}
+
+ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  return together([&] {
+    for (const auto& tensor : tensors) {
+      Tensors one = {tensor};
+      allreduce(one, options);
+    }
+  });
+}
+
+ShmBackend::WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  const at::Tensor& tensor = only("reduce", tensors);
+  require(options.rootRank >= 0 && options.rootRank < size_, "reduce", fmt::format("no rank {}", options.rootRank));
+  return start(make_reduce(call_of(Op::kReduce, tensor, options.reduceOp, options.rootRank), size_, rank_,
+                           tensor.mutable_data_ptr(), tensor.numel()),
+               {c10d::OpType::REDUCE, options.timeout, tensors, tensors});
 }
 
 ShmBackend::WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs,
@@ -170,6 +250,33 @@ ShmBackend::WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& 
   }
   return start(make_exchange(call_of(Op::kAllGather, input), std::move(out), std::move(in), true),
                {c10d::OpType::_ALLGATHER_BASE, options.timeout, {output, input}, {output}});
+}
+
+ShmBackend::WorkPtr ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                const c10d::AllgatherOptions& options) {
+  require(outputs.size() == inputs.size(), "all_gather", "wanted as many outputs as inputs");
+  return together([&] {
+    for (size_t i = 0; i < inputs.size(); ++i) _allgather_base(outputs[i], inputs[i], options);
+  });
+}
+
+ShmBackend::WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
+  const at::Tensor& input = only("gather", inputs);
+  require(options.rootRank >= 0 && options.rootRank < size_, "gather", fmt::format("no rank {}", options.rootRank));
+  std::vector<Outgoing> out(size_);
+  std::vector<Incoming> in(size_);
+  out[options.rootRank] = all_of(input);
+  Tensors used = {input}, results;
+  if (rank_ == options.rootRank) {
+    results = only("gather", outputs, size_);
+    for (int from = 0; from < size_; ++from) {
+      require_like("gather", results[from], input);
+      in[from] = into(results[from]);
+      used.push_back(results[from]);
+    }
+  }
+  return start(make_exchange(call_of(Op::kGather, input, options.rootRank), std::move(out), std::move(in), true),
+               {c10d::OpType::GATHER, options.timeout, std::move(used), std::move(results)});
 }
 
 ShmBackend::WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) {
@@ -222,6 +329,14 @@ ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Ten
                {c10d::OpType::_REDUCE_SCATTER_BASE, options.timeout, {output, input}, {output}});
 }
 
+ShmBackend::WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                const c10d::ReduceScatterOptions& options) {
+  require(outputs.size() == inputs.size(), "reduce_scatter", "wanted as many outputs as inputs");
+  return together([&] {
+    for (size_t i = 0; i < inputs.size(); ++i) _reduce_scatter_base(outputs[i], inputs[i], options);
+  });
+}
+
 ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                               std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
                                               const c10d::AllToAllOptions& options) {
@@ -234,28 +349,61 @@ ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& in
                {c10d::OpType::ALLTOALL_BASE, options.timeout, {output, input}, {output}});
 }
 
+ShmBackend::WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+  const auto size = static_cast<size_t>(size_);
+  require(outputs.size() == size && inputs.size() == size, "all_to_all",
+          fmt::format("wanted {} inputs and outputs", size_));
+  std::vector<Outgoing> out;
+  std::vector<Incoming> in;
+  Tensors used = outputs;
+  for (int peer = 0; peer < size_; ++peer) {
+    require_plain("all_to_all", inputs[peer]);
+    require_plain("all_to_all", outputs[peer]);
+    require(
+        inputs[peer].scalar_type() == inputs[0].scalar_type() && outputs[peer].scalar_type() == inputs[0].scalar_type(),
+        "all_to_all", "tensors of several types");
+    out.push_back(all_of(inputs[peer]));
+    in.push_back(into(outputs[peer]));
+    used.push_back(inputs[peer]);
+  }
+  Call call = call_of(Op::kAllToAll, inputs[0]);
+  call.elements = 0;
+  return start(make_exchange(call, std::move(out), std::move(in), false),
+               {c10d::OpType::ALLTOALL, options.timeout, std::move(used), outputs});
+}
+
 ShmBackend::WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {
   return start(make_exchange({.kind = Op::kBarrier}, std::vector<Outgoing>(size_), std::vector<Incoming>(size_), true),
                {c10d::OpType::BARRIER, options.timeout, {}, {}});
 }
 
+// Its error names all ranks that are missing, whether asked for or not.
+void ShmBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool) { barrier(options)->wait(); }
+
 ShmBackend::WorkPtr ShmBackend::start_message(c10d::OpType type, Tensors& tensors, int peer, int tag) {
   const char* verb = type == c10d::OpType::SEND ? "send" : "recv";
   const at::Tensor& tensor = only(verb, tensors);
-  require(peer >= 0 && peer < size_ && peer != rank_, verb, fmt::format("no rank {} beside this one, {}", peer, rank_));
+  require(peer >= -1 && peer < size_ && peer != rank_, verb,
+          fmt::format("no rank {} beside this one, {}", peer, rank_));
   require(tag >= 0, verb, fmt::format("tag {}: wanted 0 or more", tag));
   const auto work = c10::make_intrusive<MessageWork>(engine_, type, peer, tag, tensor, timeout_);
   announced_ = Signature();
   engine_->start(work);
-  return work;
+  return keep(work);
 }
 
 ShmBackend::WorkPtr ShmBackend::send(Tensors& tensors, int destination, int tag) {
+  require(destination >= 0, "send", fmt::format("no rank {}", destination));
   return start_message(c10d::OpType::SEND, tensors, destination, tag);
 }
 
 ShmBackend::WorkPtr ShmBackend::recv(Tensors& tensors, int source, int tag) {
+  require(source >= 0, "recv", fmt::format("no rank {}", source));
   return start_message(c10d::OpType::RECV, tensors, source, tag);
+}
+
+ShmBackend::WorkPtr ShmBackend::recvAnysource(Tensors& tensors, int tag) {
+  return start_message(c10d::OpType::RECVANYSOURCE, tensors, -1, tag);
 }
 
 }  // namespace tessera::comm::shm

@@ -3,14 +3,16 @@
 //   auto backend = c10::make_intrusive<ShmBackend>(memory, options, timeout);   // see handshake.h
 //   backend->allreduce(tensors)->wait();
 //
-// Collectives: all-reduce, all-gather, reduce-scatter, broadcast, scatter, all-to-all, barrier, send and recv. Tensors
-// are contiguous and in CPU memory. sum, avg, min, max and product of every real dtype, bitwise operations of integers,
-// in rank order. Each is COLLECTIVE over all ranks of the group: also the root of a broadcast waits until all have
-// called it. abort() may come from any thread, the rest from one at a time. Errors, from the call or Work::wait():
-// PeerFailed when the group cannot go on, Error kComm when ranks disagree, Error kShape for arguments.
+// Collectives: all-reduce, all-gather, reduce-scatter, broadcast, reduce, scatter, gather, all-to-all, barrier, their
+// coalesced forms, send and recv. Tensors are contiguous and in CPU memory. sum, avg, min, max and product of every
+// real dtype, bitwise operations of integers, in rank order. Each is COLLECTIVE over all ranks of the group: also the
+// root of a broadcast waits until all have called it. abort() may come from any thread, the rest from one at a time.
+// Errors, from the call or Work::wait(): PeerFailed when the group cannot go on, Error kComm when ranks disagree,
+// Error kShape for arguments.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
@@ -37,10 +39,13 @@ class ShmBackend final : public c10d::Backend, public ComparesSignatures, public
   const std::string getBackendName() const override { return "shm"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return c10::make_intrusive<Options>("shm", timeout_); }
   void setTimeout(Milliseconds timeout) override { timeout_ = timeout; }
+  bool supportsCoalescing() const override { return true; }
   // Of shared buffers. Supported: what lies there is read in place by other processes.
   bool supportsTensorAlloc(c10::DeviceIndex) override { return channel_->shares_buffers(); }
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
   void setSequenceNumberForGroup() override {}  // all count from 0
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
   void abort() override;
@@ -48,17 +53,27 @@ class ShmBackend final : public c10d::Backend, public ComparesSignatures, public
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
   WorkPtr allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) override;
+  WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
   WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) override;
   WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& options) override;
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                const c10d::ReduceScatterOptions& options) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& options) override;
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                         std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
   WorkPtr send(Tensors& tensors, int destination, int tag) override;
   WorkPtr recv(Tensors& tensors, int source, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
  private:
   // What start() needs beside the operation.
@@ -69,13 +84,17 @@ class ShmBackend final : public c10d::Backend, public ComparesSignatures, public
     Tensors results = {};
   };
   WorkPtr start(std::unique_ptr<Operation> operation, Started what);
+  WorkPtr keep(WorkPtr work);
   WorkPtr start_message(c10d::OpType type, Tensors& tensors, int peer, int tag);
+  template <class Start>
+  WorkPtr together(const Start& start_all);
 
   std::shared_ptr<Channel> channel_;
   std::shared_ptr<Engine> engine_;
   Milliseconds timeout_;
   uint64_t sequence_ = 0;
   Signature announced_;
+  std::optional<std::vector<WorkPtr>> coalesced_;
 };
 
 }  // namespace tessera::comm::shm

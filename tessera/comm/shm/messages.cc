@@ -42,11 +42,11 @@ Clock::time_point Messages::deadline() const {
 
 void Messages::check(const MessageWork& message, Clock::time_point now, const std::vector<bool>& left) const {
   const auto what = [&] {
-    return fmt::format("{} {}, tag {}", message.sends() ? "send to" : "recv from", channel_.name_of(message.peer_),
-                       message.tag_);
+    return fmt::format("{} {}, tag {}", message.sends() ? "send to" : "recv from",
+                       message.peer_ < 0 ? "any rank" : channel_.name_of(message.peer_), message.tag_);
   };
   if (now >= message.deadline()) throw TimedOut(fmt::format("timed out: {}: the other side did not come", what()));
-  if (left[message.peer_]) throw PeerFailed(fmt::format("{}: it has left the group", what()));
+  if (message.peer_ >= 0 && left[message.peer_]) throw PeerFailed(fmt::format("{}: it has left the group", what()));
 }
 
 void Messages::check(Clock::time_point now, const std::vector<bool>& left, bool moving) const {
@@ -142,11 +142,12 @@ void Messages::require_fit(int from, size_t bytes, const MessageWork& message) c
 // Finds who takes the message. False: nobody wants anything from this rank, so it stays where it is.
 bool Messages::begin_message(int from, const ChunkHead& head, std::vector<Ended>& ended) {
   deliver_set_aside(ended);  // nothing overtakes these
-  const auto from_here = [&](const Message& message) { return message->peer_ == from; };
+  const auto from_here = [&](const Message& message) { return message->peer_ == from || message->peer_ < 0; };
   const auto match = std::ranges::find_if(
       receives_, [&](const Message& message) { return from_here(message) && message->tag_ == head.tag; });
   if (match != receives_.end()) {
     require_fit(from, head.message_bytes, **match);
+    (*match)->source_ = from;
     arriving_[from].message = *match;
     ++arriving_left_;
     receives_.erase(match);
@@ -189,8 +190,9 @@ bool Messages::deliver_set_aside(std::vector<Ended>& ended) {
   bool moved = false;
   for (auto entry = aside_.begin(); entry != aside_.end();) {
     SetAside& aside = **entry;
-    const auto match = std::ranges::find_if(
-        receives_, [&](const Message& message) { return message->peer_ == aside.from && message->tag_ == aside.tag; });
+    const auto match = std::ranges::find_if(receives_, [&](const Message& message) {
+      return (message->peer_ == aside.from || message->peer_ < 0) && message->tag_ == aside.tag;
+    });
     if (!aside.whole || match == receives_.end()) {
       ++entry;
       continue;
@@ -199,6 +201,7 @@ bool Messages::deliver_set_aside(std::vector<Ended>& ended) {
     require_fit(aside.from, aside.data.size(), *message);
     receives_.erase(match);
     std::copy(aside.data.begin(), aside.data.end(), message->data_);
+    message->source_ = aside.from;
     ended.push_back({message, nullptr});
     entry = aside_.erase(entry);
     moved = true;

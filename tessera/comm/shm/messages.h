@@ -22,14 +22,16 @@ namespace tessera::comm::shm {
 
 class MessageWork final : public EngineWork {
  public:
+  // peer: -1 for a receive from anyone.
   MessageWork(std::shared_ptr<Engine> engine, c10d::OpType type, int peer, int tag, const at::Tensor& tensor,
               std::chrono::milliseconds timeout);
+  int sourceRank() const override { return source_; }
   std::vector<at::Tensor> result() override { return {tensor_}; }
 
  private:
   friend class Messages;
   bool sends() const { return opType_ == c10d::OpType::SEND; }
-  int peer_, tag_;
+  int peer_, tag_, source_ = -1;
   at::Tensor tensor_;
   std::byte* data_;
   size_t bytes_, moved_ = 0;

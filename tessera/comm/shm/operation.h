@@ -82,12 +82,14 @@ struct Incoming {
   size_t bytes = 0;
 };
 
-// Copies out[d] of each rank to in[own rank] of rank d; all-gather, broadcast, scatter, all-to-all and barrier.
+// Copies out[d] of each rank to in[own rank] of rank d; all-gather, broadcast, scatter, gather, all-to-all and barrier.
 // A rank's message to itself is copied too unless it is in place. uniform: each rank sends the same to all.
 std::unique_ptr<Operation> make_exchange(const Call& call, std::vector<Outgoing> out, std::vector<Incoming> in,
                                          bool uniform);
 // In place, `count` elements.
 std::unique_ptr<Operation> make_all_reduce(const Call& call, int size, void* data, size_t count);
+// The result on the root alone; `data` of the others stays as it is.
+std::unique_ptr<Operation> make_reduce(const Call& call, int size, int rank, void* data, size_t count);
 // parts[r], of `count` elements each, is added up for rank r.
 std::unique_ptr<Operation> make_reduce_scatter(const Call& call, void* output, std::vector<const void*> parts,
                                                size_t count);

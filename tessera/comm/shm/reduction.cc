@@ -51,6 +51,19 @@ class Reduction : public Operation {
     }
     return places;
   }
+  // All elements, block by block, from where the ranks have shown them; the own ones are at `own`.
+  Steps reduce_in_place(Channel& channel, std::byte* out, const std::byte* own) {
+    const auto places = shown_to(channel, own);
+    for (size_t begin = 0; begin < count_; begin += kPartInCache / element_) {
+      if (begin > 0) co_await pause();
+      std::vector<const void*> sources;
+      for (const auto* place : places) sources.push_back(place + begin * element_);
+      Reading reading(channel);
+      reduce_into(out + begin * element_, sources, std::min(kPartInCache / element_, count_ - begin));
+      reading.end();
+    }
+    co_await meet(channel, true);
+  }
   void reduce_into(void* out, const std::vector<const void*>& sources, size_t count) const {
     reduce(out, sources, count, type_, op_);
   }
@@ -60,13 +73,16 @@ class Reduction : public Operation {
   size_t element_, count_, bytes_;
 };
 
+// Also the reduction to a root: there only the root computes and keeps the result.
 class AllReduce final : public Reduction {
  public:
-  AllReduce(const Call& call, int size, void* data, size_t count)
-      : Reduction(call, size, count), data_(static_cast<std::byte*>(data)) {}
+  AllReduce(const Call& call, int size, void* data, size_t count, bool keeps, bool to_root)
+      : Reduction(call, size, count), data_(static_cast<std::byte*>(data)), keeps_(keeps), to_root_(to_root) {}
 
  private:
-  bool ends_in_first_round(const Channel&) const override { return !shared(); }
+  bool ends_in_first_round(const Channel& channel) const override {
+    return !shared() && bytes_ <= channel.layout().slot_data() && (!keeps_ || bytes_ * size_ <= kLittle);
+  }
 
   size_t piece(const Channel& channel) const { return channel.layout().slot_data() / element_; }
 
@@ -79,33 +95,39 @@ class AllReduce final : public Reduction {
   }
 
   Steps run(Channel& channel) override {
-    if (!shared()) return reduce_everything(channel);
     const InPlace way = in_place(channel, channel.layout().slot_data());
-    return way == InPlace::kAll ? all_in_place(channel) : by_pieces(channel, way == InPlace::kSome);
+    if (way != InPlace::kAll) return by_pieces(channel, way == InPlace::kSome);
+    if (!to_root_) return all_in_place(channel);
+    return keeps_ ? reduce_in_place(channel, data_, data_) : only_meet(channel);
   }
 
   Steps by_pieces(Channel& channel, bool write_first) {
+    const auto is_last = [&](size_t begin) { return begin + piece(channel) >= count_; };
+    if (write_first) {
+      write_piece(channel, channel.own_slot(), 0);
+      co_await meet(channel, is_last(0) && !shared());
+    }
     for (size_t begin = 0; begin < count_; begin += piece(channel)) {
       const size_t count = std::min(piece(channel), count_ - begin);
-      if (begin > 0 || write_first) {
+      if (begin > 0) {
         write_piece(channel, channel.own_slot(), begin);
-        co_await meet(channel);
+        co_await meet(channel, is_last(begin) && !shared());
       }
-      reduce_part(channel, begin, count);
-      co_await meet(channel, begin + piece(channel) >= count_);
-      fetch_parts(channel, begin, count);
+      if (shared()) {
+        reduce_part(channel, begin, count);
+        co_await meet(channel, is_last(begin));
+        fetch_parts(channel, begin, count);
+      } else if (keeps_) {
+        reduce_into(data_ + begin * element_, contributions(channel, begin, 0), count);
+      }
     }
   }
 
-  // Each rank reduces its part of a piece, rather than everything that it needs. What is not shared fits into a slot.
-  bool shared() const { return bytes_ * size_ > kAlone; }
-
-  Steps reduce_everything(Channel& channel) {
-    reduce_into(data_, contributions(channel, 0, 0), count_);
-    co_return;
-  }
+  // Each rank reduces its part of a piece, rather than everything that it needs.
+  bool shared() const { return !to_root_ && bytes_ * size_ > kAlone; }
 
   void write_piece(const Channel& channel, const Slot& slot, size_t begin) const override {
+    if (to_root_ && keeps_) return;
     const size_t count = std::min(piece(channel), count_ - begin);
     const Range own = shared() ? part_of(count, channel.rank()) : Range{count, 0};
     const size_t behind = own.begin + own.count;
@@ -177,7 +199,11 @@ class AllReduce final : public Reduction {
     reading.end();
   }
 
+  // While the root reads what this rank has shown.
+  Steps only_meet(Channel& channel) { co_await meet(channel, true); }
+
   std::byte* data_;
+  bool keeps_, to_root_;
 };
 
 class ReduceScatter final : public Reduction {
@@ -220,27 +246,18 @@ class ReduceScatter final : public Reduction {
 
   Steps run(Channel& channel) override {
     const InPlace way = in_place(channel, region(channel) * element_);
-    return way == InPlace::kAll ? all_in_place(channel) : by_pieces(channel, way == InPlace::kSome);
-  }
-
-  // Block by block, from where the ranks have shown their parts.
-  Steps all_in_place(Channel& channel) {
-    const auto places = shown_to(channel, parts_[channel.rank()]);
-    for (size_t begin = 0; begin < count_; begin += kPartInCache / element_) {
-      if (begin > 0) co_await pause();
-      std::vector<const void*> sources;
-      for (const auto* place : places) sources.push_back(place + begin * element_);
-      Reading reading(channel);
-      reduce_into(output_ + begin * element_, sources, std::min(kPartInCache / element_, count_ - begin));
-      reading.end();
-    }
-    co_await meet(channel, true);
+    return way == InPlace::kAll ? reduce_in_place(channel, output_, parts_[channel.rank()])
+                                : by_pieces(channel, way == InPlace::kSome);
   }
 
   Steps by_pieces(Channel& channel, bool write_first) {
     const size_t elements = region(channel);
+    if (write_first) {
+      write_piece(channel, channel.own_slot(), 0);
+      co_await meet(channel, elements >= count_);
+    }
     for (size_t begin = 0; begin < count_; begin += elements) {
-      if (begin > 0 || write_first) {
+      if (begin > 0) {
         write_piece(channel, channel.own_slot(), begin);
         co_await meet(channel, begin + elements >= count_);
       }
@@ -265,7 +282,11 @@ class ReduceScatter final : public Reduction {
 }  // namespace
 
 std::unique_ptr<Operation> make_all_reduce(const Call& call, int size, void* data, size_t count) {
-  return std::make_unique<AllReduce>(call, size, data, count);
+  return std::make_unique<AllReduce>(call, size, data, count, true, false);
+}
+
+std::unique_ptr<Operation> make_reduce(const Call& call, int size, int rank, void* data, size_t count) {
+  return std::make_unique<AllReduce>(call, size, data, count, rank == call.root, true);
 }
 
 std::unique_ptr<Operation> make_reduce_scatter(const Call& call, void* output, std::vector<const void*> parts,
