@@ -243,6 +243,10 @@ TEST(Tokenizer, TokensThatTheConfigAddsGetTheNextFreeIds) {
   EXPECT_EQ(tokenizer_of(R"({"pad_token": "<foo>", "eos_token": "<bar>"})").eos_id(), next) << "EOS comes first";
   EXPECT_EQ(tokenizer_of("{}", R"({"additional_special_tokens": ["<foo>"]})").encode("<foo>"), Ids{next});
   EXPECT_EQ(tokenizer_of("{}", R"({"image_token": "<foo>"})").encode("<foo>"), Ids{next});
+  // A name that repeats an earlier one changes nothing: the object is the last new one, and its flags count.
+  const auto thrice = tokenizer_of(
+      R"({"unk_token": "<foo>", "pad_token": {"content": "<foo>", "rstrip": true}, "image_token": "<foo>"})");
+  EXPECT_EQ(thrice.encode("<foo> ab"), (Ids{next, 6}));
 }
 
 TEST(Tokenizer, IdsBeyondTheRowsOfTheModelAreAnErrorThatNamesTheToken) {

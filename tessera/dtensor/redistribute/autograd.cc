@@ -27,7 +27,9 @@ namespace {
 
 // A part of a tensor of these global strides, which are empty where it is contiguous.
 at::Tensor laid_out(at::Tensor local, const Sizes& strides) {
-  return strides.empty() ? local : lying_as(std::move(local), strides_in_order(local.sizes(), strides));
+  if (strides.empty()) return local;
+  const auto order = strides_in_order(local.sizes(), strides);
+  return lying_as(std::move(local), order);
 }
 
 class PendingSteps final : public LocalSource {

@@ -108,9 +108,7 @@ Pair rms_norm_of(const at::Tensor& given, const at::Tensor& weight, double eps, 
   if (runs_in_lanes(x, weight)) {
     return row_loops(x.device()).rms_norm(x, wide_factors(weight, one_plus), eps, /*rounds_first=*/!one_plus);
   }
-  if (runs_as_loop(x, weight)) {
-    return forward_loop(x, factors_of(weight, one_plus), eps);
-  }
+  if (runs_as_loop(x, weight)) return forward_loop(x, factors_of(weight, one_plus), eps);
   const auto wide = x.to(wide_type(x.scalar_type()));
   const auto inverse_rms = wide.square().mean(-1, true).add_(eps).rsqrt_();
   const auto normed = wide.mul(inverse_rms);

@@ -26,13 +26,19 @@ AddedToken token_of_object(const JsonReader& node) {
   return token;
 }
 
-// A string, or an object with its flags. Any other value names no token.
-std::optional<AddedToken> token_of(const JsonReader& node) {
-  if (node.is_object()) return token_of_object(node);
-  if (!node.value().is_string()) return std::nullopt;
+struct NamedToken {
   AddedToken token;
-  token.content = node.as_string();
-  return token;
+  bool has_flags;
+  bool operator==(const NamedToken&) const = default;
+};
+
+// A string, or an object with its flags. Any other value names no token.
+std::optional<NamedToken> token_of(const JsonReader& node) {
+  if (node.is_object()) return NamedToken{token_of_object(node), true};
+  if (!node.value().is_string()) return std::nullopt;
+  NamedToken named{{}, false};
+  named.token.content = node.as_string();
+  return named;
 }
 
 class NamedTokens {
@@ -59,7 +65,12 @@ class NamedTokens {
       }
     }
   }
-  void add(AddedToken token) {
+  // An equal token that was named before is not added again, so that of unequal ones the last new one counts. A string
+  // and an object are never equal.
+  void add(const NamedToken& named) {
+    if (std::ranges::find(named_, named) != named_.end()) return;
+    named_.push_back(named);
+    auto token = named.token;
     const auto found = known_.find(token.content);
     // Beside an added_tokens_decoder, a token of tokenizer.json that it does not list keeps its flags.
     if (found == known_.end() && of_file_.contains(token.content)) return;
@@ -68,14 +79,15 @@ class NamedTokens {
     tokens_.push_back(std::move(token));
   }
   // A token of the list of further special ones: one that a file has added already keeps its flags.
-  void add_listed(AddedToken token) {
-    if (!known_.contains(token.content)) add(std::move(token));
+  void add_listed(const NamedToken& named) {
+    if (!known_.contains(named.token.content)) add(named);
   }
   std::vector<AddedToken> take() { return std::move(tokens_); }
 
  private:
   std::unordered_map<std::string, AddedToken> known_;  // by their text
   std::unordered_set<std::string> of_file_;            // texts of tokenizer.json's; empty without added_tokens_decoder
+  std::vector<NamedToken> named_;                      // so far
   std::vector<AddedToken> tokens_;
 };
 
@@ -84,8 +96,8 @@ class NamedTokens {
 std::vector<AddedToken> named_tokens(const JsonReader& config, const JsonReader& file) {
   NamedTokens named(config, file);
   const auto add = [&](const JsonReader& node) {
-    auto token = token_of(node);
-    if (token) named.add(std::move(*token));
+    const auto token = token_of(node);
+    if (token) named.add(*token);
     return token.has_value();
   };
   const auto standard = special_token_keys();
@@ -108,7 +120,7 @@ std::vector<AddedToken> named_tokens(const JsonReader& config, const JsonReader&
   const char* list = has_extra ? "extra_special_tokens" : "additional_special_tokens";
   if (is_list(list)) {
     for (const auto& node : config.at(list).items()) {
-      if (auto token = token_of(node)) named.add_listed(std::move(*token));
+      if (const auto token = token_of(node)) named.add_listed(*token);
     }
   }
   return named.take();

@@ -41,7 +41,7 @@ class Draw {
   // True with probability p, a number or a tensor that broadcasts.
   at::Tensor coins(const at::Tensor& like, const c10::IValue& p) {
     if (!p.isTensor()) return at::lt(uniform(like), p.toScalar());
-    const at::Tensor odds = p.toTensor();
+    const at::Tensor& odds = p.toTensor();
     return at::lt(uniform(odds.is_floating_point() ? odds : like), odds);
   }
 
