@@ -199,7 +199,7 @@ TEST(ContextParallelModel, WhatCannotBeIsAnError) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, test_device_type(), {2, 1}, {"cp", "tp"});
     const auto model = random_model(config_of(tested_families()[0]));
-    EXPECT_THAT(error_of([&] { apply_context_parallel(*model, mesh); }), HasSubstr("a mesh of one dim"));
+    EXPECT_THAT(error_of([&] { apply_context_parallel(*model, mesh); }), HasSubstr("wanted a 1-d mesh"));
     EXPECT_THAT(error_of([&] { apply_context_parallel(*model, nullptr); }), HasSubstr("found no mesh"));
     EXPECT_THAT(error_of([&] { apply_context_parallel(*model, mesh->slice({"cp"}), {.rotate_method = "ring"}); }),
                 HasSubstr("'ring'"));

@@ -161,7 +161,7 @@ TEST(ContextParallelScope, WhatCannotBeIsAnErrorBeforeAnythingChanges) {
         HasSubstr("needs a gradient"));
     EXPECT_THAT(
         refusal(init_device_mesh(world, test_device_type(), {2, 1}), {.buffers = {tokens}, .buffer_seq_dims = {1}}),
-        HasSubstr("a mesh of one dim"));
+        HasSubstr("wanted a 1-d mesh"));
     EXPECT_THAT(error_of([&] { set_rotate_method("ring"); }), HasSubstr("does not support using 'ring'"));
     EXPECT_THAT(error_of([&] { context_parallel_unshard(mesh, {tokens}, {}); }), HasSubstr("`seq_dims`"));
     const auto packed = nn::attention_pattern(

@@ -32,8 +32,8 @@ struct Fsdp1LoadOptions {
 // Values may be whole, ShardedTensors or DTensors of any layout, whatever the type; only local ones must be of the
 // local type. Names may have the prefixes of PyTorch's wrappers (state_dict.h). With rank0_only the dict of rank 0
 // counts. Nothing is changed before shapes and shared parameters are checked. Errors kShape: missing or unexpected keys
-// when strict, other shapes, two keys for one name, dicts that differ between ranks, values of other bits for the names
-// of one shared parameter.
+// when strict, other shapes, local shards that are not what their metadata say, two keys for one name, dicts that
+// differ between ranks, values of other bits for the names of one shared parameter.
 IncompatibleKeys load_fsdp1_state_dict(nn::Module& model, const StateDict& state_dict,
                                        const Fsdp1LoadOptions& options = {});
 
