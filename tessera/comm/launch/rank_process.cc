@@ -27,11 +27,24 @@ namespace {
 // Written by a launcher that ends as it should.
 constexpr pid_t kDismissed = 0;
 
-// Kills every process whose environment names `folder`: a rank, or what one has started, wherever it went.
+// Whether a process that shows no environment may still get one: in the middle of execve() the kernel shows an empty
+// environment. Kernel threads and zombies have no executable.
+bool may_be_in_execve(const std::filesystem::path& process) {
+  std::error_code failed;
+  std::filesystem::read_symlink(process / "exe", failed);
+  return !failed;
+}
+
+// Kills every process whose environment names `folder`: a rank, or what one has started, wherever it went. Looks again
+// after each one that was killed, since it may have been starting another, and after those that may be in execve(),
+// for two seconds at most, since a process may also have been given an empty environment.
 void kill_heirs(const std::filesystem::path& folder) {
+  constexpr int kMaxRounds = 100;
+  constexpr useconds_t kPause = 20'000;  // microseconds
   const std::string mark = folder.string() + "/";
   bool found = true;
-  for (int round = 0; found && round < 100; ++round) {  // one may be starting another
+  for (int round = 0; found && round < kMaxRounds; ++round) {
+    if (round > 0) ::usleep(kPause);
     found = false;
     std::error_code failed;
     for (std::filesystem::directory_iterator entry("/proc", failed), end; !failed && entry != end;
@@ -40,8 +53,11 @@ void kill_heirs(const std::filesystem::path& folder) {
       if (pid <= 0) continue;
       std::ifstream file(entry->path() / "environ", std::ios::binary);
       const std::string environment((std::istreambuf_iterator<char>(file)), {});
-      if (environment.find(mark) == environment.npos) continue;
-      found = ::kill(pid, SIGKILL) == 0 || found;
+      if (environment.empty()) {
+        found = may_be_in_execve(entry->path()) || found;
+      } else if (environment.find(mark) != environment.npos) {
+        found = ::kill(pid, SIGKILL) == 0 || found;
+      }
     }
   }
 }
