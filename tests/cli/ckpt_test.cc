@@ -11,6 +11,7 @@
 #include "tessera/formats/gguf/gguf_writer.h"
 #include "tessera/formats/safetensors/safetensors_writer.h"
 #include "tessera/formats/torch/crc32.h"
+#include "tessera/formats/torch/dcp_metadata.h"
 #include "tests/models/stored_tensors.h"
 #include "tests/models/tiny.h"
 #include "tests/support/process.h"
@@ -230,6 +231,36 @@ TEST(Ckpt, HelpOfASubcommandSaysHowItIsCalledAndWhatItTakes) {
   const auto run = run_process({program(), "ckpt", "verify", "--help"});
   EXPECT_EQ(run.exit_code, 0) << run.err;
   EXPECT_THAT(run.out, AllOf(HasSubstr("Usage: tessera ckpt verify [OPTIONS] PATH"), HasSubstr("a run's folder")));
+}
+
+// A checkpoint of two objects at these paths of the state dict. Nothing is in its records.
+void write_dcp_of_paths(const std::filesystem::path& folder, const DcpPath& first, const DcpPath& second) {
+  DcpMetadata metadata;
+  metadata.entries = {{"a", std::nullopt}, {"b", std::nullopt}};
+  metadata.planner_data = {{{"a", first}, {"b", second}}};
+  metadata.storage_data = {{{"a"}, {"__0_0.distcp", 0, 8}}, {{"b"}, {"__0_0.distcp", 8, 8}}};
+  std::ofstream(folder / ".metadata", std::ios::binary) << metadata.dump();
+  std::ofstream(folder / "__0_0.distcp", std::ios::binary) << std::string(16, '\0');
+}
+
+TEST(Ckpt, ConvertRefusesPathsThatNoDictHasBeforeItReadsRecords) {
+  const struct {
+    DcpPath first, second;
+    const char* message;
+  } cases[] = {
+      {{"m"}, {"m", "w"}, "contradict each other, at 'm'"},
+      {{"m", "w"}, {"m", int64_t{0}}, "contradict each other, at 'm.0'"},
+      {DcpPath(100'000, "m"), {"n"}, "a path of 100000 parts"},
+  };
+  for (const auto& [first, second, message] : cases) {
+    TempFolder folder;
+    write_dcp_of_paths(folder.path(), first, second);
+    const auto out = folder / "out.pt";
+    const auto run = run_process({program(), "ckpt", "convert", folder.path().string(), out.string(), "--to", "torch"});
+    EXPECT_EQ(run.exit_code, 3) << run.err;
+    EXPECT_THAT(run.err, HasSubstr(message));
+    EXPECT_FALSE(std::filesystem::exists(out));
+  }
 }
 
 TEST(Ckpt, WrongUseIsExitCodeTwoAndMissingFilesAreThree) {

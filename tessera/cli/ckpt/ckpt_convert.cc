@@ -127,6 +127,7 @@ std::string shown_path(const DcpPath& path) {
 // The value that the entries make together, whose paths begin with the same `depth` parts.
 PickleValue nested_value(std::vector<FlatEntry> entries, size_t depth = 0) {
   constexpr int64_t kLongestList = 1 << 20;
+  constexpr size_t kLongestPath = 90;  // no reader of pickles takes a deeper dict
   if (entries.size() == 1 && entries[0].path.size() == depth) return std::move(entries[0].value);
   std::vector<std::pair<DcpPath::value_type, std::vector<FlatEntry>>> children;  // in the order of the entries
   std::map<DcpPath::value_type, size_t> position;
@@ -135,6 +136,9 @@ PickleValue nested_value(std::vector<FlatEntry> entries, size_t depth = 0) {
     const auto* index = path.size() > depth ? std::get_if<int64_t>(&path[depth]) : nullptr;
     const bool fits = path.size() > depth && (!index || (*index >= 0 && *index < kLongestList)) &&
                       (children.empty() || children[0].first.index() == path[depth].index());
+    TESSERA_CHECK(path.size() <= kLongestPath, ErrorKind::kFormat,
+                  "[ckpt.convert] found a path of {} parts in the state dict, wanted at most {}", path.size(),
+                  kLongestPath);
     TESSERA_CHECK(fits, ErrorKind::kFormat, "[ckpt.convert] paths of the state dict that contradict each other, at {}",
                   quote(shown_path(path)));
     const auto [found, is_new] = position.try_emplace(path[depth], children.size());
@@ -161,19 +165,24 @@ void dcp_to_torch(const fs::path& source, const fs::path& destination) {
   TESSERA_CHECK(!fs::exists(destination), ErrorKind::kIo, "[ckpt.convert] {}: exists already", destination.string());
   const auto folder = DcpFolder::open(source);
   const DcpLookup lookup(folder->metadata());
-  TorchSaveWriter writer;
-  std::vector<FlatEntry> entries;
+  std::vector<FlatEntry> values;
   for (const auto& entry : folder->metadata().entries) {
     const auto* path = lookup.find_path(entry.name);
-    const auto value = [&] {
-      if (!entry.tensor) return folder->object(entry.name);
-      const auto tensor = folder->tensor(entry.name);
-      check_finite(tensor, entry.name, converting(source));
-      return writer.add(tensor);
-    };
-    entries.push_back({path ? *path : DcpPath{entry.name}, value()});
+    values.push_back({path ? *path : DcpPath{entry.name}, PickleValue()});
   }
-  write_torch_save(destination, writer, nested_value(std::move(entries)));
+  nested_value(values);  // finds paths that contradict each other before tensors are read
+  TorchSaveWriter writer;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const auto& entry = folder->metadata().entries[i];
+    if (!entry.tensor) {
+      values[i].value = folder->object(entry.name);
+      continue;
+    }
+    const auto tensor = folder->tensor(entry.name);
+    check_finite(tensor, entry.name, converting(source));
+    values[i].value = writer.add(tensor);
+  }
+  write_torch_save(destination, writer, nested_value(std::move(values)));
 }
 
 // In float32, rounded once.

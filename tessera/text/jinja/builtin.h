@@ -1,4 +1,5 @@
-// How filters and methods are written: a function of a value and its arguments, with its parameters in a table by name.
+// How filters, methods and global functions are written: a function of a value (undefined for global functions) and
+// its arguments, with its parameters in a table by name.
 #pragma once
 
 #include <cstdint>

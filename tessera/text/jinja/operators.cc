@@ -93,6 +93,13 @@ Value joined_texts(Evaluator& evaluator, const Value& left, const Value& right) 
   return evaluator.make_text(part(left) + part(right), markup);
 }
 
+// A list whose memory the budget was charged for.
+Value list_paid_for(Evaluator& evaluator, std::vector<Value> items, Kind kind) {
+  Value made = Value::list(std::move(items), kind);
+  evaluator.budget().check_depth(made.depth());
+  return made;
+}
+
 Value repeated(Evaluator& evaluator, const Value& value, int64_t times) {
   const auto count = static_cast<size_t>(times < 0 ? 0 : times);
   const size_t size = value.is(Kind::kString) ? value.as_text().size() : value.items().size();
@@ -109,9 +116,7 @@ Value repeated(Evaluator& evaluator, const Value& value, int64_t times) {
   std::vector<Value> items;
   items.reserve(total);
   for (size_t i = 0; size > 0 && i < count; ++i) items.insert(items.end(), value.items().begin(), value.items().end());
-  Value made = Value::list(std::move(items), value.kind());
-  evaluator.budget().check_depth(made.depth());
-  return made;
+  return list_paid_for(evaluator, std::move(items), value.kind());
 }
 
 bool repeatable(const Value& value) {
@@ -165,9 +170,12 @@ Value binary(Evaluator& evaluator, Operator op, const Value& left, const Value& 
   if (op == Operator::kAdd && left.kind() == right.kind()) {
     if (left.is(Kind::kString)) return joined_texts(evaluator, left, right);
     if (left.is(Kind::kList) || left.is(Kind::kTuple)) {
+      const size_t total = left.items().size() + right.items().size();
+      evaluator.budget().check_size(total);
+      evaluator.budget().charge(total * sizeof(Value));  // before they are made
       std::vector<Value> items = left.items();
       items.insert(items.end(), right.items().begin(), right.items().end());
-      return evaluator.make_list(std::move(items), left.kind());
+      return list_paid_for(evaluator, std::move(items), left.kind());
     }
   }
   if (op == Operator::kMultiply) {

@@ -70,13 +70,15 @@ std::optional<Operator> Parser::take_operator(Operators operators) {
 template <class Operand>
 ExpressionPtr Parser::chain(ExpressionKind kind, Operators operators, Operand operand, std::optional<int> line) {
   auto first = operand();
-  auto node = make(kind, line.value_or(current().line));
+  const int node_line = line.value_or(current().line);
+  auto op = take_operator(operators);
+  if (!op) return first;
+  auto node = make(kind, node_line);
   node->operands.push_back(std::move(first));
-  while (const auto op = take_operator(operators)) {
+  for (; op; op = take_operator(operators)) {
     node->operators.push_back(*op);
     node->operands.push_back(operand());
   }
-  if (node->operators.empty()) return std::move(node->operands[0]);
   return finished(std::move(node));
 }
 

@@ -1,6 +1,6 @@
 // The decoders of tokenizer.json: ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace, Sequence.
 //
-//   Decoder decoder(node);
+//   Decoder decoder(file.root().find("decoder"));
 //   std::string text = decoder.decode(tokens);      // token strings, in order
 //
 // Immutable, thread-safe.

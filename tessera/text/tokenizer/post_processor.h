@@ -1,6 +1,6 @@
 // The post-processors of tokenizer.json: TemplateProcessing (single texts), ByteLevel (trims offsets), Sequence.
 //
-//   PostProcessor post(node);
+//   PostProcessor post(file.root().find("post_processor"));
 //   post.apply(add_special_tokens, text, ids, &offsets, token_of);
 //
 // Immutable, thread-safe.

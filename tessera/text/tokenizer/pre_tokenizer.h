@@ -1,7 +1,7 @@
 // The pre-tokenizers of tokenizer.json: ByteLevel, Split, Digits, Metaspace, Punctuation, Whitespace, WhitespaceSplit,
 // Sequence. They cut normalized text into the pieces the model encodes one by one.
 //
-//   PreTokenizer pre(node);
+//   PreTokenizer pre(file.root().find("pre_tokenizer"));
 //   PreTokens tokens; tokens.start(text, origins, at_input_start);
 //   pre.apply(tokens);
 //   for (Span piece : tokens.pieces) model.encode(tokens.text.substr(...))
