@@ -227,9 +227,7 @@ class Lexer {
     const auto digits = text.substr(at, count);
     uint32_t value = 0;
     const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
-    if (digits.size() < count || parsed.ptr != digits.data() + count) {
-      fail_here("a string holds an unfinished escape");
-    }
+    if (digits.size() < count || parsed.ptr != digits.data() + count) fail_here("a string holds an unfinished escape");
     if (value > 0x10ffff) fail_here("a string holds an escape beyond U+10FFFF");
     return static_cast<int32_t>(value);
   }
