@@ -30,9 +30,8 @@ constexpr pid_t kDismissed = 0;
 // Whether a process that shows no environment may still get one: in the middle of execve() the kernel shows an empty
 // environment. Kernel threads and zombies have no executable.
 bool may_be_in_execve(const std::filesystem::path& process) {
-  std::error_code failed;
-  std::filesystem::read_symlink(process / "exe", failed);
-  return !failed;
+  char target[1];
+  return ::readlink((process / "exe").c_str(), target, sizeof target) >= 0;
 }
 
 // Kills every process whose environment names `folder`: a rank, or what one has started, wherever it went. Looks again
