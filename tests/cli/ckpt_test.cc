@@ -13,6 +13,7 @@
 #include "tessera/formats/safetensors/safetensors_writer.h"
 #include "tessera/formats/torch/crc32.h"
 #include "tessera/formats/torch/dcp_metadata.h"
+#include "tessera/formats/torch/torch_save_writer.h"
 #include "tests/models/stored_tensors.h"
 #include "tests/models/tiny.h"
 #include "tests/support/process.h"
@@ -234,17 +235,25 @@ TEST(Ckpt, HelpOfASubcommandSaysHowItIsCalledAndWhatItTakes) {
   EXPECT_THAT(run.out, AllOf(HasSubstr("Usage: tessera ckpt verify [OPTIONS] PATH"), HasSubstr("a run's folder")));
 }
 
-// A checkpoint of two objects at these paths of the state dict. Nothing is in its records.
+// A checkpoint of two tensors at these paths of the state dict.
 void write_dcp_of_paths(const std::filesystem::path& folder, const DcpPath& first, const DcpPath& second) {
   DcpMetadata metadata;
-  metadata.entries = {{"a", std::nullopt}, {"b", std::nullopt}};
+  const DcpTensor one{.size = {1}, .chunks = {{{0}, {1}}}};
+  metadata.entries = {{"a", one}, {"b", one}};
   metadata.planner_data = {{{"a", first}, {"b", second}}};
-  metadata.storage_data = {{{"a"}, {"__0_0.distcp", 0, 8}}, {{"b"}, {"__0_0.distcp", 8, 8}}};
+  std::string records;
+  for (const char* name : {"a", "b"}) {
+    const auto offset = records.size();
+    write_tensor_record(at::ones({1}), [&](std::span<const std::byte> bytes) {
+      records.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    });
+    metadata.storage_data.push_back({{name, {{0}}, 0}, {"__0_0.distcp", offset, records.size() - offset}});
+  }
   std::ofstream(folder / ".metadata", std::ios::binary) << metadata.dump();
-  std::ofstream(folder / "__0_0.distcp", std::ios::binary) << std::string(16, '\0');
+  std::ofstream(folder / "__0_0.distcp", std::ios::binary) << records;
 }
 
-TEST(Ckpt, ConvertRefusesPathsThatNoDictHasBeforeItReadsRecords) {
+TEST(Ckpt, ConvertRefusesPathsThatNoDictHas) {
   const struct {
     DcpPath first, second;
     const char* message;
