@@ -10,23 +10,19 @@ namespace tessera::dtensor {
 
 namespace {
 
-// What a part of a tensor that is still to be reduced holds, when another rank of the mesh dim has the values.
-enum class Share { kValues, kZeros, kOnes };
-
-Share share_of(const char* verb, const DeviceMesh& mesh, const Placements& placements) {
-  Share share = Share::kValues;
+// What a part of a tensor that is still to be reduced holds where another rank of the mesh dim has the values: what
+// leaves those as they are. None where the part has the values itself.
+std::optional<int> neutral_of(const char* verb, const DeviceMesh& mesh, const Placements& placements) {
+  std::optional<int> neutral;
   for (size_t i = 0; i < placements.size(); ++i) {
     TESSERA_CHECK(placements[i].kind != Placement::Kind::kNormPartial, ErrorKind::kShape,
                   "[dtensor.{}] placements {}: a norm partial comes from norm operations only.", verb,
                   to_string(placements));
     if (!placements[i].is_partial() || !mesh.coordinate() || (*mesh.coordinate())[i] == 0) continue;
-    if (placements[i].reduce_op == ReduceOp::kSum) {
-      share = Share::kZeros;
-    } else if (placements[i].reduce_op == ReduceOp::kProduct) {
-      share = Share::kOnes;
-    }
+    if (placements[i].reduce_op == ReduceOp::kSum) neutral = 0;
+    if (placements[i].reduce_op == ReduceOp::kProduct) neutral = 1;
   }
-  return share;
+  return neutral;
 }
 
 template <class Fill>
@@ -43,9 +39,9 @@ at::Tensor make(const char* verb, const std::vector<int64_t>& size, const MeshPt
     at::NoGradGuard no_grad;
     local = at::empty(local_sizes(size, *mesh, placements), plain);
     if (mesh->coordinate()) {
-      const Share share = share_of(verb, *mesh, placements);
-      fill(local, placements, share == Share::kValues);
-      if (share != Share::kValues) local.fill_(share == Share::kZeros ? 0 : 1);
+      const auto neutral = neutral_of(verb, *mesh, placements);
+      fill(local, placements, !neutral.has_value());
+      if (neutral) local.fill_(*neutral);
     } else {
       fill(local, placements, false);
     }

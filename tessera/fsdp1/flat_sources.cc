@@ -1,16 +1,43 @@
 #include "tessera/fsdp1/flat_sources.h"
 
+#include <map>
 #include <set>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/fsdp1/fsdp1_state.h"
 
 namespace tessera {
 namespace {
+
+struct MetaWalk {
+  std::vector<std::pair<std::string, nn::Module*>> modules;
+  // Slots by the tensor on meta that they showed, which it keeps alive.
+  std::map<c10::TensorImpl*, std::vector<std::pair<std::string, SlotRef>>> slots;
+  std::vector<at::Tensor> alive;
+  std::unordered_set<nn::Module*> visited;
+
+  void visit(nn::Module& module, const std::string& path, bool is_top) {
+    if (!visited.insert(&module).second) return;
+    if (!is_top && dynamic_cast<Fsdp1State*>(module.sharding().get())) return;
+    bool any = false;
+    auto& own = module.own_parameters();
+    for (size_t i = 0; i < own.size(); ++i) {
+      if (!own[i].parameter.is_meta()) continue;
+      any = true;
+      alive.push_back(own[i].parameter);
+      slots[own[i].parameter.unsafeGetTensorImpl()].emplace_back(path + own[i].name, SlotRef{&module, i});
+    }
+    for (const auto& buffer : module.own_buffers()) any = any || (buffer.slot->defined() && buffer.slot->is_meta());
+    if (any) modules.emplace_back(path, &module);
+    for (const auto& [name, child] : module.named_children()) visit(*child, path + name + ".", false);
+  }
+};
 
 // Upstream's test: for as_strided a last dim of one element with another stride matters.
 bool is_truly_contiguous(const at::Tensor& tensor) {
@@ -70,6 +97,30 @@ struct FlatWalk {
 };
 
 }  // namespace
+
+void materialise(nn::Module& module, const std::function<void(nn::Module&)>& param_init_fn) {
+  MetaWalk walk;
+  walk.visit(module, "", true);
+  for (const auto& [path, each] : walk.modules) param_init_fn(*each);
+  for (const auto& [path, each] : walk.modules) {
+    for (const auto& buffer : each->own_buffers()) {
+      TESSERA_CHECK(!buffer.slot->defined() || !buffer.slot->is_meta(), ErrorKind::kShape,
+                    "[fsdp1.wrap] {}{}: param_init_fn left this buffer on the meta device", path, buffer.name);
+    }
+  }
+  for (const auto& [tensor, slots] : walk.slots) {
+    const auto& [first_name, first] = slots[0];
+    for (const auto& [name, slot] : slots) {
+      TESSERA_CHECK(!slot.get().parameter.is_meta(), ErrorKind::kShape,
+                    "[fsdp1.wrap] {}: param_init_fn left it on the meta device. Give it a tensor with "
+                    "Module::set_parameter.",
+                    name);
+      TESSERA_CHECK(slot.get().parameter.is_same(first.get().parameter), ErrorKind::kShape,
+                    "[fsdp1.wrap] {} and {}: one tensor before param_init_fn, two after it. Give both the same one.",
+                    first_name, name);
+    }
+  }
+}
 
 FlatSources flat_sources(nn::Module& module, const std::vector<FlatGroup*>& nested) {
   FlatWalk walk;

@@ -3,14 +3,21 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "tessera/mesh/side_stream.h"
 
 namespace tessera {
 
-void Fsdp1State::install_casts() {
+Fsdp1State::Fsdp1State(nn::Module& module, ShardingStrategy strategy, MixedPrecision precision,
+                       std::shared_ptr<FlatGroup> group)
+    : GatheredState(module, {}, group),
+      wrapped_(module),
+      strategy_(strategy),
+      precision_(precision),
+      group_(std::move(group)) {
   if (!precision_.param_dtype) return;
-  wrapped_.register_forward_pre_hook([this](nn::Module&, nn::TensorRefs& inputs) { cast_inputs(inputs); });
+  module.register_forward_pre_hook([this](nn::Module&, nn::TensorRefs& inputs) { cast_inputs(inputs); });
 }
 
 void Fsdp1State::cast_inputs(const nn::TensorRefs& inputs) {

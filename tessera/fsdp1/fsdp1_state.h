@@ -20,15 +20,9 @@ struct StateDictSettings;  // fsdp1/state/state_dict_type.h
 
 class Fsdp1State : public GatheredState, public StateDictHandler {
  public:
-  // The group is null when nested calls have all parameters.
-  Fsdp1State(nn::Module& module, ShardingStrategy strategy, MixedPrecision precision, std::shared_ptr<FlatGroup> group)
-      : GatheredState(module, {}, group),
-        wrapped_(module),
-        strategy_(strategy),
-        precision_(precision),
-        group_(std::move(group)) {}
-  // Once, before install_hooks().
-  void install_casts();
+  // The group is null when nested calls have all parameters. Registers the hook that casts inputs, which has to come
+  // before those of install_hooks().
+  Fsdp1State(nn::Module& module, ShardingStrategy strategy, MixedPrecision precision, std::shared_ptr<FlatGroup> group);
 
   // StateDictHandler; defined in fsdp1/state/state_dict_handover.cc.
   bool has_parameters() const override { return group_ != nullptr; }

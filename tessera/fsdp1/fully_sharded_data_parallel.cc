@@ -12,7 +12,6 @@
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/fsdp1/flat_sources.h"
 #include "tessera/fsdp1/fsdp1_state.h"
-#include "tessera/fsdp1/materialise.h"
 
 namespace tessera {
 std::vector<std::pair<std::string, Fsdp1State*>> fsdp1_states(nn::Module& module) {
@@ -191,7 +190,6 @@ void wrap_fsdp1(nn::Module& module, const Fsdp1Options& options) {
   }
   auto state = std::make_shared<Fsdp1State>(module, strategy, options.mixed_precision, std::move(group));
   module.set_sharding(state);
-  state->install_casts();
   state->install_hooks();
 }
 

@@ -6,6 +6,7 @@
 #include "tessera/base/log.h"
 #include "tessera/models/decoder/decoder.h"
 #include "tessera/nn/layers.h"
+#include "tessera/nn/modules_of.h"
 #include "tessera/parallel/context_parallel/apply_context_parallel.h"
 #include "tessera/parallel/data_parallel/data_parallel_state.h"
 #include "tessera/parallel/experts/expert_parallel.h"
@@ -24,8 +25,9 @@ struct ModelMesh {
   int64_t replicas = 1, shards = 1, tensor_ranks = 1;
 };
 
-bool has_ranks(const DeviceMesh& mesh, const std::string& dim) {
-  return mesh.has_dim(dim) && mesh.size(mesh.dim_of(dim)) > 1;
+// 0: the mesh has no such dim.
+int64_t dim_ranks(const DeviceMesh& mesh, const std::string& dim) {
+  return mesh.has_dim(dim) ? mesh.size(mesh.dim_of(dim)) : 0;
 }
 
 // The ranks of a context-parallel group hold the same parameters, so they share in one copy: (dp_replicate, dp_shard,
@@ -56,11 +58,8 @@ ModelMesh model_mesh(const MeshPtr& given) {
                 "[parallel.parallelize_model] no mesh given. Make one with init_device_mesh.");
   ModelMesh out;
   out.all = given;
-  const auto size_of = [&](const std::string& name) {
-    return out.all->has_dim(name) ? out.all->size(out.all->dim_of(name)) : int64_t{0};
-  };
   std::string shard = given->has_dim("dp_shard") || !given->has_dim("dp") ? "dp_shard" : "dp";
-  if (has_ranks(*given, "cp")) {
+  if (dim_ranks(*given, "cp") > 1) {
     out.all = sharded_over_context(given, shard);
     shard = "dp_shard_cp";
   }
@@ -72,13 +71,13 @@ ModelMesh model_mesh(const MeshPtr& given) {
   // A shard dim of one rank where there is none.
   if (!sharded) {
     const std::string last = replicated ? "dp_replicate" : "tp";
-    const int64_t size = size_of(last);
+    const int64_t size = dim_ranks(*out.all, last);
     out.all = replicated ? given->unflatten(last, {size, 1}, {last, shard})
                          : given->unflatten(last, {1, size}, {shard, last});
   }
-  out.replicas = std::max<int64_t>(size_of("dp_replicate"), 1);
-  out.shards = size_of(shard);
-  out.tensor_ranks = std::max<int64_t>(size_of("tp"), 1);
+  out.replicas = std::max<int64_t>(dim_ranks(*out.all, "dp_replicate"), 1);
+  out.shards = dim_ranks(*out.all, shard);
+  out.tensor_ranks = std::max<int64_t>(dim_ranks(*out.all, "tp"), 1);
   out.data_parallel = out.replicas > 1 ? out.all->slice({"dp_replicate", shard}) : out.all->slice({shard});
   if (out.tensor_ranks > 1) out.tensor_parallel = out.all->slice({"tp"});
   return out;
@@ -153,9 +152,8 @@ MixedPrecisionPolicy policy_of_root(CausalLM& model, const ParallelizeModelOptio
   auto policy = options.mp_policy;
   const bool is_cut = static_cast<int64_t>(model.blocks().size()) < model.config().num_hidden_layers;
   if (!is_cut || !policy.output_dtype) return policy;
-  for (const auto& [path, module] : model.named_modules()) {
-    if (dynamic_cast<nn::Head*>(module) == nullptr) continue;
-    module->register_forward_hook(
+  for (const auto& [path, head] : nn::modules_of<nn::Head>(model)) {
+    head->register_forward_hook(
         [dtype = *policy.output_dtype](nn::Module&, nn::TensorRefs& outputs) { cast_floating(outputs, dtype); });
   }
   policy.output_dtype.reset();
@@ -164,15 +162,13 @@ MixedPrecisionPolicy policy_of_root(CausalLM& model, const ParallelizeModelOptio
 
 void graph_layers_of(CausalLM& model, const std::vector<nn::Module*>& layers, const ModelMesh& mesh,
                      const ParallelizeModelOptions& options) {
-  TESSERA_CHECK(mesh.tensor_ranks == 1 && !has_ranks(*options.mesh, "cp") && model.config().experts.count == 0,
+  TESSERA_CHECK(mesh.tensor_ranks == 1 && dim_ranks(*options.mesh, "cp") <= 1 && model.config().experts.count == 0,
                 ErrorKind::kConfig,
                 "[parallel.parallelize_model] layer_graphs with tensor or context parallelism, or experts: such layers "
                 "communicate, or wait for counts, which no graph can hold. Set train.layer_graphs to false, or "
                 "parallel.tp and parallel.cp to 1.");
   if (!mesh.all->device().is_cpu()) {
-    for (const auto& [path, module] : model.named_modules()) {
-      if (auto* decoder = dynamic_cast<DecoderModel*>(module)) decoder->make_documents_repeat();
-    }
+    for (const auto& [path, decoder] : nn::modules_of<DecoderModel>(model)) decoder->make_documents_repeat();
     return graph_layers(layers, mesh.all->device());
   }
   if (mesh.all->rank() == mesh.all->ranks().front()) {
@@ -232,7 +228,7 @@ void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options) 
     log_warning("[parallel.parallelize_model] sequence_parallel is on, but tp is 1: it changes nothing.");
   }
   if (mesh.experts) apply_expert_parallel(model, expert_options(mesh, options));
-  if (has_ranks(*options.mesh, "cp")) {
+  if (dim_ranks(*options.mesh, "cp") > 1) {
     TESSERA_CHECK(model.config().experts.capacity_factor == 0, ErrorKind::kConfig,
                   "[parallel.parallelize_model] capacity_factor {} with context parallelism: a capacity is one of "
                   "whole sequences, of which a rank has a part. Set it to 0, or parallel.cp to 1.",

@@ -7,11 +7,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/comm/collectives/agreement.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/state/detail/incoming_tensors.h"
 #include "tessera/state/detail/load_tensor.h"
 #include "tessera/state/detail/map_tensors.h"
-#include "tessera/state/detail/state_broadcast.h"
 
 namespace tessera {
 namespace {
@@ -63,12 +62,12 @@ void put_whole(StateValue& target, const at::Tensor& values, c10::Device device,
 void broadcast_state_dict(const StateDict& full, StateDict& local, const BroadcastStateOptions& options) {
   TESSERA_CHECK(options.group, ErrorKind::kConfig, "[state.broadcast] found no group, wanted the ranks that take part");
   const c10::NoGradGuard no_grad;
-  detail::StateBroadcast incoming(full, *options.group);
-  comm::attempt_together(*options.group, [&] {
-    for (const auto& [key, value] : incoming.message()) check_entry(key, value, local);
-  });
+  const auto check = [&](const StateDict& message, const detail::IncomingTensors*) {
+    for (const auto& [key, value] : message) check_entry(key, value, local);
+  };
+  const auto incoming = detail::plan_load(full, options.group.get(), check);
   std::unordered_map<const c10::TensorImpl*, StateKey> keys;
-  for (const auto& [key, value] : incoming.message()) {
+  for (const auto& [key, value] : incoming->message()) {
     if (value.is_tensor() && value.tensor().is_meta()) {
       keys.emplace(value.tensor().unsafeGetTensorImpl(), key);
     } else if (auto* target = local.find(key)) {
@@ -80,7 +79,7 @@ void broadcast_state_dict(const StateDict& full, StateDict& local, const Broadca
     }
   }
   const bool is_source = options.group->rank() == 0;
-  incoming.each(options.device, [&](const at::Tensor& announced, const at::Tensor& values) {
+  incoming->each(options.device, [&](const at::Tensor& announced, const at::Tensor& values) {
     const auto found = keys.find(announced.unsafeGetTensorImpl());
     if (found == keys.end()) return;
     if (auto* target = local.find(found->second)) put_whole(*target, values, options.device, !is_source);
@@ -88,7 +87,7 @@ void broadcast_state_dict(const StateDict& full, StateDict& local, const Broadca
   if (options.strict) {
     StateDict kept;
     for (const auto& [key, value] : local) {
-      if (incoming.message().contains(key)) kept.set(key, value);
+      if (incoming->message().contains(key)) kept.set(key, value);
     }
     local = std::move(kept);
   }

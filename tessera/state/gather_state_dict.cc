@@ -1,6 +1,7 @@
 #include "tessera/state/gather_state_dict.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -14,6 +15,7 @@
 #include "tessera/base/text/quote.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/state/detail/cpu_memory.h"
 #include "tessera/state/detail/map_tensors.h"
 #include "tessera/state/sharded_tensor.h"
 #include "tessera/state/state_dict_structure.h"
@@ -232,6 +234,24 @@ StateDict offload_state_dict_to_cpu(const StateDict& state_dict, const IterateOp
 StateDict copy_state_dict(const StateDict& state_dict, const StateDict& companion, bool non_blocking, bool type_check) {
   return iterate_state_dict(state_dict, {},
                             {.companion = &companion, .type_check = type_check, .non_blocking = non_blocking});
+}
+
+StateDict create_cpu_state_dict(const StateDict& state_dict, const CpuStateDictOptions& options) {
+  const c10::NoGradGuard no_grad;
+  const auto make = [&](const at::Tensor& local) {
+    const auto plain = at::TensorOptions().dtype(local.scalar_type()).device(c10::kCPU);
+    if (local.dim() == 0 || local.numel() == 0) return at::zeros(local.sizes(), plain);
+    return options.share_memory ? detail::empty_in_shared_memory(local, options.pin_memory)
+                                : detail::empty_on_cpu(local, options.pin_memory);
+  };
+  const auto each = [&](const StateValue& value) { return detail::map_local_parts(value, make); };
+  // Contiguous whatever the strides, so that no other memory is needed.
+  const auto parts = [&](const StateValue& value) -> StateValue {
+    const at::Tensor& tensor = value.tensor();
+    return from_local(make(to_local(tensor)), device_mesh(tensor), placements(tensor),
+                      FromLocalOptions::contiguous(tensor.sizes().vec()));
+  };
+  return iterate_state_dict(state_dict, {.sharded_tensor_func = each, .dtensor_func = parts, .tensor_func = each});
 }
 
 }  // namespace tessera

@@ -28,12 +28,6 @@ constexpr size_t kShownTokenBytes = 40;
 // Flags of a token.
 constexpr uint8_t kExists = 1, kSpecial = 2, kAdded = 4;
 
-const Json kNull;
-
-JsonReader optional_member(const JsonReader& root, const char* key) {
-  return root.has(key) ? root.at(key) : JsonReader(kNull, root.name());
-}
-
 TokenizerFile& checked_bpe(TokenizerFile& file) {
   const JsonReader model = file.root().at("model");
   const std::string type = model.string("type", "BPE");
@@ -65,10 +59,10 @@ struct Tokenizer::State {
   // `named` are the added tokens of tokenizer_config.json.
   State(TokenizerFile file, const std::vector<AddedToken>& named) : State(file, file.root(), named) {}
   State(TokenizerFile& file, const JsonReader& root, const std::vector<AddedToken>& named)
-      : normalizer(optional_member(root, "normalizer")),
-        pre_tokenizer(optional_member(root, "pre_tokenizer")),
-        post_processor(optional_member(root, "post_processor")),
-        decoder(optional_member(root, "decoder")),
+      : normalizer(root.find("normalizer")),
+        pre_tokenizer(root.find("pre_tokenizer")),
+        post_processor(root.find("post_processor")),
+        decoder(root.find("decoder")),
         model(checked_bpe(file), pre_tokenizer.byte_level()),
         added(root, named, model.vocab(), normalizer) {
     fill_tokens();

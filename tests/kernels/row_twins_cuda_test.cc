@@ -91,9 +91,9 @@ TEST_F(RowTwinsCuda, NormLoopsAreTheFormulas) {
       const auto wanted = in * (in.square().mean(-1, true) + 1e-5).rsqrt() * by;
       wanted.backward(grad.to(at::kDouble));
       for (const bool rounds_first : {false, true}) {
-        const auto [y, inverse] = kernels::rms_norm_loop(x.to(kGpu), factors.to(kGpu), 1e-5, rounds_first);
+        const auto [y, inverse] = kernels::row_loops(kGpu).rms_norm(x.to(kGpu), factors.to(kGpu), 1e-5, rounds_first);
         const auto [grad_x, grad_factors] =
-            kernels::rms_norm_backward_loop(grad.to(kGpu), x.to(kGpu), factors.to(kGpu), inverse);
+            kernels::row_loops(kGpu).rms_norm_backward(grad.to(kGpu), x.to(kGpu), factors.to(kGpu), inverse);
         const double tolerance = type == at::kFloat ? 1e-5 : 1.2e-2;
         EXPECT_LT(testing::relative_error(y.cpu(), wanted.detach()), tolerance);
         EXPECT_LT(testing::relative_error(grad_x.cpu(), in.grad()), tolerance);
@@ -141,10 +141,10 @@ TEST_F(RowTwinsCuda, WrongLabelMakesTheLossNoNumber) {
 TEST_F(RowTwinsCuda, NothingIsComputedOfNothing) {
   const auto empty = at::empty({0, 64}, kGpu), weight = at::ones({64}, kGpu);
   EXPECT_EQ(kernels::swiglu(empty, empty).numel(), 0);
-  EXPECT_EQ(std::get<0>(kernels::gate_backward_loop(kernels::Gate::kSilu, empty, empty, empty)).numel(), 0);
+  EXPECT_EQ(std::get<0>(kernels::row_loops(kGpu).gate_backward(kernels::Gate::kSilu, empty, empty, empty)).numel(), 0);
   EXPECT_EQ(kernels::rms_norm(empty, weight, 1e-5).numel(), 0);
-  EXPECT_EQ(std::get<0>(kernels::rms_norm_loop(empty, weight, 1e-5, false)).numel(), 0);
-  EXPECT_EQ(kernels::cross_entropy_rows(empty, at::empty({0}, at::kLong).to(kGpu), true).numel(), 0);
+  EXPECT_EQ(std::get<0>(kernels::row_loops(kGpu).rms_norm(empty, weight, 1e-5, false)).numel(), 0);
+  EXPECT_EQ(kernels::row_loops(kGpu).cross_entropy(empty, at::empty({0}, at::kLong).to(kGpu), true).numel(), 0);
 }
 
 // More elements than 32 bits count: 9 GiB each of gate and result.

@@ -465,9 +465,9 @@ TEST(Pages, UnusedOnesGoInTheOrderInWhichTheyWereLeft) {
   pages.release(older);
   pages.release(newer);
   EXPECT_EQ(pages.take(), older);
-  EXPECT_FALSE(pages.holds(Pages::kStart, tokens_from(1, 16)));
-  EXPECT_TRUE(pages.holds(Pages::kStart, tokens_from(2, 16)));
   EXPECT_THROW(pages.release(newer), Error) << "nobody owns it";
+  EXPECT_FALSE(pages.find(Pages::kStart, tokens_from(1, 16)));
+  EXPECT_EQ(pages.find(Pages::kStart, tokens_from(2, 16)), newer);
 }
 
 TEST(StopStrings, EndTheTextWhereverPiecesCutThem) {

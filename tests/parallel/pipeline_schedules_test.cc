@@ -107,7 +107,7 @@ TEST(PipelineSchedule, NeighboursOnOneRankSendNothing) {
 TEST(PipelineSchedule, ForwardAloneEndsOnEveryPlacement) {
   for (const char* name : {"GPipe", "LoopedBFS", "ZBVZeroBubble"}) {
     const auto schedule = make_schedule(name, {3, std::string(name) == "GPipe" ? 1 : 2, 5});
-    const auto lowered = lower_forward(schedule);
+    const auto lowered = lower_forward(schedule.rank_of, schedule.ranks(), schedule.micro_batches);
     EXPECT_NO_THROW(check_lowered(lowered, schedule.rank_of, 5));
     size_t forwards = 0;
     for (const auto& row : lowered.ranks) {

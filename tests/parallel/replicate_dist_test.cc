@@ -10,6 +10,7 @@
 namespace tessera::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // Small enough that SmallModel fills several.
@@ -436,10 +437,10 @@ TEST(Replicate, RefusesWhatItCannotReplicate) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = line(world);
     SmallModel model, sharded, unfilled(1, at::TensorOptions(at::kFloat).device(at::kMeta));
-    EXPECT_THAT(error_of([&] { replicate(model, {}); }), HasSubstr("no mesh given"));
+    EXPECT_THAT(error_of([&] { replicate(model, {}); }), HasSubstr("found no mesh"));
     const auto square = init_device_mesh(world, test_device_type(), {1, 2}, {"a", "b"});
     EXPECT_THAT(error_of([&] { replicate(model, {.mesh = square}); }),
-                HasSubstr("wanted a 1-d mesh of the replicas, found DeviceMesh("));
+                AllOf(HasSubstr("found DeviceMesh("), HasSubstr("wanted a 1-d mesh")));
     EXPECT_THAT(error_of([&] { replicate(model, {.mesh = mesh, .bucket_bytes = 0}); }),
                 HasSubstr("wanted positive sizes"));
     fully_shard(*sharded.layers[0], {.mesh = mesh});

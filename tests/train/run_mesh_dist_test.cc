@@ -110,9 +110,9 @@ TEST(RunMeshRanks, AllHearWhatOneSignals) {
   testing::run_ranks({.size = 4}, [&](const std::shared_ptr<comm::World>& world) {
     PlacedRun run({.dp_shard = 2, .tp = 2}, world);
     const auto stopped = run.run(0, {.stop = world->rank() == 1});  // of the second tensor-parallel rank
-    EXPECT_TRUE(stopped.stop_requested);
-    EXPECT_FALSE(stopped.failed);
-    EXPECT_TRUE(run.run(1, {.failed = world->rank() == 3}).failed);
+    EXPECT_TRUE(stopped.heard.stop);
+    EXPECT_FALSE(stopped.heard.failed);
+    EXPECT_TRUE(run.run(1, {.failed = world->rank() == 3}).heard.failed);
   });
 }
 

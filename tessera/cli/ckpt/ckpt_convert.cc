@@ -109,63 +109,52 @@ void check_hashes(const fs::path& source) {
   if (fs::is_directory(source) && DcpFolder::is_one(source)) Checkpoint::open(source).verify();
 }
 
-// The nested dict as its paths say.
-class NestedDict {
- public:
-  void put(const DcpPath& path, PickleValue value) { put(root_, path, 0, std::move(value)); }
-  PickleValue pickle() const { return pickle(root_); }
-
- private:
-  struct Node {
-    std::optional<PickleValue> leaf;
-    bool is_list = false;
-    std::vector<std::pair<DcpPath::value_type, std::unique_ptr<Node>>> children;
-    std::map<DcpPath::value_type, size_t> position;
-  };
-  static constexpr int64_t kLongestList = 1 << 20;
-  static std::string shown(const DcpPath& path) {
-    std::string out;
-    for (const auto& part : path) {
-      const auto* number = std::get_if<int64_t>(&part);
-      out += (out.empty() ? "" : ".") + (number ? std::to_string(*number) : std::get<std::string>(part));
-    }
-    return out;
-  }
-  static void put(Node& node, const DcpPath& path, size_t depth, PickleValue value) {
-    const auto check = [&](bool fits) {
-      TESSERA_CHECK(fits, ErrorKind::kFormat,
-                    "[ckpt.convert] paths of the state dict that contradict each other, at {}", quote(shown(path)));
-    };
-    check(!node.leaf);
-    if (depth == path.size()) {
-      check(node.children.empty());
-      node.leaf = std::move(value);
-      return;
-    }
-    const bool in_list = std::holds_alternative<int64_t>(path[depth]);
-    check(node.children.empty() || node.is_list == in_list);
-    check(!in_list || (std::get<int64_t>(path[depth]) >= 0 && std::get<int64_t>(path[depth]) < kLongestList));
-    node.is_list = in_list;
-    const auto [found, is_new] = node.position.try_emplace(path[depth], node.children.size());
-    if (is_new) node.children.emplace_back(path[depth], std::make_unique<Node>());
-    put(*node.children[found->second].second, path, depth + 1, std::move(value));
-  }
-  static PickleValue pickle(const Node& node) {
-    if (node.leaf) return *node.leaf;
-    if (node.is_list) {
-      PickleValue::Items items;
-      for (const auto& [key, place] : node.position) {
-        items.resize(static_cast<size_t>(std::get<int64_t>(key)));  // empty dicts of a list are not saved
-        items.push_back(pickle(*node.children[place].second));
-      }
-      return PickleValue::list(std::move(items));
-    }
-    std::vector<PickleValue::Pair> pairs;
-    for (const auto& [key, child] : node.children) pairs.emplace_back(std::get<std::string>(key), pickle(*child));
-    return PickleValue::dict(std::move(pairs));
-  }
-  Node root_;
+// A value of the flat state dict, and where it stands in the nested one.
+struct FlatEntry {
+  DcpPath path;
+  PickleValue value;
 };
+
+std::string shown_path(const DcpPath& path) {
+  std::string out;
+  for (const auto& part : path) {
+    const auto* number = std::get_if<int64_t>(&part);
+    out += (out.empty() ? "" : ".") + (number ? std::to_string(*number) : std::get<std::string>(part));
+  }
+  return out;
+}
+
+// The value that the entries make together, whose paths begin with the same `depth` parts.
+PickleValue nested_value(std::vector<FlatEntry> entries, size_t depth = 0) {
+  constexpr int64_t kLongestList = 1 << 20;
+  if (entries.size() == 1 && entries[0].path.size() == depth) return std::move(entries[0].value);
+  std::vector<std::pair<DcpPath::value_type, std::vector<FlatEntry>>> children;  // in the order of the entries
+  std::map<DcpPath::value_type, size_t> position;
+  for (auto& entry : entries) {
+    const auto& path = entry.path;
+    const auto* index = path.size() > depth ? std::get_if<int64_t>(&path[depth]) : nullptr;
+    const bool fits = path.size() > depth && (!index || (*index >= 0 && *index < kLongestList)) &&
+                      (children.empty() || children[0].first.index() == path[depth].index());
+    TESSERA_CHECK(fits, ErrorKind::kFormat, "[ckpt.convert] paths of the state dict that contradict each other, at {}",
+                  quote(shown_path(path)));
+    const auto [found, is_new] = position.try_emplace(path[depth], children.size());
+    if (is_new) children.emplace_back(path[depth], std::vector<FlatEntry>());
+    children[found->second].second.push_back(std::move(entry));
+  }
+  if (!children.empty() && std::holds_alternative<int64_t>(children[0].first)) {
+    PickleValue::Items items;
+    for (const auto& [key, place] : position) {
+      items.resize(static_cast<size_t>(std::get<int64_t>(key)));  // empty dicts of a list are not saved
+      items.push_back(nested_value(std::move(children[place].second), depth + 1));
+    }
+    return PickleValue::list(std::move(items));
+  }
+  std::vector<PickleValue::Pair> pairs;
+  for (auto& [key, below] : children) {
+    pairs.emplace_back(std::get<std::string>(key), nested_value(std::move(below), depth + 1));
+  }
+  return PickleValue::dict(std::move(pairs));
+}
 
 // As torch's dcp_to_torch_save: the whole nested state dict in one file.
 void dcp_to_torch(const fs::path& source, const fs::path& destination) {
@@ -173,7 +162,7 @@ void dcp_to_torch(const fs::path& source, const fs::path& destination) {
   const auto folder = DcpFolder::open(source);
   const DcpLookup lookup(folder->metadata());
   TorchSaveWriter writer;
-  NestedDict dict;
+  std::vector<FlatEntry> entries;
   for (const auto& entry : folder->metadata().entries) {
     const auto* path = lookup.find_path(entry.name);
     const auto value = [&] {
@@ -182,9 +171,9 @@ void dcp_to_torch(const fs::path& source, const fs::path& destination) {
       check_finite(tensor, entry.name, converting(source));
       return writer.add(tensor);
     };
-    dict.put(path ? *path : DcpPath{entry.name}, value());
+    entries.push_back({path ? *path : DcpPath{entry.name}, value()});
   }
-  write_torch_save(destination, writer, dict.pickle());
+  write_torch_save(destination, writer, nested_value(std::move(entries)));
 }
 
 // In float32, rounded once.

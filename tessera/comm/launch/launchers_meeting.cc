@@ -82,12 +82,9 @@ HubIdentity identity(const std::string& token, const std::string& id, int attemp
 
 LaunchersMeeting::LaunchersMeeting(const LauncherOptions& options, std::string id)
     : options_(options), id_(std::move(id)), token_(run_token([&](const char* name) -> std::optional<std::string> {
-        if (!options.token_file.empty()) {
-          if (std::string_view(name) == "TESSERA_TOKEN_FILE") return options.token_file;
-          return std::nullopt;
-        }
-        const char* value = std::getenv(name);
-        return value ? std::optional<std::string>(value) : std::nullopt;
+        if (options.token_file.empty()) return process_environment()(name);  // as the ranks read it
+        if (std::string_view(name) == "TESSERA_TOKEN_FILE") return options.token_file;
+        return std::nullopt;
       })) {}
 
 CommonEnd LaunchersMeeting::meet(int attempt, const AttemptEnd& own, const DecideRestart& decide,

@@ -26,24 +26,30 @@ int required_number(const Environment& environment, const char* name, const char
   return *value;
 }
 
-void check_info(const WorldInfo& info, const char* rank, const char* size, const char* local_rank,
-                const char* local_size) {
+// The variables in which a launcher says which rank this is.
+struct RankVariables {
+  const char *rank, *size, *local_rank, *local_size;
+};
+constexpr RankVariables kTorchrun = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};  // and our launcher
+
+void check_info(const WorldInfo& info, const RankVariables& names) {
   TESSERA_CHECK(info.size >= 1 && info.rank < info.size, ErrorKind::kConfig,
-                "[comm.rendezvous] {}={} and {}={}: wanted a rank below the size", rank, info.rank, size, info.size);
+                "[comm.rendezvous] {}={} and {}={}: wanted a rank below the size", names.rank, info.rank, names.size,
+                info.size);
   TESSERA_CHECK(info.local_size <= info.size && (info.local_size == 0 || info.local_rank < info.local_size),
-                ErrorKind::kConfig, "[comm.rendezvous] {}={}, {}={} and {}={} contradict one another", local_rank,
-                info.local_rank, local_size, info.local_size, size, info.size);
+                ErrorKind::kConfig, "[comm.rendezvous] {}={}, {}={} and {}={} contradict one another", names.local_rank,
+                info.local_rank, names.local_size, info.local_size, names.size, info.size);
 }
 
-// RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, as torchrun and our launcher set them.
-WorldInfo torchrun_info(const Environment& environment, const char* because) {
+WorldInfo read_info(const Environment& environment, const RankVariables& names, const char* because) {
   WorldInfo info;
-  info.rank = required_number(environment, "RANK", because);
-  info.size = required_number(environment, "WORLD_SIZE", because);
-  const auto local_rank = number_of(environment, "LOCAL_RANK"), local_size = number_of(environment, "LOCAL_WORLD_SIZE");
+  info.rank = required_number(environment, names.rank, because);
+  info.size = required_number(environment, names.size, because);
+  const auto local_rank = number_of(environment, names.local_rank);
+  const auto local_size = number_of(environment, names.local_size);
   info.local_rank = local_rank.value_or(0);
   info.local_size = local_rank ? local_size.value_or(0) : 0;
-  check_info(info, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE");
+  check_info(info, names);
   return info;
 }
 
@@ -54,7 +60,7 @@ std::string attempt_of(const Environment& environment) {
 
 Meeting launcher_meeting(const Environment& environment) {
   Meeting meeting;
-  meeting.info = torchrun_info(environment, "TESSERA_RENDEZVOUS is");
+  meeting.info = read_info(environment, kTorchrun, "TESSERA_RENDEZVOUS is");
   meeting.info.source = "flags";
   meeting.prefix = attempt_of(environment);
   const std::string where = *environment("TESSERA_RENDEZVOUS");
@@ -85,7 +91,7 @@ Meeting flags_meeting(const RendezvousFlags& flags) {
 
 Meeting torchrun_meeting(const Environment& environment) {
   Meeting meeting;
-  meeting.info = torchrun_info(environment, environment("RANK") ? "RANK is" : "WORLD_SIZE is");
+  meeting.info = read_info(environment, kTorchrun, environment("RANK") ? "RANK is" : "WORLD_SIZE is");
   meeting.info.source = "torchrun";
   if (meeting.info.size == 1) return meeting;
   const auto address = environment("MASTER_ADDR");
@@ -137,7 +143,7 @@ Meeting slurm_meeting(const Environment& environment) {
         *per_node, info.size, node, nodes.size());
     info.local_size = tasks[node];
   }
-  check_info(info, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE");
+  check_info(info, {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"});
   choose_endpoint(meeting, environment, nodes.front(),
                   environment("SLURM_JOB_ID").value_or("") + "." + environment("SLURM_STEP_ID").value_or(""));
   return meeting;
@@ -146,18 +152,12 @@ Meeting slurm_meeting(const Environment& environment) {
 Meeting mpi_meeting(const Environment& environment) {
   Meeting meeting;
   WorldInfo& info = meeting.info;
+  constexpr RankVariables kOpenMpi = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+                                      "OMPI_COMM_WORLD_LOCAL_SIZE"};
+  constexpr RankVariables kPmi = {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"};
+  info = read_info(environment, environment("OMPI_COMM_WORLD_SIZE") ? kOpenMpi : kPmi,
+                   "an MPI launcher started this process");
   info.source = "mpi";
-  const bool open_mpi = environment("OMPI_COMM_WORLD_SIZE").has_value();
-  const char* rank = open_mpi ? "OMPI_COMM_WORLD_RANK" : "PMI_RANK";
-  const char* size = open_mpi ? "OMPI_COMM_WORLD_SIZE" : "PMI_SIZE";
-  const char* local_rank = open_mpi ? "OMPI_COMM_WORLD_LOCAL_RANK" : "MPI_LOCALRANKID";
-  const char* local_size = open_mpi ? "OMPI_COMM_WORLD_LOCAL_SIZE" : "MPI_LOCALNRANKS";
-  info.rank = required_number(environment, rank, "an MPI launcher started this process");
-  info.size = required_number(environment, size, "an MPI launcher started this process");
-  const auto given_rank = number_of(environment, local_rank), given_size = number_of(environment, local_size);
-  info.local_rank = given_rank.value_or(0);
-  info.local_size = given_rank ? given_size.value_or(0) : 0;
-  check_info(info, rank, size, local_rank, local_size);
   if (info.size == 1) return meeting;
   TESSERA_CHECK(
       environment("MASTER_ADDR") || info.local_size == info.size, ErrorKind::kConfig,

@@ -178,10 +178,6 @@ TESSERA_INLINE void run(const Arguments& arguments) {
 }
 
 // The same loops for the vector units that this processor may have.
-template <class T, class Op>
-void run_plain(const Arguments& arguments) {
-  run<T, Op>(arguments);
-}
 #if defined(__x86_64__)
 template <class T, class Op>
 __attribute__((target("avx2"))) void run_avx2(const Arguments& arguments) {
@@ -198,7 +194,7 @@ void run_best(const Arguments& arguments) {
 #if defined(__x86_64__)
   if (has_avx2()) return run_avx2<T, Op>(arguments);
 #endif
-  run_plain<T, Op>(arguments);
+  run<T, Op>(arguments);
 }
 
 template <class T>

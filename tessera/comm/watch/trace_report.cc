@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <map>
 
 #include "tessera/comm/watch/diagnosis.h"
@@ -30,13 +31,8 @@ std::string reasons(const std::vector<FlightRecord>& records) {
 TraceReport explain(const std::vector<FlightRecord>& records) {
   TraceReport report;
   const int size = records.front().world_size;
-  size_t next = 0;
   for (int rank = 0; rank < size; ++rank) {
-    if (next < records.size() && records[next].rank == rank) {
-      ++next;
-    } else {
-      report.missing.push_back(rank);
-    }
+    if (!std::ranges::binary_search(records, rank, {}, &FlightRecord::rank)) report.missing.push_back(rank);
   }
   const Diagnosis diagnosis = diagnose(records);
   report.text = fmt::format("culprit: {}\nfinding: {}\nwritten because:\n{}where each rank is:\n",

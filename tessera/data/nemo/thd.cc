@@ -118,12 +118,6 @@ void set_lengths(ThdBatch& batch, const SequenceLengths& lengths, int64_t tokens
   for (size_t i = 0; i + 1 < real.size(); ++i) batch.max_seqlen = std::max(batch.max_seqlen, real[i + 1] - real[i]);
 }
 
-at::Tensor filled_up(const at::Tensor& bounds, int64_t size, int64_t filler) {
-  const auto out = at::full({size}, filler, bounds.options());
-  out.narrow(0, 0, bounds.numel()).copy_(bounds);
-  return out;
-}
-
 }  // namespace
 
 ThdBatch process_input_for_thd(const ThdInput& input, const ThdOptions& options) {
@@ -180,7 +174,8 @@ ThdChunks split_batch_into_thd_chunks(const ThdInput& input, int64_t num_chunks,
     return values[0].defined() ? at::stack(values) : at::Tensor();
   };
   const auto bounds = [&](const at::Tensor& given) {
-    return given.defined() ? filled_up(given, most, options.seq_lens_padding_value) : given;
+    if (!given.defined()) return given;
+    return at::constant_pad_nd(given, {0, most - given.numel()}, options.seq_lens_padding_value);
   };
   ThdChunks out{.batch = {}, .max_seqlen = {}, .chunks = num_chunks};
   out.batch.input_ids = stacked([](const ThdBatch& part) { return part.input_ids; });

@@ -38,10 +38,7 @@ bool has(const Json& row, const char* column) {
 }
 
 bool has_columns(const Json& row, const KindRow& kind) {
-  for (const char* column : kind.columns) {
-    if (!has(row, column)) return false;
-  }
-  return true;
+  return std::ranges::all_of(kind.columns, [&](const char* column) { return has(row, column); });
 }
 
 const KindRow* kind_of(const Json& row, const std::string& format) {

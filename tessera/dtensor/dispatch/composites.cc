@@ -22,6 +22,7 @@
 #include "tessera/dtensor/dispatch/dispatch.h"
 #include "tessera/dtensor/redistribute/autograd.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/local_part.h"
 
 namespace tessera {
 
@@ -266,12 +267,6 @@ at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::Sy
   return at::alias(self);
 }
 
-at::Tensor replicated_like(const at::Tensor& tensor, const at::Tensor& like) {
-  if (is_dtensor(tensor)) return tensor;
-  const MeshPtr& mesh = device_mesh(like);
-  return from_local(tensor, mesh, Placements(static_cast<size_t>(mesh->ndim()), Replicate()));
-}
-
 // Makes of a plain gradient a DTensor.
 struct DTensorGradient : torch::autograd::Function<DTensorGradient> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& self) {
@@ -282,7 +277,7 @@ struct DTensorGradient : torch::autograd::Function<DTensorGradient> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
-    if (grads[0].defined()) grads[0] = replicated_like(grads[0], ctx->saved_data["like"].toTensor());
+    if (grads[0].defined()) grads[0] = replicated_beside(grads[0], ctx->saved_data["like"].toTensor());
     return grads;
   }
 };
@@ -334,8 +329,9 @@ at::Tensor cross_entropy_loss(const at::Tensor& self, const at::Tensor& target, 
   const int64_t ignored = ignore_index.expect_int();
   const at::Tensor log_probabilities = at::log_softmax(self, class_dim, self.scalar_type());
   const at::Tensor loss = at::nll_loss_nd(log_probabilities, target, weight, reduction, ignored);
-  const at::Tensor weights = weight && weight->defined() ? replicated_like(*weight, self) : at::Tensor();
-  const at::Tensor smooth = smooth_loss(log_probabilities, replicated_like(target, self), weights, reduction, ignored);
+  const at::Tensor weights = weight && weight->defined() ? replicated_beside(*weight, self) : at::Tensor();
+  const at::Tensor smooth =
+      smooth_loss(log_probabilities, replicated_beside(target, self), weights, reduction, ignored);
   return (1 - label_smoothing) * loss + smooth * (label_smoothing / static_cast<double>(self.size(class_dim)));
 }
 
@@ -359,7 +355,7 @@ at::Tensor one_hot(const at::Tensor& indices, int64_t given_classes) {
                   most, classes);
   }
   return self.unsqueeze(-1)
-      .eq(replicated_like(at::arange(classes, at::TensorOptions(at::kLong).device(self.device())), self))
+      .eq(replicated_beside(at::arange(classes, at::TensorOptions(at::kLong).device(self.device())), self))
       .to(at::kLong);
 }
 
@@ -376,7 +372,7 @@ std::tuple<at::Tensor, at::Tensor> attention_math(const at::Tensor& query, const
   }
   const auto options = at::TensorOptions().dtype(query.scalar_type()).device(query.device());
   const double never = -std::numeric_limits<double>::infinity();
-  const at::Tensor after = replicated_like(at::full({query.size(-2), key.size(-2)}, never, options).triu(1), query);
+  const at::Tensor after = replicated_beside(at::full({query.size(-2), key.size(-2)}, never, options).triu(1), query);
   return at::native::_scaled_dot_product_attention_math(query, key, value, after, dropout, false, dropout_mask, scale,
                                                         grouped);
 }

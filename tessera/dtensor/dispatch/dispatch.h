@@ -53,7 +53,4 @@ bool has_plain(c10::ArrayRef<c10::IValue> args);
 void check_as_strided(const std::string& op, const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                       int64_t offset);
 
-// Of rules/loss_parallel.cc; null for other operations.
-Handler find_loss_parallel_handler(const std::string& name);
-
 }  // namespace tessera

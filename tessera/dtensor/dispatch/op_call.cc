@@ -60,8 +60,6 @@ OpEntry::OpEntry(const c10::OperatorHandle& op) : handle(op), name(toString(op.o
     }
   }
   in_place_view = op.hasTag(at::Tag::inplace_view);
-  foreach
-    = name.find("::_foreach_") != std::string::npos;
 }
 
 int OpEntry::arg_named(const char* argument) const {

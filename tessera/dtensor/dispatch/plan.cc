@@ -13,78 +13,56 @@ namespace tessera {
 
 namespace {
 
-class CallReader {
- public:
-  CallReader(const OpEntry& op, c10::ArrayRef<c10::IValue> args) : op_(op), args_(args) {
-    for_each_tensor(op, args, [&](const at::Tensor& tensor, int, int) {
-      if (is_dtensor(tensor)) take_mesh(tensor);
-    });
-    for_each_tensor(op, args, [&](const at::Tensor& tensor, int arg, int element) { add(arg, element, tensor); });
+// A plain tensor counts as replicated only where that cannot be wrong.
+void check_plain(const OpEntry& op, const DeviceMesh& mesh, const at::Tensor& tensor, int arg, int element) {
+  const bool read = !op.args[arg].mutated;
+  const auto* operation = PlainFromWithin::operation();
+  // The autograd engine writes plain zeros for gradients that nobody gave, and formulas of derivatives make plain
+  // ones and ranges; sums of gradients are begun in zeros that a formula made. So do operations made of others. A
+  // plain tensor of the user's may differ between ranks: all compare theirs. COLLECTIVE over the mesh.
+  const bool may_be_made = in_backward() || (read && operation != nullptr);
+  const bool may = (read && (tensor.numel() == 1 || implicit_replication_enabled())) ||
+                   (may_be_made && is_alike(tensor, mesh, op.name));
+  if (operation != nullptr && !may) {
+    raise(ErrorKind::kShape,
+          "[dtensor.dispatch] {} is not there for DTensors: on the way it {} a plain tensor of shape [{}] in {}. "
+          "Work on to_local() or full_tensor().",
+          *operation, read ? "reads" : "writes to", fmt::join(tensor.sizes(), ", "), op.name);
   }
+  TESSERA_CHECK(
+      may, ErrorKind::kShape,
+      "[dtensor.dispatch] {} got mixed torch.Tensor and DTensor: argument '{}'{} is a plain tensor of shape [{}], "
+      "need to convert all torch.Tensor to DTensor before calling distributed operators! "
+      "Wrap it with distribute_tensor or from_local, or hold an ImplicitReplication where it is alike on all ranks.",
+      op.name, op.args[arg].name, element < 0 ? "" : fmt::format("[{}]", element), fmt::join(tensor.sizes(), ", "));
+}
 
-  OpCall call() { return OpCall(op_, args_, mesh_, std::move(inputs_), std::move(outs_)); }
-
- private:
-  void take_mesh(const at::Tensor& tensor) {
-    const MeshPtr& mesh = impl_of(tensor)->mesh();
-    TESSERA_CHECK(!mesh_ || *mesh_ == *mesh, ErrorKind::kShape,
+OpCall read_call(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
+  MeshPtr mesh;
+  for_each_tensor(op, args, [&](const at::Tensor& tensor, int, int) {
+    if (!is_dtensor(tensor)) return;
+    const MeshPtr& own = impl_of(tensor)->mesh();
+    TESSERA_CHECK(!mesh || *mesh == *own, ErrorKind::kShape,
                   "[dtensor.dispatch] Cannot run {} on inputs with different meshes: got {} and {}. "
                   "Bring them to one mesh through full_tensor and distribute_tensor.",
-                  op_.name, mesh_->to_string(), mesh->to_string());
-    mesh_ = mesh;
-  }
-
-  void add(int arg, int element, const at::Tensor& tensor) {
-    const bool written = op_.args[arg].mutated && (op_.written_if < 0 || args_[op_.written_if].toBool());
+                  op.name, mesh->to_string(), own->to_string());
+    mesh = own;
+  });
+  std::vector<TensorInput> inputs;
+  std::vector<TensorInput> outs;
+  for_each_tensor(op, args, [&](const at::Tensor& tensor, int arg, int element) {
+    const bool written = op.args[arg].mutated && (op.written_if < 0 || args[op.written_if].toBool());
     TensorInput input{arg, element, &tensor, {}, tensor.sizes(), written};
     if (is_dtensor(tensor)) {
       input.placements = impl_of(tensor)->placements();
     } else {
-      check_plain(arg, element, tensor);
-      input.placements.assign(mesh_->ndim(), Replicate());
+      check_plain(op, *mesh, tensor, arg, element);
+      input.placements.assign(mesh->ndim(), Replicate());
     }
-    (op_.args[arg].out ? outs_ : inputs_).push_back(std::move(input));
-  }
-
-  // A plain tensor counts as replicated only where that cannot be wrong.
-  void check_plain(int arg, int element, const at::Tensor& tensor) const {
-    const bool read = !op_.args[arg].mutated;
-    // Sums of gradients are begun in zeros that a formula made, plain ones where what flows back to it is.
-    const bool may = (read && (tensor.numel() == 1 || implicit_replication_enabled())) || is_made_in_backward(tensor) ||
-                     (read && is_made_on_the_way(tensor));
-    if (const auto* operation = PlainFromWithin::operation(); operation != nullptr && !may) {
-      raise(ErrorKind::kShape,
-            "[dtensor.dispatch] {} is not there for DTensors: on the way it {} a plain tensor of shape [{}] in {}. "
-            "Work on "
-            "to_local() or full_tensor().",
-            *operation, read ? "reads" : "writes to", fmt::join(tensor.sizes(), ", "), op_.name);
-    }
-    TESSERA_CHECK(
-        may, ErrorKind::kShape,
-        "[dtensor.dispatch] {} got mixed torch.Tensor and DTensor: argument '{}'{} is a plain tensor of shape [{}], "
-        "need to convert all torch.Tensor to DTensor before calling distributed operators! "
-        "Wrap it with distribute_tensor or from_local, or hold an ImplicitReplication where it is alike on all ranks.",
-        op_.name, op_.args[arg].name, element < 0 ? "" : fmt::format("[{}]", element), fmt::join(tensor.sizes(), ", "));
-  }
-
-  // The autograd engine writes plain zeros for gradients that nobody gave, and formulas of derivatives make plain ones
-  // and ranges. A plain gradient of the user's may differ between ranks: all compare theirs. COLLECTIVE over the mesh.
-  bool is_made_in_backward(const at::Tensor& tensor) const {
-    if (!in_backward() || tensor.is_meta()) return false;
-    return is_alike(tensor, *mesh_, op_.name);
-  }
-
-  // COLLECTIVE over the mesh where an operation made of others is under way: all ranks are in it.
-  bool is_made_on_the_way(const at::Tensor& tensor) const {
-    return PlainFromWithin::operation() != nullptr && !tensor.is_meta() && is_alike(tensor, *mesh_, op_.name);
-  }
-
-  const OpEntry& op_;
-  c10::ArrayRef<c10::IValue> args_;
-  MeshPtr mesh_;
-  std::vector<TensorInput> inputs_;
-  std::vector<TensorInput> outs_;
-};
+    (op.args[arg].out ? outs : inputs).push_back(std::move(input));
+  });
+  return OpCall(op, args, std::move(mesh), std::move(inputs), std::move(outs));
+}
 
 size_t count_outputs(const OpCall& call, const std::vector<OutputShape>& shapes) {
   size_t tensors = 0;
@@ -197,8 +175,7 @@ std::vector<OutputPlan> plan_outputs(const OpCall& call, const Choice& choice, c
 }  // namespace
 
 std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
-  CallReader reader(op, args);
-  const OpCall call = reader.call();
+  const OpCall call = read_call(op, args);
   TESSERA_CHECK(!op.in_place_view, ErrorKind::kShape,
                 "[dtensor.dispatch] {}: changing the shape of a DTensor in place is not supported. "
                 "Use the out-of-place version.",

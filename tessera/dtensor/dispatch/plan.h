@@ -42,8 +42,7 @@ struct OpEntry {
   int view_of = -1;               // the argument that a result is a view of, or -1
   int written_if = -1;            // the argument that says whether it does, -1 for always
   bool in_place_view = false;     // changes the shape of an argument
-  bool foreach = false;
-  uint64_t id;  // in cache keys
+  uint64_t id;                    // in cache keys
   // Looked up at the first call; atomic because ranks may be threads.
   mutable std::atomic<const Rule*> rule{nullptr};
   mutable std::atomic<Handler> handler{nullptr};
@@ -209,6 +208,7 @@ void register_operand_layouts(torch::Library& autograd);
 std::vector<c10::OperatorHandle> operations_named(const std::string& name);
 // Gives operations of a namespace other than aten their kernels, so that rules for them take effect.
 void ensure_kernels_of(const std::vector<c10::OperatorHandle>& operations);
+// Handlers take over a call that has no sharding of its own: item(), equal(), refusals. Null for other operations.
 Handler find_handler(const std::string& name);
 
 }  // namespace tessera

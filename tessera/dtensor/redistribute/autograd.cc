@@ -165,10 +165,8 @@ struct Redistributed : Function<Redistributed> {
     const DTensorImpl& impl = *impl_of(tensor);
     const Placements back = partial_to_replicated(impl.placements());
     save(ctx, impl.mesh(), back, tensor.sizes());
-    ctx->saved_data["dtype"] = static_cast<int64_t>(tensor.scalar_type());
-    ctx->saved_data["backward_dtype"] =
-        static_cast<int64_t>(options.backward_dtype.value_or(at::ScalarType::Undefined));
-    ctx->saved_data["async"] = options.async_op;
+    ctx->saved_data["dtype"] = tensor.scalar_type();
+    ctx->saved_data["options"] = hold_value(options);
     at::AutoDispatchBelowADInplaceOrView below;
     const bool cast = options.forward_dtype && *options.forward_dtype != tensor.scalar_type();
     const at::Tensor from = cast ? tensor.to(*options.forward_dtype) : tensor;
@@ -178,13 +176,12 @@ struct Redistributed : Function<Redistributed> {
   }
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
     if (!gradients[0].defined()) return variable_list(4);
-    const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
-    const auto travel = static_cast<at::ScalarType>(ctx->saved_data["backward_dtype"].toInt());
-    RedistributeOptions options;
-    options.async_op = ctx->saved_data["async"].toBool();
+    const at::ScalarType dtype = ctx->saved_data["dtype"].toScalarType();
+    const auto& options = held_value<RedistributeOptions>(ctx->saved_data["options"]);
     const at::Tensor incoming = on_mesh("redistribute.backward", gradients[0], saved(ctx).mesh);
-    const at::Tensor given = travel == at::ScalarType::Undefined ? incoming : incoming.to(travel);
-    const at::Tensor gradient = gradient_in("redistribute.backward", given, saved(ctx).placements, options);
+    const at::Tensor given = options.backward_dtype ? incoming.to(*options.backward_dtype) : incoming;
+    const at::Tensor gradient =
+        gradient_in("redistribute.backward", given, saved(ctx).placements, {.async_op = options.async_op});
     return {gradient.scalar_type() == dtype ? gradient : gradient.to(dtype), {}, {}, {}};
   }
 };

@@ -42,13 +42,10 @@ std::map<std::string, CommTally> RedistributionLog::by_cause() const {
 ExplicitRedistribution::ExplicitRedistribution(const Options& options)
     : options_(options), in_force_(kExplicit, this) {}
 
-bool RedistributionScope::is_watched() {
-  return Propagated::innermost(kLog) != nullptr || Propagated::innermost(kExplicit) != nullptr ||
-         log_level() <= LogLevel::kDebug;
-}
-
 RedistributionScope::RedistributionScope(const What& what) {
-  if (!is_watched()) return;
+  const auto* rule = static_cast<const ExplicitRedistribution*>(Propagated::innermost(kExplicit));
+  const bool is_watched = rule != nullptr || Propagated::innermost(kLog) != nullptr || log_level() <= LogLevel::kDebug;
+  if (!is_watched) return;
   const DTensorImpl* impl = is_dtensor_impl(*what.tensor.unsafeGetTensorImpl()) ? impl_of(what.tensor) : nullptr;
   Redistribution record{what.cause,
                         what.element < 0 ? what.argument : fmt::format("{}[{}]", what.argument, what.element),
@@ -57,7 +54,6 @@ RedistributionScope::RedistributionScope(const What& what) {
                         what.to,
                         what.asked_for,
                         {}};
-  const auto* rule = static_cast<const ExplicitRedistribution*>(Propagated::innermost(kExplicit));
   if (rule != nullptr && rule->options().enable && !what.asked_for && impl != nullptr) {
     const auto& options = rule->options();
     const bool moves = std::ranges::any_of(what.steps, communicates);

@@ -26,8 +26,6 @@ class RedistributionScope {
   ~RedistributionScope();
   RedistributionScope(const RedistributionScope&) = delete;
   RedistributionScope& operator=(const RedistributionScope&) = delete;
-  // Whether anybody on this thread wants to know.
-  static bool is_watched();
 
  private:
   struct Watch {

@@ -6,7 +6,7 @@
 #include <mutex>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dispatch/dispatch.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera {
 
@@ -97,11 +97,6 @@ const Rule* find_rule(const OpEntry& op) {
   Rules& all = rules();
   std::lock_guard lock(all.mutex);
   return all.find(op.name);
-}
-
-Handler find_handler(const std::string& name) {
-  const Handler builtin = find_builtin_handler(name);
-  return builtin != nullptr ? builtin : find_loss_parallel_handler(name);
 }
 
 namespace {
@@ -254,6 +249,18 @@ void check_places(const std::string& op, const at::Tensor& index, int64_t n, boo
                 lowest < from ? lowest : highest, from, n);
 }
 
+OwnPlaces own_places(const at::Tensor& index, int64_t offset, int64_t size) {
+  const at::Tensor shifted = index - offset;
+  const at::Tensor elsewhere = shifted.lt(0).logical_or_(shifted.ge(size));
+  return {shifted.masked_fill(elsewhere, 0), elsewhere};
+}
+
+std::optional<int64_t> own_offset(const OpCall& call, const Choice& choice, int64_t dim) {
+  const auto cuts = [dim](const Placement& placement) { return placement.is_shard(dim); };
+  if (!call.mesh->coordinate() || std::ranges::none_of(choice.inputs[0], cuts)) return std::nullopt;
+  return local_box(call.inputs[0].sizes.vec(), *call.mesh, choice.inputs[0]).offset[dim];
+}
+
 int64_t checked_dim(const OpCall& call, int64_t dim, int64_t ndim) {
   TESSERA_CHECK(dim >= -ndim && dim < ndim, ErrorKind::kShape,
                 "[dtensor.dispatch] {}: found dim {}, wanted one of {} dims.", call.describe(), dim, ndim);
@@ -285,7 +292,7 @@ void check_asked_for(const std::string& name, const std::vector<c10::OperatorHan
       "one that is defined. Define it before its rule.",
       name);
   for (const auto& op : operations) {
-    const Handler handler = find_builtin_handler(toString(op.operator_name()));
+    const Handler handler = find_handler(toString(op.operator_name()));
     TESSERA_CHECK(handler == nullptr || asks_for_rule(handler), ErrorKind::kShape,
                   "[dtensor.register_rule] {}: no rule is asked for {}, whose result depends on values or is not cut. "
                   "Call it on to_local() or full_tensor(), or inside local_map.",

@@ -56,12 +56,15 @@ void replace_rule(const std::string& name, Rule rule);
 // Applies a rule for one tensor to each position of lists of tensors; single tensors among the arguments stay whole.
 Rule zip_rule(Rule rule);
 
-// Handlers take over a call that has no sharding of its own: item(), equal(), refusals.
-Handler find_builtin_handler(const std::string& name);
 // Whether it leaves some calls to the operation's rule.
 bool asks_for_rule(Handler handler);
 // Of view_write.cc.
 void handle_new_empty_strided(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
+// Of loss_parallel.cc: left to the rules while no LossParallel is in force.
+void handle_log_softmax(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
+void handle_log_softmax_backward(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
+void handle_nll_loss(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
+void handle_nll_loss_backward(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
 
 // Error kShape: an argument that is written would have to move.
 [[noreturn]] void refuse_in_place(const OpCall& call, const TensorInput& input, const Placements& wanted);
@@ -107,6 +110,14 @@ bool can_view(const DeviceMesh& mesh, c10::IntArrayRef from, const Placements& p
 // Error kShape for a place outside [0, n) in an index of which a rank reads only its own places; from_end: outside
 // [-n, n). On the CPU only, since looking would wait for another device.
 void check_places(const std::string& op, const at::Tensor& index, int64_t n, bool from_end = false);
+// Places along a dim of which a rank holds some: where they lie in its part, 0 for those that other ranks hold.
+struct OwnPlaces {
+  at::Tensor index;
+  at::Tensor elsewhere;  // which are held by others
+};
+OwnPlaces own_places(const at::Tensor& index, int64_t offset, int64_t size);
+// Where this rank's part of the first input begins along `dim`; none unless a Shard cuts it, or outside the mesh.
+std::optional<int64_t> own_offset(const OpCall& call, const Choice& choice, int64_t dim);
 // A dim in range; Error kShape otherwise.
 int64_t checked_dim(const OpCall& call, int64_t dim, int64_t ndim);
 // A dim that may be negative, in range.

@@ -68,9 +68,8 @@ void handle_is_same_size(const OpEntry&, c10::DispatchKeySet, Stack* stack) {
 
 // Asks or tells the local tensor something that is the same for the whole.
 void handle_locally(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
-  const size_t base = stack->size() - op.args.size();
   for (const int arg : op.tensor_args) {
-    c10::IValue& slot = (*stack)[base + arg];
+    c10::IValue& slot = arguments_of(op, *stack)[arg];
     if (slot.isTensor() && is_dtensor(slot.toTensor())) slot = impl_of(slot.toTensor())->local();
   }
   op.handle.callBoxed(*stack);
@@ -97,9 +96,9 @@ void handle_replicated(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
 // bincount(self, weights, minlength): the size of the result depends on values. Each rank counts its part for the
 // largest value of all, so that a cut dim gives a sum.
 void handle_bincount(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
-  const size_t base = stack->size() - op.args.size();
-  const at::Tensor self = (*stack)[base].toTensor();
-  const auto weights = (*stack)[base + 1].toOptional<at::Tensor>();
+  const c10::IValue* args = arguments_of(op, *stack);
+  const at::Tensor self = args[0].toTensor();
+  const auto weights = args[1].toOptional<at::Tensor>();
   const bool weighted = weights && weights->defined();
   TESSERA_CHECK(
       is_dtensor(self) && (!weighted || is_dtensor(*weights)), ErrorKind::kShape,
@@ -109,8 +108,7 @@ void handle_bincount(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) 
   const bool counts_parts =
       self.dim() == 1 && self.numel() > 0 && at::isIntegralType(self.scalar_type(), /*includeBool=*/false);
   if (!counts_parts) return handle_replicated(op, keys, stack);  // where upstream's errors come from
-  const int64_t minlength = torch::jit::pop(*stack).toInt();
-  torch::jit::drop(*stack, 2);
+  const int64_t minlength = args[2].toInt();
   const Placements common = reduced(self);
   const at::Tensor values = moved(self, common);
   const int64_t least = values.min().item<int64_t>(), most = values.max().item<int64_t>();  // alike on all ranks
@@ -127,12 +125,12 @@ void handle_bincount(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) 
       at::bincount(impl_of(values)->local(), own_weights, std::max(most + 1, minlength)).to(dtype);
   Placements result;
   for (const auto& placement : common) result.push_back(placement.is_any_shard() ? Placement(Partial()) : placement);
-  stack->emplace_back(from_local(counted, device_mesh(self), result));
+  finish_call(op, *stack, {from_local(counted, device_mesh(self), result)});
 }
 
 // index(self, indices): what masks select has a shape that depends on their values.
 void handle_index(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
-  const auto indices = (*stack)[stack->size() - op.args.size() + 1].toListRef();
+  const auto indices = arguments_of(op, *stack)[1].toListRef();
   const bool masks = std::ranges::any_of(indices, [](const c10::IValue& index) {
     return index.isTensor() && index.toTensor().defined() &&
            (index.toTensor().scalar_type() == at::kBool || index.toTensor().scalar_type() == at::kByte);
@@ -150,8 +148,7 @@ void refuse(const OpEntry& op, c10::DispatchKeySet, Stack*) {
 
 // squeeze_() and its like: the view out of place takes the place of what it was taken of.
 void handle_in_place_view(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
-  const size_t base = stack->size() - op.args.size();
-  const at::Tensor self = (*stack)[base].toTensor();
+  const at::Tensor self = arguments_of(op, *stack)[0].toTensor();
   std::string name = op.name.substr(0, op.name.find('.'));
   name.pop_back();
   std::string overload = op.name.find('.') == std::string::npos ? "" : op.name.substr(op.name.find('.') + 1);
@@ -164,12 +161,10 @@ void handle_in_place_view(const OpEntry& op, c10::DispatchKeySet, Stack* stack) 
 
 // as_strided(self, size, stride, storage_offset) to what self is already.
 void handle_as_strided(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
-  const size_t base = stack->size() - op.args.size();
-  const at::Tensor self = (*stack)[base].toTensor();
-  check_as_strided(op.name, self, (*stack)[base + 1].toIntVector(), (*stack)[base + 2].toIntVector(),
-                   (*stack)[base + 3].isNone() ? 0 : (*stack)[base + 3].toInt());
-  torch::jit::drop(*stack, op.args.size());
-  stack->emplace_back(op.name.find("strided_") == std::string::npos ? at::alias(self) : self);
+  const c10::IValue* args = arguments_of(op, *stack);
+  const at::Tensor self = args[0].toTensor();
+  check_as_strided(op.name, self, args[1].toIntVector(), args[2].toIntVector(), args[3].isNone() ? 0 : args[3].toInt());
+  finish_call(op, *stack, {op.name.find("strided_") == std::string::npos ? at::alias(self) : self});
 }
 
 // _amp_foreach_non_finite_check_and_unscale_(self[], found_inf, inv_scale): found_inf may be a plain tensor, one a
@@ -202,24 +197,23 @@ void handle_unscale(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
 
 // _fused_adam(self[], grads[], exp_avgs[], ...): works on copies, so states may come as their parameters lie.
 void handle_fused_functional(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
-  const size_t base = stack->size() - op.args.size();
-  const auto parameters = (*stack)[base].toTensorVector();
+  c10::IValue* args = arguments_of(op, *stack);
+  const auto parameters = args[0].toTensorVector();
   constexpr int kLists = 5;  // self to max_exp_avg_sqs
   for (int arg = 0; arg < kLists; ++arg) {
-    std::vector<at::Tensor> tensors = (*stack)[base + arg].toTensorVector();
+    std::vector<at::Tensor> tensors = args[arg].toTensorVector();
     for (size_t i = 0; i < tensors.size() && i < parameters.size(); ++i) {
       tensors[i] = is_dtensor(parameters[i]) ? moved(tensors[i], reduced(parameters[i])) : tensors[i];
     }
-    (*stack)[base + arg] = std::move(tensors);
+    args[arg] = std::move(tensors);
   }
   decompose(op, keys, stack);
 }
 
 // _native_batch_norm_legit_functional(input, weight, bias, running_mean, running_var, ...): both statistics lie alike.
 void handle_batch_norm_functional(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
-  const size_t base = stack->size() - op.args.size();
-  c10::IValue& mean = (*stack)[base + 3];
-  c10::IValue& variance = (*stack)[base + 4];
+  c10::IValue& mean = arguments_of(op, *stack)[3];
+  c10::IValue& variance = arguments_of(op, *stack)[4];
   if (is_dtensor(mean.toTensor()) && is_dtensor(variance.toTensor())) {
     Placements common = reduced(mean.toTensor());
     const Placements other = reduced(variance.toTensor());
@@ -232,7 +226,7 @@ void handle_batch_norm_functional(const OpEntry& op, c10::DispatchKeySet keys, S
 
 }  // namespace
 
-Handler find_builtin_handler(const std::string& name) {
+Handler find_handler(const std::string& name) {
   static const std::unordered_map<std::string, Handler> handlers = {
       {"aten::_local_scalar_dense", handle_item},
       {"aten::equal", handle_equal},
@@ -256,6 +250,12 @@ Handler find_builtin_handler(const std::string& name) {
       {"aten::as_strided", handle_as_strided},
       {"aten::as_strided_", handle_as_strided},
       {"aten::new_empty_strided", handle_new_empty_strided},
+      {"aten::_log_softmax", handle_log_softmax},
+      {"aten::_log_softmax_backward_data", handle_log_softmax_backward},
+      {"aten::nll_loss_forward", handle_nll_loss},
+      {"aten::nll_loss2d_forward", handle_nll_loss},
+      {"aten::nll_loss_backward", handle_nll_loss_backward},
+      {"aten::nll_loss2d_backward", handle_nll_loss_backward},
       {"aten::set_", refuse},
       {"aten::set_.source_Tensor", refuse},
       {"aten::set_.source_Storage", refuse},
@@ -275,6 +275,11 @@ Handler find_builtin_handler(const std::string& name) {
   return found == handlers.end() ? nullptr : found->second;
 }
 
-bool asks_for_rule(Handler handler) { return handler == handle_index || handler == handle_new_empty_strided; }
+bool asks_for_rule(Handler handler) {
+  constexpr Handler kAsking[] = {handle_index,       handle_new_empty_strided,
+                                 handle_log_softmax, handle_log_softmax_backward,
+                                 handle_nll_loss,    handle_nll_loss_backward};
+  return std::ranges::find(kAsking, handler) != std::end(kAsking);
+}
 
 }  // namespace tessera

@@ -98,6 +98,19 @@ constexpr bool kIsInteger = std::is_integral_v<T> && !std::is_same_v<T, bool>;
 
 }  // namespace
 
+std::optional<c10::ScalarType> plain_dtype(GgmlType type) {
+  switch (type) {
+    case GgmlType::kF32:
+      return at::kFloat;
+    case GgmlType::kF16:
+      return at::kHalf;
+    case GgmlType::kBF16:
+      return at::kBFloat16;
+    default:
+      return std::nullopt;
+  }
+}
+
 std::shared_ptr<const GgufFile> GgufFile::open(const std::filesystem::path& path) {
   std::shared_ptr<GgufFile> result(new GgufFile);
   result->file_ = MappedFile::open(path);
@@ -245,13 +258,9 @@ at::Tensor GgufFile::tensor(std::string_view name) const {
                 path().string(), quote(name), type->name);
   const auto bytes = file_->bytes().subspan(info.begin, info.end - info.begin);
   const bool aligned = reinterpret_cast<uintptr_t>(bytes.data()) % 4 == 0;
-  const bool plain = type->block_elements == 1;
-  if (plain && aligned) {
-    const auto dtype = info.type == GgmlType::kF32   ? at::kFloat
-                       : info.type == GgmlType::kF16 ? at::kHalf
-                                                     : at::kBFloat16;
+  if (const auto dtype = plain_dtype(info.type); dtype && aligned) {
     return at::from_blob(
-        const_cast<std::byte*>(bytes.data()), info.shape, [keep = file_](void*) {}, at::TensorOptions().dtype(dtype));
+        const_cast<std::byte*>(bytes.data()), info.shape, [keep = file_](void*) {}, at::TensorOptions().dtype(*dtype));
   }
   auto values = at::empty(info.shape, at::kFloat);
   float* out = values.data_ptr<float>();

@@ -10,6 +10,8 @@
 // Views keep the map alive and are READ ONLY. Thread-safe after open. docs/format/gguf.md describes the format.
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -40,6 +42,9 @@ struct GgufArray {
 };
 using GgufValue = std::variant<uint8_t, int8_t, uint16_t, int16_t, uint32_t, int32_t, float, bool, std::string,
                                GgufArray, uint64_t, int64_t, double>;
+
+// The dtype of a type that stores each value for itself (F32, F16, BF16); nothing for one that codes blocks of values.
+std::optional<c10::ScalarType> plain_dtype(GgmlType type);
 
 struct GgufTensorInfo {
   GgmlType type;

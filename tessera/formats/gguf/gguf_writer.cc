@@ -55,16 +55,8 @@ at::Tensor quantized_q8_0(const at::Tensor& tensor) {
 
 at::Tensor encoded(const at::Tensor& tensor, GgmlType type) {
   const auto plain = tensor.detach().cpu();
-  switch (type) {
-    case GgmlType::kF32:
-      return plain.to(at::kFloat).contiguous();
-    case GgmlType::kF16:
-      return plain.to(at::kHalf).contiguous();
-    case GgmlType::kBF16:
-      return plain.to(at::kBFloat16).contiguous();
-    default:
-      return quantized_q8_0(plain);
-  }
+  const auto dtype = plain_dtype(type);
+  return dtype ? plain.to(*dtype).contiguous() : quantized_q8_0(plain);
 }
 
 }  // namespace
@@ -77,8 +69,7 @@ void GgufWriter::set(const std::string& key, GgufValue value) {
 }
 
 void GgufWriter::announce(const std::string& name, GgmlType type, std::vector<int64_t> shape) {
-  const bool writable =
-      type == GgmlType::kF32 || type == GgmlType::kF16 || type == GgmlType::kBF16 || type == GgmlType::kQ8_0;
+  const bool writable = plain_dtype(type) || type == GgmlType::kQ8_0;
   TESSERA_CHECK(writable && !header_written_ && !slots_.contains(name), ErrorKind::kInternal,
                 "[gguf] {}: tensor {} is announced twice, too late or with a type that is not written",
                 file_.path().string(), quote(name));

@@ -1,8 +1,10 @@
-#include "tessera/formats/tensor_files/stored_formats.h"
+// What TensorFiles::open() chooses from.
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -13,6 +15,7 @@
 #include "tessera/base/warn_once.h"
 #include "tessera/formats/detail/boxes.h"
 #include "tessera/formats/safetensors/safetensors_folder.h"
+#include "tessera/formats/tensor_files/tensor_files.h"
 #include "tessera/formats/torch/box_cover.h"
 #include "tessera/formats/torch/dcp_folder.h"
 #include "tessera/formats/torch/torch_save.h"
@@ -25,6 +28,11 @@ using Format = TensorFiles::Format;
 
 std::string count_of_files(const std::set<std::string>& names) {
   return names.size() == 1 ? *names.begin() : fmt::format("{} files", names.size());
+}
+
+// shard-00001-model-00001-of-00002.safetensors
+bool is_shard_name(std::string_view name) {
+  return name.starts_with("shard-") && name.find("-model-") != name.npos && name.ends_with(".safetensors");
 }
 
 class SafetensorsTensors : public TensorFiles {
@@ -264,23 +272,51 @@ class TorchSaveTensors : public TensorFiles {
   std::map<std::string, Place> places_;
 };
 
+bool holds_sharded_safetensors(const fs::path& folder) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (is_shard_name(entry.path().filename().string())) return true;
+  }
+  return false;
+}
+
+// A zip archive, as torch.save writes since 1.6, begins with a local file header.
+bool begins_like_zip(const fs::path& file) {
+  std::array<char, 4> magic{};
+  std::ifstream(file, std::ios::binary).read(magic.data(), magic.size());
+  return std::string_view(magic.data(), magic.size()) == "PK\x03\x04";
+}
+
+bool has_safetensors(const fs::path& folder) {
+  return fs::exists(folder / "model.safetensors") || fs::exists(folder / "model.safetensors.index.json");
+}
+
+bool has_torch_save(const fs::path& folder) {
+  return fs::exists(folder / "pytorch_model.bin") || fs::exists(folder / "pytorch_model.bin.index.json");
+}
+
 }  // namespace
 
-bool is_shard_name(std::string_view name) {
-  return name.starts_with("shard-") && name.find("-model-") != name.npos && name.ends_with(".safetensors");
+bool TensorFiles::is_there(const fs::path& path) {
+  if (!fs::is_directory(path)) return fs::is_regular_file(path);
+  return has_safetensors(path) || DcpFolder::is_one(path) || has_torch_save(path) || holds_sharded_safetensors(path);
 }
 
-std::shared_ptr<const TensorFiles> open_safetensors(const fs::path& path) {
-  return std::make_shared<SafetensorsTensors>(path);
-}
-std::shared_ptr<const TensorFiles> open_safetensors_shards(const fs::path& folder) {
-  return std::make_shared<ShardedSafetensors>(folder);
-}
-std::shared_ptr<const TensorFiles> open_dcp(const fs::path& folder, const TensorFilesOptions& options) {
-  return std::make_shared<DcpTensors>(folder, options);
-}
-std::shared_ptr<const TensorFiles> open_torch_save(const fs::path& path, const TensorFilesOptions& options) {
-  return std::make_shared<TorchSaveTensors>(path, options);
+std::shared_ptr<const TensorFiles> TensorFiles::open(const fs::path& path, const TensorFilesOptions& options) {
+  TESSERA_CHECK(fs::exists(path), ErrorKind::kIo, "[formats] {}: does not exist", path.string());
+  const bool is_folder = fs::is_directory(path);
+  if (is_folder ? has_safetensors(path) : !begins_like_zip(path)) return std::make_shared<SafetensorsTensors>(path);
+  if (is_folder && DcpFolder::is_one(path)) return std::make_shared<DcpTensors>(path, options);
+  if (!is_folder || has_torch_save(path)) return std::make_shared<TorchSaveTensors>(path, options);
+  if (holds_sharded_safetensors(path)) return std::make_shared<ShardedSafetensors>(path);
+  TESSERA_CHECK(
+      !fs::exists(path / "manifest.json"), ErrorKind::kFormat,
+      "[formats] {}: holds manifest.json and no .metadata: a checkpoint of an earlier version of this program, "
+      "or a damaged one. Load it with the program that wrote it, and export the model.",
+      path.string());
+  raise(ErrorKind::kIo,
+        "[formats] {}: holds no tensors: neither model.safetensors nor its index, nor .metadata of a distributed "
+        "checkpoint, pytorch_model.bin or shard-*.safetensors",
+        path.string());
 }
 
 }  // namespace tessera

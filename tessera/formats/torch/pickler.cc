@@ -27,8 +27,7 @@ class Pickler {
   }
 
   std::string run(const PickleValue& root) {
-    op(PickleOp::kProto);
-    number(static_cast<uint8_t>(protocol_));
+    op(PickleOp::kProto, static_cast<uint8_t>(protocol_));
     write(root, 1);
     op(PickleOp::kStop);
     return std::move(out_);
@@ -39,6 +38,13 @@ class Pickler {
   template <class T>
   void number(T value) {
     out_.append(reinterpret_cast<const char*>(&value), sizeof value);
+  }
+
+  // An opcode with its operand.
+  template <class T>
+  void op(PickleOp code, T operand) {
+    op(code);
+    number(operand);
   }
 
   void write(const PickleValue& value, int depth) {
@@ -78,17 +84,13 @@ class Pickler {
 
   void write_integer(int64_t value) {
     if (value >= 0 && value <= 0xFF) {
-      op(PickleOp::kBinInt1);
-      number(static_cast<uint8_t>(value));
+      op(PickleOp::kBinInt1, static_cast<uint8_t>(value));
     } else if (value >= 0 && value <= 0xFFFF) {
-      op(PickleOp::kBinInt2);
-      number(static_cast<uint16_t>(value));
+      op(PickleOp::kBinInt2, static_cast<uint16_t>(value));
     } else if (value >= std::numeric_limits<int32_t>::min() && value <= std::numeric_limits<int32_t>::max()) {
-      op(PickleOp::kBinInt);
-      number(static_cast<int32_t>(value));
+      op(PickleOp::kBinInt, static_cast<int32_t>(value));
     } else {
-      op(PickleOp::kLong1);
-      number(uint8_t{8});
+      op(PickleOp::kLong1, uint8_t{8});
       number(value);
     }
   }
@@ -107,24 +109,21 @@ class Pickler {
 
   void write_text_bytes(const std::string& text) {
     if (protocol_ >= 4 && text.size() < 256) {
-      op(PickleOp::kShortBinUnicode);
-      number(static_cast<uint8_t>(text.size()));
+      op(PickleOp::kShortBinUnicode, static_cast<uint8_t>(text.size()));
     } else {
       TESSERA_CHECK(text.size() <= 0xFFFFFFFFU, ErrorKind::kFormat, "[pickle] a text of {} bytes is too long",
                     text.size());
-      op(PickleOp::kBinUnicode);
-      number(static_cast<uint32_t>(text.size()));
+      op(PickleOp::kBinUnicode, static_cast<uint32_t>(text.size()));
     }
     out_ += text;
   }
 
   void write_bytes(const std::string& bytes) {
     if (protocol_ >= 4) {
-      op(bytes.size() < 256 ? PickleOp::kShortBinBytes : PickleOp::kBinBytes8);
       if (bytes.size() < 256) {
-        number(static_cast<uint8_t>(bytes.size()));
+        op(PickleOp::kShortBinBytes, static_cast<uint8_t>(bytes.size()));
       } else {
-        number(uint64_t{bytes.size()});
+        op(PickleOp::kBinBytes8, uint64_t{bytes.size()});
       }
       out_ += bytes;
       return;
@@ -225,26 +224,23 @@ class Pickler {
     op(PickleOp::kBuild);
   }
 
-  void get(uint32_t index) {
+  // An entry of the memo, under the shorter of two opcodes where its index is one byte.
+  void memo_entry(PickleOp of_byte, PickleOp of_word, uint32_t index) {
     if (index < 256) {
-      op(PickleOp::kBinGet);
-      number(static_cast<uint8_t>(index));
+      op(of_byte, static_cast<uint8_t>(index));
     } else {
-      op(PickleOp::kLongBinGet);
-      number(index);
+      op(of_word, index);
     }
   }
+
+  void get(uint32_t index) { memo_entry(PickleOp::kBinGet, PickleOp::kLongBinGet, index); }
 
   uint32_t put() {
     const uint32_t index = memo_size_++;
     if (protocol_ >= 4) {
       op(PickleOp::kMemoize);
-    } else if (index < 256) {
-      op(PickleOp::kBinPut);
-      number(static_cast<uint8_t>(index));
     } else {
-      op(PickleOp::kLongBinPut);
-      number(index);
+      memo_entry(PickleOp::kBinPut, PickleOp::kLongBinPut, index);
     }
     return index;
   }

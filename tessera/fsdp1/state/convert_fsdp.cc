@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <set>
-#include <unordered_map>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/agreement.h"
@@ -149,15 +148,11 @@ void copy_fsdp1_to_fsdp2(nn::Module& fsdp1, const optim::Optimizer& from, optim:
   const auto agreed = agree_on_states(model, local, group);
   std::vector<StateTarget> targets;
   comm::attempt_together(group, [&] { targets = state_targets(model, agreed, to); });
-  std::unordered_map<const Fsdp1Units::Parameter*, const StateDict*> own;
-  for (const auto& [parameter, state] : local.entries) own[parameter] = state;
   for (const auto& [parameter, index, states] : targets) {
     const auto& agreed_state = agreed.states.at(parameter);
-    const auto found = own.find(parameter);
     for (const auto& [name, dtype] : agreed_state.tensors) {
       const auto place = model.units()[*parameter->unit].place(parameter->first_member + index).named(name);
-      const at::Tensor piece =
-          saved_piece(model, *parameter, index, found == own.end() ? nullptr : found->second, name, dtype);
+      const at::Tensor piece = saved_piece(model, *parameter, index, local.state_of(parameter), name, dtype);
       const at::Tensor& target = states.at(name);
       local_part(target).copy_(part_like(place, piece, target));
     }

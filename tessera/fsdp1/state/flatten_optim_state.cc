@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <functional>
 #include <set>
 #include <unordered_set>
@@ -103,7 +104,6 @@ class FlattenPlan {
                     "[fsdp1.load] found the parameter id {} in the state, expected names. Pass what optim_state_dict "
                     "returned, or the result of rekey_optim_state_dict.",
                     to_string(key));
-      user_keys.push_back(key);
     }
     std::unordered_set<std::string> used;
     for (size_t i = 0; i < by_unit.size(); ++i) collect(i, states, used);
@@ -112,10 +112,9 @@ class FlattenPlan {
       used.insert(parameter.name);
       used.insert(parameter.aliases.begin(), parameter.aliases.end());
     }
-    std::erase_if(user_keys, [&](const StateKey& key) {
-      const auto* name = std::get_if<std::string>(&key);
-      return name && used.contains(*name);
-    });
+    for (const auto& [key, value] : states) {
+      if (!used.contains(std::get<std::string>(key))) user_keys.push_back(key);
+    }
     for (size_t i = 0; i < by_unit.size(); ++i) check(i);
   }
 
@@ -160,9 +159,8 @@ class FlattenPlan {
     const auto& states = by_unit[unit_index];
     check_unit_states(unit, states, partial_units_);
     if (states.empty() || unit.layout().use_orig_params()) return;
-    bool any = false;
-    for (const auto& [member, state] : states) any = any || !state.empty();
-    TESSERA_CHECK(any, ErrorKind::kShape,
+    const bool all_empty = std::ranges::all_of(states, [](const auto& each) { return each.second.empty(); });
+    TESSERA_CHECK(!all_empty, ErrorKind::kShape,
                   "[fsdp1.load] The state of {} is empty. This should happen when use_orig_params=True. Leave its "
                   "parameters out of the dict.",
                   fmt::join(unit.fqns, ", "));
@@ -172,28 +170,12 @@ class FlattenPlan {
   bool partial_units_;
 };
 
-// A named optimizer's own states, for parameters of which this rank has nothing.
-class OwnStates {
- public:
-  explicit OwnStates(const optim::Optimizer* optimizer) : optimizer_(optimizer) {
-    if (!optimizer) return;
-    for (auto& name : optimizer->parameter_names()) names_.insert(std::move(name));
-  }
-  StateDict of(const std::string& name, const comm::Group& group) const {
-    StateDict state;
-    if (!optimizer_) return state;
-    if (!names_.contains(name)) {
-      log_warning("[fsdp1.load] optim_state[{}] is not on rank{}.", quote(name), group.rank());
-      return state;
-    }
-    for (const auto& [key, tensor] : optimizer_->state(name)) state.set(key, tensor.detach().clone());
-    return state;
-  }
-
- private:
-  const optim::Optimizer* optimizer_;
-  std::unordered_set<std::string> names_;
-};
+// A named optimizer's own state of a parameter of which this rank has nothing.
+StateDict own_state(const optim::Optimizer& optimizer, const std::string& parameter) {
+  StateDict state;
+  for (const auto& [key, tensor] : optimizer.state(parameter)) state.set(key, tensor.detach().clone());
+  return state;
+}
 
 }  // namespace
 
@@ -226,7 +208,10 @@ FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const Stat
     return options.rank0_only ? broadcast_state(group, value, model.units()[0].handle->shard().device(), subject)
                               : value;
   };
-  const OwnStates own_states(options.named_optimizer);
+  std::unordered_set<std::string> own_names;  // of a named optimizer
+  if (options.named_optimizer) {
+    for (auto& name : options.named_optimizer->parameter_names()) own_names.insert(std::move(name));
+  }
   FlattenedOptimState flat;
   for (const auto& parameter : model.parameters()) {
     FlattenedOptimEntry entry{.parameter = parameter.name, .state = {}};
@@ -241,7 +226,11 @@ FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const Stat
         entry.state = flatten_unit(unit, members, resolve);
       } else if (const auto found = members.find(parameter.first_member); found != members.end()) {
         entry.state = shard_member(unit, parameter.first_member, found->second, resolve);
-        if (entry.state.empty()) entry.state = own_states.of(parameter.name, group);
+        if (entry.state.empty() && own_names.contains(parameter.name)) {
+          entry.state = own_state(*options.named_optimizer, parameter.name);
+        } else if (entry.state.empty() && options.named_optimizer) {
+          log_warning("[fsdp1.load] optim_state[{}] is not on rank{}.", quote(parameter.name), group.rank());
+        }
       }
       if (entry.state.empty()) continue;
     }

@@ -118,12 +118,7 @@ void check_given(const ModelTensor& tensor, const std::string& name, const State
                 "[fsdp1.load] size mismatch for {}: copying a param with shape [{}] from checkpoint, the shape in "
                 "current model is [{}]. Load the state dict of this model and state_dict_type.",
                 quote(name), fmt::join(shape->shape, ", "), fmt::join(tensor.place.shape, ", "));
-  if (!value.is_sharded()) return;
-  for (const auto& shard : value.sharded()->local_shards) {
-    TESSERA_CHECK(shard.tensor.defined() && shard.tensor.sizes() == at::IntArrayRef(shard.metadata.shard_sizes),
-                  ErrorKind::kShape, "[fsdp1.load] {}: a local shard has not the shape of its metadata, [{}]",
-                  quote(name), fmt::join(shard.metadata.shard_sizes, ", "));
-  }
+  check_local_shards(name, value);
 }
 
 LoadPlan plan_load(const std::vector<ModelTensor>& tensors, const StateDict& dict, const Fsdp1LoadOptions& options) {

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <unordered_map>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
@@ -103,15 +102,9 @@ StateDict optim_state_dict(const Fsdp1Units& model, const StateDictSettings& set
   const auto agreed = agree_on_states(model, local, group);
 
   const bool to_save = !form.rank0_only || group.rank() == 0;
-  std::unordered_map<const Fsdp1Units::Parameter*, const StateDict*> own;
-  for (const auto& [parameter, state] : local.entries) own[parameter] = state;
-  const auto own_state_of = [&](const Fsdp1Units::Parameter* parameter) {
-    const auto found = own.find(parameter);
-    return found == own.end() ? nullptr : found->second;
-  };
   StateDict states;
   for (const auto* parameter : agreed.parameters) {
-    const auto* state = own_state_of(parameter);
+    const auto* state = local.state_of(parameter);
     if (parameter->unit) {
       auto unflat = unflatten_states(model, *parameter, agreed.states.at(parameter), state, form);
       for (size_t i = 0; to_save && i < unflat.size(); ++i) states.set(parameter->fqns[i], std::move(unflat[i]));

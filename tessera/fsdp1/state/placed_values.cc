@@ -131,6 +131,17 @@ std::optional<ValueShape> value_shape(const StateValue& value) {
   return std::nullopt;
 }
 
+void check_local_shards(const std::string& name, const StateValue& value) {
+  if (!value.is_sharded()) return;
+  for (const auto& shard : value.sharded()->local_shards) {
+    TESSERA_CHECK(shard.tensor.defined() && shard.tensor.sizes() == at::IntArrayRef(shard.metadata.shard_sizes) &&
+                      shard.tensor.scalar_type() == value.sharded()->dtype,
+                  ErrorKind::kShape, "[fsdp1.load] {}: found a local shard of shape {}, its metadata say {} of {}",
+                  quote(name), fmt::join(shard.tensor.defined() ? shard.tensor.sizes() : at::IntArrayRef{}, "x"),
+                  c10::toString(value.sharded()->dtype), fmt::join(shard.metadata.shard_sizes, "x"));
+  }
+}
+
 std::string describe_value(const StateValue& value) {
   const auto shape = value_shape(value);
   if (!shape) {
@@ -212,9 +223,8 @@ at::Tensor ranges_of_value(const FlatPlace& place, const StateValue& value) {
   const at::Tensor detached = tensor.detach();
   auto have = place.contiguous ? mesh_ranges(place.shape, *device_mesh(tensor), placements(tensor), *place.group)
                                : std::nullopt;
-  if (!have) return piece_of_whole(place, full_tensor(detached));
-  have = first_holders(std::move(*have));
-  if (!covers_once(*have, place.numel())) return piece_of_whole(place, full_tensor(detached));
+  if (have) have = first_holders(std::move(*have));
+  if (!have || !covers_once(*have, place.numel())) return piece_of_whole(place, full_tensor(detached));
   const auto& own = (*have)[static_cast<size_t>(place.group->rank())];
   const at::Tensor local = to_local(detached).to(place.device).reshape({-1});
   return fetch_piece(place, own.empty() ? local.narrow(0, 0, 0) : local, *have);

@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "tessera/base/log.h"
@@ -82,6 +83,9 @@ struct ValueShape {
   c10::ScalarType dtype;
 };
 std::optional<ValueShape> value_shape(const StateValue& value);
+// What this rank has of a ShardedTensor is what its metadata say, so that an exchange cannot fail on one rank only.
+// Error kShape, which begins with the name. Other values are fine.
+void check_local_shards(const std::string& name, const StateValue& value);
 // What ranks must agree on before they exchange a value: type, shape, dtype, how it lies; of numbers the value.
 std::string describe_value(const StateValue& value);
 

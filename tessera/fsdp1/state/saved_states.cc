@@ -238,7 +238,10 @@ LocalStates find_local_states(const Fsdp1Units& model, const std::vector<std::st
     if (parameter->unit) check_local_state(model, *parameter, value.dict());
     by_id[id] = {parameter, &value.dict()};
   }
-  for (const auto& [id, entry] : by_id) local.entries.push_back(entry);
+  for (const auto& [id, entry] : by_id) {
+    local.entries.push_back(entry);
+    local.by_parameter.insert(entry);
+  }
   return local;
 }
 

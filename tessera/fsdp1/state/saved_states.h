@@ -4,6 +4,7 @@
 
 #include <map>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -18,7 +19,14 @@ const StateDict& states_of(const StateDict& optim_state_dict, const char* where)
 // An optimizer's dict with its parameters found.
 struct LocalStates {
   std::vector<std::pair<const Fsdp1Units::Parameter*, const StateDict*>> entries;  // in the order of the ids
+  std::unordered_map<const Fsdp1Units::Parameter*, const StateDict*> by_parameter;
   std::vector<StateKey> user_keys;
+
+  // Null when this rank has no state of the parameter.
+  const StateDict* state_of(const Fsdp1Units::Parameter* parameter) const {
+    const auto found = by_parameter.find(parameter);
+    return found == by_parameter.end() ? nullptr : found->second;
+  }
 };
 // Errors kShape: ids of no parameter, states that are no dicts or do not lie as the parameter on this rank.
 LocalStates find_local_states(const Fsdp1Units& model, const std::vector<std::string>& optimizer_parameters,

@@ -39,11 +39,6 @@ StateDictSettings fsdp1_settings(nn::Module& model, const StateDictOptions& opti
   return settings;
 }
 
-void check_fsdp1_options(const StateDictOptions& options) {
-  TESSERA_CHECK(!options.fqn_modifier && options.submodules.empty(), ErrorKind::kConfig,
-                "[state] a model under FSDP1 takes neither fqn_modifier nor submodules");
-}
-
 optim::Optimizer& only_optimizer(const std::vector<optim::Optimizer*>& optimizers) {
   TESSERA_CHECK(optimizers.size() == 1, ErrorKind::kConfig,
                 "[state] found {} optimizers of a model under FSDP1, wanted the one of the whole model",
@@ -58,7 +53,8 @@ struct Fsdp1Handover {
   Fsdp1Handover(nn::Module& model, const StateDictOptions& options, Direction direction, const Plan& plan = {}) {
     const auto units = Fsdp1Units::of(model);
     comm::attempt_together(*units.group(), [&] {
-      check_fsdp1_options(options);
+      TESSERA_CHECK(!options.fqn_modifier && options.submodules.empty(), ErrorKind::kConfig,
+                    "[state] a model under FSDP1 takes neither fqn_modifier nor submodules");
       scope.emplace(model, fsdp1_settings(model, options, direction));
       if (plan) plan(units);
     });

@@ -8,7 +8,6 @@
 #include "tessera/fsdp1/state/flatten_optim_state.h"
 #include "tessera/fsdp1/state/placed_values.h"
 #include "tessera/state/model_names.h"
-#include "tessera/state/sharded_tensor.h"
 #include "tessera/state/state_dict_structure.h"
 #include "tessera/state/state_message.h"
 
@@ -33,18 +32,6 @@ std::set<std::string> state_names(const StateDict& state, const std::string& fqn
   return names;
 }
 
-// What this rank has of a ShardedTensor is what its metadata say, so that an exchange cannot fail on one rank only.
-void check_local_parts(const std::string& name, const StateValue& value) {
-  if (!value.is_sharded()) return;
-  for (const auto& shard : value.sharded()->local_shards) {
-    TESSERA_CHECK(shard.tensor.defined() && shard.tensor.sizes() == at::IntArrayRef(shard.metadata.shard_sizes) &&
-                      shard.tensor.scalar_type() == value.sharded()->dtype,
-                  ErrorKind::kShape, "[fsdp1.load] {}: found a local shard of shape {}, its metadata say {} of {}",
-                  quote(name), fmt::join(shard.tensor.defined() ? shard.tensor.sizes() : at::IntArrayRef{}, "x"),
-                  c10::toString(value.sharded()->dtype), fmt::join(shard.metadata.shard_sizes, "x"));
-  }
-}
-
 bool has_tensors(const StateValue& value) {
   return any_leaf(value, [](const StateValue& leaf) { return leaf.is_tensor() || leaf.is_sharded(); });
 }
@@ -67,15 +54,14 @@ class StateCheck {
     if (values_.empty()) return;
     const auto kind = state_kind(*values_[0].second);
     for (const auto& [member, value] : values_) {
-      const bool same_type = value->is_tensor() || value->is_sharded()
-                                 ? true
-                                 : value->variant().index() == values_[0].second->variant().index();
+      const bool same_type =
+          value->is_tensor() || value->is_sharded() || value->variant().index() == values_[0].second->variant().index();
       TESSERA_CHECK(state_kind(*value) == kind && same_type, ErrorKind::kShape,
                     "[fsdp1.load] Differing optimizer state types for state {}: {} is {}, {} is {}, and unflattened "
                     "parameter names {}. Save them with one optimizer.",
                     quote(name_), unit_.fqns[values_[0].first], type_name(*values_[0].second), unit_.fqns[member],
                     type_name(*value), quoted_list(unit_.fqns));
-      check_local_parts(unit_.fqns[member] + "." + name_, *value);
+      check_local_shards(unit_.fqns[member] + "." + name_, *value);
     }
     if (kind == StateKind::kTensor) check_tensors();
     if (kind != StateKind::kTensor && !unit_.layout().use_orig_params()) check_common_value(kind);

@@ -10,19 +10,12 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/comm/collectives/agreement.h"
-#include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/fsdp1/state/placed_values.h"
+#include "tessera/state/gather_state_dict.h"
 #include "tessera/state/optimizer_dict.h"
-#include "tessera/state/sharded_tensor.h"
 
 namespace tessera {
 namespace {
-
-StateValue whole_value(const StateValue& value) {
-  if (value.is_sharded()) return all_gather_sharded_tensor(*value.sharded());
-  if (value.is_tensor() && is_dtensor(value.tensor())) return full_tensor(value.tensor());
-  return value;
-}
 
 void together(const VerifyOsdOptions& options, const std::function<void()>& action) {
   if (options.group) return comm::attempt_together(*options.group, action);
@@ -63,14 +56,12 @@ void verify_osd_by_load(nn::Module& twin, optim::Optimizer& twin_optimizer, cons
                         const optim::Optimizer& reference, const VerifyOsdOptions& options) {
   const c10::NoGradGuard no_grad;
   const auto names = optimizer_parameter_names(twin_optimizer);
-  std::unordered_map<std::string, int64_t> ids;
-  for (size_t id = 0; id < names.size(); ++id) ids[names[id]] = static_cast<int64_t>(id);
-  // A tied parameter may have been saved under another of its names.
   std::unordered_map<const void*, int64_t> by_tensor;
-  for (const auto& parameter : twin.named_parameters()) {
-    const auto found = ids.find(parameter.name);
-    if (found != ids.end()) by_tensor[parameter.slot->parameter.unsafeGetTensorImpl()] = found->second;
+  for (size_t id = 0; id < names.size(); ++id) {
+    by_tensor[twin_optimizer.slot(names[id]).parameter.unsafeGetTensorImpl()] = static_cast<int64_t>(id);
   }
+  // A tied parameter may have been saved under another of its names.
+  std::unordered_map<std::string, int64_t> ids;
   for (const auto& parameter : twin.named_parameters(/*all=*/true)) {
     const auto found = by_tensor.find(parameter.slot->parameter.unsafeGetTensorImpl());
     if (found != by_tensor.end()) ids[parameter.name] = found->second;
@@ -81,8 +72,7 @@ void verify_osd_by_load(nn::Module& twin, optim::Optimizer& twin_optimizer, cons
   for (const auto& [key, state] : optim_state_dict.at("state").dict()) {
     const auto id = ids.find(to_string(key));
     if (!state.is_dict()) continue;  // of the user
-    StateDict whole;
-    for (const auto& [name, value] : state.dict()) whole.set(name, whole_value(value));
+    auto whole = gather_state_dict(state.dict(), {.type_check = false});
     if (id == ids.end()) {
       fault = fmt::format("{} is no parameter of the twin", quote(to_string(key)));
     } else {

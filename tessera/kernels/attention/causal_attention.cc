@@ -2,7 +2,6 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -52,8 +51,8 @@ at::Tensor with_tokens_outside(const at::Tensor& heads, at::ScalarType type) {
 Attended attention_by_formula(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                               const at::Tensor& first_key, double scale) {
   const auto wide = wide_type(q.scalar_type());
-  const auto keys = kernels::repeat_heads(k, /*dim=*/1, q.size(1)).to(wide),
-             values = kernels::repeat_heads(v, /*dim=*/1, q.size(1)).to(wide);
+  const auto keys = repeat_heads(k, /*dim=*/1, q.size(1)).to(wide),
+             values = repeat_heads(v, /*dim=*/1, q.size(1)).to(wide);
   const auto seen = seen_keys(q, first_key);
   const auto scores = q.to(wide)
                           .matmul(keys.transpose(2, 3))
@@ -65,29 +64,22 @@ Attended attention_by_formula(const at::Tensor& q, const at::Tensor& k, const at
   return {with_tokens_outside(shares.matmul(values), q.scalar_type()), log_sums};
 }
 
-// Sums over the query heads of each key head.
-at::Tensor sum_of_groups(const at::Tensor& heads, int64_t groups, at::ScalarType type) {
-  const auto grouped =
-      heads.view({heads.size(0), groups, heads.size(1) / std::max<int64_t>(groups, 1), heads.size(2), heads.size(3)})
-          .sum(2);
-  return with_tokens_outside(grouped, type);
-}
-
 AttentionGradients gradients_by_formula(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
                                         const at::Tensor& v, const at::Tensor& log_sums, const at::Tensor& first_key,
                                         double scale) {
   const auto wide = wide_type(q.scalar_type());
-  const auto keys = kernels::repeat_heads(k, /*dim=*/1, q.size(1)).to(wide),
-             values = kernels::repeat_heads(v, /*dim=*/1, q.size(1)).to(wide);
+  const auto keys = repeat_heads(k, /*dim=*/1, q.size(1)).to(wide),
+             values = repeat_heads(v, /*dim=*/1, q.size(1)).to(wide);
   const auto queries = q.to(wide), g = grad.to(wide);
   const auto shares = (queries.matmul(keys.transpose(2, 3)).mul(scale) - log_sums.unsqueeze(3))
                           .exp()
                           .masked_fill(seen_keys(q, first_key).logical_not(), 0.0);
   const auto pulls = g.matmul(values.transpose(2, 3));
   const auto of_scores = shares * (pulls - (shares * pulls).sum(-1, true)) * scale;
-  return {with_tokens_outside(of_scores.matmul(keys), q.scalar_type()),
-          sum_of_groups(of_scores.transpose(2, 3).matmul(queries), k.size(1), k.scalar_type()),
-          sum_of_groups(shares.transpose(2, 3).matmul(g), v.size(1), v.scalar_type())};
+  return {
+      with_tokens_outside(of_scores.matmul(keys), q.scalar_type()),
+      with_tokens_outside(sum_heads(of_scores.transpose(2, 3).matmul(queries), /*dim=*/1, k.size(1)), k.scalar_type()),
+      with_tokens_outside(sum_heads(shares.transpose(2, 3).matmul(g), /*dim=*/1, v.size(1)), v.scalar_type())};
 }
 
 // ---- operations ----
@@ -109,18 +101,8 @@ AttentionGradients causal_attention_backward_of(const at::Tensor& grad, const at
   return gradients_by_formula(grad, q, k, v, log_sums, first, scale);
 }
 
-Attended call_causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const FirstKey& first_key,
-                               double scale) {
-  static const auto op = operation<decltype(causal_attention_of)>("tessera::causal_attention");
-  return op.call(q, k, v, first_key, scale);
-}
-
-AttentionGradients call_causal_attention_backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
-                                                  const at::Tensor& v, const at::Tensor& log_sums,
-                                                  const FirstKey& first_key, double scale) {
-  static const auto op = operation<decltype(causal_attention_backward_of)>("tessera::causal_attention_backward");
-  return op.call(grad, q, k, v, log_sums, first_key, scale);
-}
+constexpr Operation<&causal_attention_of> call_causal_attention{"tessera::causal_attention"};
+constexpr Operation<&causal_attention_backward_of> call_causal_attention_backward{"tessera::causal_attention_backward"};
 
 // known: result and log sums, where they have been computed before.
 struct CausalAttentionNode : torch::autograd::Function<CausalAttentionNode> {

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/tensor/held_value.h"
 #include "tessera/kernels/attention/head_groups.h"
 #include "tessera/kernels/autograd/kept_results.h"
 #include "tessera/kernels/dispatch/device_kernels.h"
@@ -98,14 +99,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> efficient_backward(const at::Tens
 struct KnownFlash : torch::autograd::Function<KnownFlash> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const at::Tensor& out, const at::Tensor& log_sums,
-                            const std::optional<at::Tensor>& begins, int64_t longest, bool causal, int64_t window,
-                            double scale) {
+                            const FlashOptions& options) {
     const auto result = out.detach();
-    ctx->save_for_backward({q, k, v, result, log_sums, begins.value_or(at::Tensor())});
-    ctx->saved_data["longest"] = longest;
-    ctx->saved_data["causal"] = causal;
-    ctx->saved_data["window"] = window;
-    ctx->saved_data["scale"] = scale;
+    ctx->save_for_backward({q, k, v, result, log_sums});
+    ctx->saved_data["options"] = hold_value(options);
     return result;
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
@@ -114,12 +111,8 @@ struct KnownFlash : torch::autograd::Function<KnownFlash> {
                   "[kernels.flash] attention has no second derivative here. Differentiate without create_graph.");
     const auto saved = ctx->get_saved_variables();
     const auto [q, k, v] = flash_backward(grads[0], saved[0], saved[1], saved[2], {saved[3], saved[4]},
-                                          {.begins = saved[5],
-                                           .longest = ctx->saved_data["longest"].toInt(),
-                                           .causal = ctx->saved_data["causal"].toBool(),
-                                           .window = ctx->saved_data["window"].toInt(),
-                                           .scale = ctx->saved_data["scale"].toDouble()});
-    return {q, k, v, {}, {}, {}, {}, {}, {}, {}};
+                                          held_value<FlashOptions>(ctx->saved_data["options"]));
+    return {q, k, v, {}, {}, {}};
   }
 };
 
@@ -181,8 +174,7 @@ at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k, const at::T
     const auto result = flash_forward(q, k, v, options);
     return std::vector<at::Tensor>{result.out, result.log_sums};
   });
-  return KnownFlash::apply(q, k, v, known.at(0), known.at(1), call_of(options).begins, options.longest, options.causal,
-                           options.window, options.scale);
+  return KnownFlash::apply(q, k, v, known.at(0), known.at(1), options);
 }
 
 }  // namespace tessera::kernels

@@ -33,7 +33,7 @@ cudaError_t launch_rotary(Element element, const void* x, const float* cos, cons
                           int64_t rows, int64_t tokens, int64_t heads, int64_t half, int64_t angle_row,
                           cudaStream_t stream);
 
-// As cross_entropy_rows of detail/row_loops.h.
+// As RowLoops::cross_entropy of rows/row_loops.h.
 cudaError_t launch_cross_entropy(float* logits, const int64_t* labels, int64_t ignored_label, bool wants_gradient,
                                  float* losses, int64_t rows, int64_t classes, cudaStream_t stream);
 

@@ -1,8 +1,8 @@
 // The kernels as operations of the dispatcher, namespace tessera: one implementation for plain tensors, a derivative,
 // and for DTensors a sharding rule each.
 //
-//   static const auto op = operation<at::Tensor(const at::Tensor&, const at::Tensor&)>("tessera::swiglu");
-//   at::Tensor y = op.call(gate, up);
+//   constexpr Operation<&rotary_of> call_rotary{"tessera::rotary"};
+//   at::Tensor y = call_rotary(x, cos, sin, /*back=*/false);
 //
 // They are defined at first use. Thread-safe.
 #pragma once
@@ -25,6 +25,18 @@ c10::TypedOperatorHandle<Signature> operation(const char* name) {
   ensure_operations();
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
+
+// The operation whose kernel for plain tensors is `kernel`, called through the dispatcher.
+template <auto kernel>
+struct Operation;
+template <class Result, class... Arguments, Result (*kernel)(Arguments...)>
+struct Operation<kernel> {
+  const char* name;
+  Result operator()(Arguments... arguments) const {
+    static const auto found = operation<Result(Arguments...)>(name);
+    return found.call(std::forward<Arguments>(arguments)...);
+  }
+};
 
 // Defines one operation: its schema, its kernel for plain tensors and its derivative (TORCH_FN of each), and the
 // sharding rule for DTensors.

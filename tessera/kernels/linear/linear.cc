@@ -80,15 +80,8 @@ at::Tensor weight_gradient_of(const at::Tensor& grad, const at::Tensor& x) {
   return product_nt(as_rows(grad).t(), as_rows(x).t());
 }
 
-at::Tensor weight_gradient(const at::Tensor& grad, const at::Tensor& x) {
-  static const auto op = operation<decltype(weight_gradient_of)>("tessera::linear_weight_gradient");
-  return op.call(grad, x);
-}
-
-at::Tensor call_linear(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
-  static const auto op = operation<decltype(linear_of)>("tessera::linear");
-  return op.call(x, weight, bias);
-}
+constexpr Operation<&weight_gradient_of> weight_gradient{"tessera::linear_weight_gradient"};
+constexpr Operation<&linear_of> call_linear{"tessera::linear"};
 
 // y = x weight^T + bias through a node that keeps of x and weight what its gradients need, as libtorch's does, but not
 // an x that can be made again (detail/remade.h). Its derivative is made of differentiable products. known: y, where it

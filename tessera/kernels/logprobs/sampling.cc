@@ -223,8 +223,7 @@ struct SampledLogprobs : torch::autograd::Function<SampledLogprobs> {
     const auto found = sampled_logprobs(matrix, target, part, sampling, most_rows);
     ctx->save_for_backward({logits, target});
     ctx->saved_data["part"] = hold_value(part);
-    ctx->saved_data["top_k"] = sampling.top_k.value_or(0);
-    ctx->saved_data["top_p"] = sampling.top_p;
+    ctx->saved_data["sampling"] = hold_value(sampling);
     ctx->saved_data["most_rows"] = most_rows;
     return found.to(wide_type(logits.scalar_type()));
   }
@@ -235,7 +234,7 @@ struct SampledLogprobs : torch::autograd::Function<SampledLogprobs> {
     const auto saved = ctx->get_saved_variables();
     auto& data = ctx->saved_data;
     const VocabPart part = held_value<VocabPart>(data["part"]);
-    const TrainingSamplingParams sampling{.top_k = data["top_k"].toInt(), .top_p = data["top_p"].toDouble()};
+    const auto& sampling = held_value<TrainingSamplingParams>(data["sampling"]);
     const auto matrix = saved[0].detach().reshape({saved[1].size(0), saved[0].size(-1)});
     const auto gradient =
         sampled_logprobs_backward(grads[0], matrix, saved[1], part, sampling, data["most_rows"].toInt());

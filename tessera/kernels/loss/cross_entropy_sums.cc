@@ -108,7 +108,8 @@ class Summation {
     auto all = product_nt(h, weight_).to(wide_).contiguous();  // whose rows behind the others are zero and stay so
     auto logits = all.narrow(0, 0, rows);
     if (by_rows_) {
-      loss_.add_(cross_entropy_rows(logits, labels_.narrow(0, begin, rows), wants_gradient()).sum(at::kDouble));
+      const auto& loops = row_loops(logits.device());
+      loss_.add_(loops.cross_entropy(logits, labels_.narrow(0, begin, rows), wants_gradient()).sum(at::kDouble));
       if (wants_gradient()) add_gradients(begin, rows, h, all);
       return;
     }

@@ -134,11 +134,7 @@ void propose(const OpCall& call, Proposal& proposal) {
 
 // ---- derivative ----
 
-Triple call_with_gradients(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
-                           bool hidden_gradient, bool weight_gradient, int64_t chunk_bytes, double softcap) {
-  static const auto op = operation<decltype(with_gradients)>("tessera::linear_cross_entropy_with_gradients");
-  return op.call(hidden, weight, labels, hidden_gradient, weight_gradient, chunk_bytes, softcap);
-}
+constexpr Operation<&with_gradients> call_with_gradients{"tessera::linear_cross_entropy_with_gradients"};
 
 // `gradient` times `factor`: in its own memory when nobody can ask for it again.
 at::Tensor scaled(const at::Tensor& gradient, const at::Tensor& factor, bool keep) {

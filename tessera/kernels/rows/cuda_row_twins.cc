@@ -38,10 +38,6 @@ Element element_of(const at::Tensor& tensor) {
 
 bool is_gelu(Gate kind) { return kind == Gate::kGeluTanh; }
 
-}  // namespace
-
-bool has_row_twins(at::ScalarType type) { return type == at::kFloat || type == at::kBFloat16; }
-
 at::Tensor gate(Gate kind, const at::Tensor& gate, const at::Tensor& up) {
   auto y = at::empty_like(gate);
   if (y.numel() == 0) return y;
@@ -104,7 +100,7 @@ at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
   return y;
 }
 
-at::Tensor cross_entropy_rows(const at::Tensor& logits, const at::Tensor& labels, bool wants_gradient) {
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, bool wants_gradient) {
   const int64_t rows = logits.size(0), classes = logits.size(1);
   auto losses = at::empty({rows}, logits.options());
   if (logits.numel() == 0) return losses.zero_();
@@ -114,6 +110,13 @@ at::Tensor cross_entropy_rows(const at::Tensor& logits, const at::Tensor& labels
                launch_cross_entropy(logits.mutable_data_ptr<float>(), label.const_data_ptr<int64_t>(), kIgnoredLabel,
                                     wants_gradient, losses.mutable_data_ptr<float>(), rows, classes, launch.stream()));
   return losses;
+}
+
+}  // namespace
+
+const RowLoops* row_twins() {
+  static constexpr RowLoops kTwins{gate, gate_backward, rms_norm, rms_norm_backward, rotary, cross_entropy};
+  return &kTwins;
 }
 
 }  // namespace tessera::kernels::cuda

@@ -47,7 +47,9 @@ bool runs_gate_loop(const at::Tensor& gate, const at::Tensor& up) {
 
 template <class Activation>
 at::Tensor gated_of(const at::Tensor& gate, const at::Tensor& up) {
-  if (runs_gate_loop(gate, up)) return gate_loop(Activation::kGate, gate.contiguous(), up.contiguous());
+  if (runs_gate_loop(gate, up)) {
+    return row_loops(gate.device()).gate(Activation::kGate, gate.contiguous(), up.contiguous());
+  }
   return Activation::of(gate).mul_(up);
 }
 
@@ -55,22 +57,17 @@ at::Tensor gated_of(const at::Tensor& gate, const at::Tensor& up) {
 template <class Activation>
 GatePair gated_backward_of(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
   if (runs_gate_loop(gate, up) && runs_gate_loop(gate, grad)) {
-    return gate_backward_loop(Activation::kGate, grad.contiguous(), gate.contiguous(), up.contiguous());
+    return row_loops(gate.device())
+        .gate_backward(Activation::kGate, grad.contiguous(), gate.contiguous(), up.contiguous());
   }
   return {Activation::derivative(grad * up, gate), Activation::of(gate).mul_(grad)};
 }
 
 template <class Activation>
-at::Tensor call_gated(const at::Tensor& gate, const at::Tensor& up) {
-  static const auto op = operation<decltype(gated_of<Activation>)>(Activation::kName);
-  return op.call(gate, up);
-}
+constexpr Operation<&gated_of<Activation>> call_gated{Activation::kName};
 
 template <class Activation>
-GatePair call_gated_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
-  static const auto op = operation<decltype(gated_backward_of<Activation>)>(Activation::kBackward);
-  return op.call(grad, gate, up);
-}
+constexpr Operation<&gated_backward_of<Activation>> call_gated_backward{Activation::kBackward};
 
 template <class Activation>
 struct Gated : torch::autograd::Function<Gated<Activation>> {

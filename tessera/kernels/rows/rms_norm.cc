@@ -107,7 +107,7 @@ Pair rms_norm_of(const at::Tensor& given, const at::Tensor& weight, double eps, 
   const auto x = given.contiguous();
   if (runs_fused(x, weight, one_plus)) return at::_fused_rms_norm(x, weight.sizes(), factors_of(weight, one_plus), eps);
   if (runs_in_lanes(x, weight)) {
-    return rms_norm_loop(x, wide_factors(weight, one_plus), eps, /*rounds_first=*/!one_plus);
+    return row_loops(x.device()).rms_norm(x, wide_factors(weight, one_plus), eps, /*rounds_first=*/!one_plus);
   }
   if (runs_as_loop(x, weight)) return forward_loop(x, factors_of(weight, one_plus), eps);
   const auto wide = x.to(wide_type(x.scalar_type()));
@@ -138,7 +138,8 @@ Pair rms_norm_backward_of(const at::Tensor& grad_y, const at::Tensor& x, const a
                                         factors_of(weight, one_plus), {true, true});
   }
   if (runs_in_lanes(x, weight) && grad_y.scalar_type() == x.scalar_type()) {
-    const auto [grad_x, grad_weight] = rms_norm_backward_loop(grad_y.contiguous(), x.contiguous(),
+    const auto [grad_x, grad_weight] = row_loops(x.device())
+                                           .rms_norm_backward(grad_y.contiguous(), x.contiguous(),
                                                               wide_factors(weight, one_plus), inverse_rms.contiguous());
     return {grad_x, grad_weight.to(weight.scalar_type())};
   }
@@ -148,16 +149,8 @@ Pair rms_norm_backward_of(const at::Tensor& grad_y, const at::Tensor& x, const a
   return gradients_by_operations(grad_y, x, weight, inverse_rms, one_plus);
 }
 
-Pair call_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, bool one_plus) {
-  static const auto op = operation<decltype(rms_norm_of)>("tessera::rms_norm");
-  return op.call(x, weight, eps, one_plus);
-}
-
-Pair call_rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
-                            const at::Tensor& inverse_rms, bool one_plus) {
-  static const auto op = operation<decltype(rms_norm_backward_of)>("tessera::rms_norm_backward");
-  return op.call(grad, x, weight, inverse_rms, one_plus);
-}
+constexpr Operation<&rms_norm_of> call_rms_norm{"tessera::rms_norm"};
+constexpr Operation<&rms_norm_backward_of> call_rms_norm_backward{"tessera::rms_norm_backward"};
 
 struct RmsNorm : torch::autograd::Function<RmsNorm> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,

@@ -25,7 +25,7 @@ at::Tensor rotate_ops(const at::Tensor& x, const at::Tensor& cos, const at::Tens
 // sign -1 rotates back.
 at::Tensor rotate(const at::Tensor& given, const at::Tensor& cos, const at::Tensor& sin, float sign) {
   if (runs_row_loops(given, /*lanes=*/32) && cos.device() == given.device() && sin.device() == given.device()) {
-    return rotary_loop(given.contiguous(), cos, sin, sign);
+    return row_loops(given.device()).rotary(given.contiguous(), cos, sin, sign);
   }
   if (!given.is_cpu() || given.scalar_type() != at::kFloat) return rotate_ops(given, cos, sin, sign);
   const auto x = given.contiguous();
@@ -56,10 +56,7 @@ at::Tensor rotary_of(const at::Tensor& x, const at::Tensor& cos, const at::Tenso
   return rotate(x, cos.contiguous(), sin.contiguous(), back ? -1 : 1);
 }
 
-at::Tensor call_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back) {
-  static const auto op = operation<decltype(rotary_of)>("tessera::rotary");
-  return op.call(x, cos, sin, back);
-}
+constexpr Operation<&rotary_of> call_rotary{"tessera::rotary"};
 
 struct Rotary : torch::autograd::Function<Rotary> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& cos,

@@ -15,20 +15,9 @@
 #include "tessera/kernels/simd/lanes_avx512.h"
 
 namespace tessera::kernels {
-
-bool has_row_loops(c10::Device device, at::ScalarType type) {
-  if (device.is_cuda()) return cuda::has_row_twins(type);
-  return device.is_cpu() && (type == at::kFloat || type == at::kBFloat16) && has_lanes();
-}
-
-bool runs_row_loops(const at::Tensor& tensor, int64_t lanes) {
-  return has_row_loops(tensor.device(), tensor.scalar_type()) && tensor.numel() > 0 &&
-         (!tensor.is_cpu() || lanes == 1 || tensor.size(-1) % lanes == 0);
-}
-
-#ifdef TESSERA_HAS_LANES
 namespace {
 
+#ifdef TESSERA_HAS_LANES
 constexpr int64_t kLoopElements = 1 << 14;  // a thread's least share of work
 
 int64_t rows_at_once(int64_t width) { return std::max<int64_t>(1, kLoopElements / width); }
@@ -56,10 +45,7 @@ using namespace lanes_avx2;
 #pragma GCC pop_options
 #pragma GCC diagnostic pop
 
-}  // namespace
-
 at::Tensor gate_loop(Gate kind, const at::Tensor& gate, const at::Tensor& up) {
-  if (gate.is_cuda()) return cuda::gate(kind, gate, up);
   auto y = at::empty_like(gate);
   for_dtype_of(gate, [&]<class T>(T) {
     const T *from = gate.const_data_ptr<T>(), *factor = up.const_data_ptr<T>();
@@ -73,7 +59,6 @@ at::Tensor gate_loop(Gate kind, const at::Tensor& gate, const at::Tensor& up) {
 
 std::tuple<at::Tensor, at::Tensor> gate_backward_loop(Gate kind, const at::Tensor& grad, const at::Tensor& gate,
                                                       const at::Tensor& up) {
-  if (gate.is_cuda()) return cuda::gate_backward(kind, grad, gate, up);
   auto grad_gate = at::empty_like(gate), grad_up = at::empty_like(gate);
   for_dtype_of(gate, [&]<class T>(T) {
     const T *g = grad.const_data_ptr<T>(), *from = gate.const_data_ptr<T>(), *factor = up.const_data_ptr<T>();
@@ -87,7 +72,6 @@ std::tuple<at::Tensor, at::Tensor> gate_backward_loop(Gate kind, const at::Tenso
 
 std::tuple<at::Tensor, at::Tensor> rms_norm_loop(const at::Tensor& x, const at::Tensor& factors, double eps,
                                                  bool rounds_first) {
-  if (x.is_cuda()) return cuda::rms_norm(x, factors, eps, rounds_first);
   const int64_t width = x.size(-1), rows = x.numel() / width;
   auto y = at::empty_like(x);
   auto inverse_rms = at::empty(with_last(x.sizes(), 1), x.options().dtype(at::kFloat));
@@ -108,7 +92,6 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_loop(const at::Tensor& x, const at::
 
 std::tuple<at::Tensor, at::Tensor> rms_norm_backward_loop(const at::Tensor& grad, const at::Tensor& x,
                                                           const at::Tensor& factors, const at::Tensor& inverse_rms) {
-  if (x.is_cuda()) return cuda::rms_norm_backward(grad, x, factors, inverse_rms);
   const int64_t width = x.size(-1), rows = x.numel() / width;
   const int64_t block = std::max(rows_at_once(width), (rows + 63) / 64), blocks = (rows + block - 1) / block;
   auto grad_x = at::empty_like(x);
@@ -130,7 +113,6 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward_loop(const at::Tensor& grad
 }
 
 at::Tensor rotary_loop(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, float sign) {
-  if (x.is_cuda()) return cuda::rotary(x, cos, sin, sign);
   const int64_t tokens = x.size(1), heads = x.size(2), width = x.size(3);
   const int64_t angle_row = cos.size(0) == 1 ? 0 : tokens * (width / 2);
   auto y = at::empty_like(x);
@@ -151,8 +133,7 @@ at::Tensor rotary_loop(const at::Tensor& x, const at::Tensor& cos, const at::Ten
   return y;
 }
 
-at::Tensor cross_entropy_rows(const at::Tensor& logits, const at::Tensor& labels, bool wants_gradient) {
-  if (logits.is_cuda()) return cuda::cross_entropy_rows(logits, labels, wants_gradient);
+at::Tensor cross_entropy_loop(const at::Tensor& logits, const at::Tensor& labels, bool wants_gradient) {
   const int64_t rows = logits.size(0), classes = logits.size(1);
   auto losses = at::empty({rows}, logits.options());
   float *of = logits.mutable_data_ptr<float>(), *to = losses.mutable_data_ptr<float>();
@@ -167,6 +148,38 @@ at::Tensor cross_entropy_rows(const at::Tensor& logits, const at::Tensor& labels
   return losses;
 }
 
+const RowLoops* cpu_row_loops() {
+  static constexpr RowLoops kLoops{gate_loop,   gate_backward_loop, rms_norm_loop, rms_norm_backward_loop,
+                                   rotary_loop, cross_entropy_loop};
+  return has_lanes() ? &kLoops : nullptr;
+}
+#else
+const RowLoops* cpu_row_loops() { return nullptr; }
+#endif
+
+const RowLoops* find_row_loops(c10::Device device) {
+  if (device.is_cuda()) return cuda::row_twins();
+  return device.is_cpu() ? cpu_row_loops() : nullptr;
+}
+
+}  // namespace
+
+bool has_row_loops(c10::Device device, at::ScalarType type) {
+  return (type == at::kFloat || type == at::kBFloat16) && find_row_loops(device) != nullptr;
+}
+
+bool runs_row_loops(const at::Tensor& tensor, int64_t lanes) {
+  return has_row_loops(tensor.device(), tensor.scalar_type()) && tensor.numel() > 0 &&
+         (!tensor.is_cpu() || lanes == 1 || tensor.size(-1) % lanes == 0);
+}
+
+const RowLoops& row_loops(c10::Device device) {
+  const auto* const loops = find_row_loops(device);
+  TESSERA_CHECK(loops != nullptr, ErrorKind::kInternal, "[kernels.row_loops] none are made for {}", device.str());
+  return *loops;
+}
+
+#ifdef TESSERA_HAS_LANES
 at::Tensor transposed_loop(const at::Tensor& x) {
   const int64_t rows = x.size(0), columns = x.size(1), step = x.stride(0);
   auto y = at::empty({columns, rows}, x.options());
@@ -178,32 +191,7 @@ at::Tensor transposed_loop(const at::Tensor& x) {
                    [&](int64_t begin, int64_t end) { range(from, step, rows, to, begin * kAtOnce, end * kAtOnce); });
   return y;
 }
-#else  // has_row_loops() says that there are none on a CPU
-at::Tensor gate_loop(Gate kind, const at::Tensor& gate, const at::Tensor& up) { return cuda::gate(kind, gate, up); }
-
-std::tuple<at::Tensor, at::Tensor> gate_backward_loop(Gate kind, const at::Tensor& grad, const at::Tensor& gate,
-                                                      const at::Tensor& up) {
-  return cuda::gate_backward(kind, grad, gate, up);
-}
-
-std::tuple<at::Tensor, at::Tensor> rms_norm_loop(const at::Tensor& x, const at::Tensor& factors, double eps,
-                                                 bool rounds_first) {
-  return cuda::rms_norm(x, factors, eps, rounds_first);
-}
-
-std::tuple<at::Tensor, at::Tensor> rms_norm_backward_loop(const at::Tensor& grad, const at::Tensor& x,
-                                                          const at::Tensor& factors, const at::Tensor& inverse_rms) {
-  return cuda::rms_norm_backward(grad, x, factors, inverse_rms);
-}
-
-at::Tensor rotary_loop(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, float sign) {
-  return cuda::rotary(x, cos, sin, sign);
-}
-
-at::Tensor cross_entropy_rows(const at::Tensor& logits, const at::Tensor& labels, bool wants_gradient) {
-  return cuda::cross_entropy_rows(logits, labels, wants_gradient);
-}
-
+#else
 at::Tensor transposed_loop(const at::Tensor&) {
   raise(ErrorKind::kInternal, "[kernels.row_loops] not made for this processor");
 }

@@ -307,27 +307,20 @@ void save_adapters(CausalLM& model, const std::filesystem::path& folder, const S
   const auto own = summary_of(model);
   auto all = shared_parameters(model);
   all.insert(all.end(), own.parameters.begin(), own.parameters.end());
-  std::optional<StageValues> stages;
-  if (options.pipeline && options.pipeline->size() > 1) stages.emplace(*options.pipeline->group(0), all);
-  const auto summary = stages ? summary_of_stages(*options.pipeline->group(0), own) : own;
+  const StageValues stages(options.pipeline, all);
+  const auto summary = stages.pipeline() ? summary_of_stages(*stages.pipeline(), own) : own;
   TESSERA_CHECK(!summary.parameters.empty(), ErrorKind::kConfig,
                 "[models.adapters] {}: the model has no adapters to save", folder.string());
-  const auto mesh = mesh_of(all);
-  const bool speaks = !mesh || mesh->rank() == mesh->ranks().front();
   std::map<std::string, at::Tensor> held;
   for (const auto& parameter : own.parameters) held[parameter.names.front()] = parameter.tensor;
+  const auto value_of = [&](const SharedParameter& parameter) {
+    const auto& tensor = held.at(parameter.names.front());
+    return (is_dtensor(tensor) ? full_tensor(tensor.detach()) : tensor.detach()).contiguous();
+  };
   std::vector<at::Tensor> values;
-  for (const auto& parameter : summary.parameters) {
-    at::Tensor value;
-    if (!stages || stages->gives(parameter)) {
-      const auto& tensor = held.at(parameter.names.front());
-      value = (is_dtensor(tensor) ? full_tensor(tensor.detach()) : tensor.detach()).contiguous();
-    }
-    if (stages && speaks) value = stages->bring(parameter, value);
-    values.push_back(value);
-  }
-  attempt_on_all(mesh, stages ? options.pipeline->group(0).get() : nullptr, [&] {
-    if (speaks && (!stages || stages->rank() == 0)) write_adapters(summary, values, folder, options);
+  for (const auto& parameter : summary.parameters) values.push_back(stages.collect(parameter, value_of));
+  stages.attempt_on_all([&] {
+    if (stages.writes()) write_adapters(summary, values, folder, options);
   });
 }
 

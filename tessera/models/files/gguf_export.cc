@@ -128,11 +128,7 @@ GgmlType type_of_folder(const SafetensorsFolder& folder, const ModelConfig& conf
 // Values that are not finite, or would not be in the file: q8_0 has a half-precision scale for each block of 32 values.
 void check_storable(const at::Tensor& value, GgmlType type, const std::string& name, const std::string& dir) {
   const auto where = "[gguf] " + dir;
-  const auto dtype = type == GgmlType::kF32    ? at::kFloat
-                     : type == GgmlType::kBF16 ? at::kBFloat16
-                     : type == GgmlType::kF16  ? at::kHalf
-                                               : value.scalar_type();
-  check_converted(value, value.to(dtype), name, where);
+  check_converted(value, value.to(plain_dtype(type).value_or(value.scalar_type())), name, where);
   if (type != GgmlType::kQ8_0) return;
   constexpr double kLargest = 65504.0 * 127;
   const double most = value.abs().max().item<double>();

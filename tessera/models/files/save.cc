@@ -137,14 +137,11 @@ void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const st
                      const SaveOptions& options) {
   at::NoGradGuard no_grad;
   const auto own = parameters_and_packed(model);
-  std::optional<StageValues> stages;
-  if (options.pipeline && options.pipeline->size() > 1) stages.emplace(*options.pipeline->group(0), own);
+  const StageValues stages(options.pipeline, own);
   const nn::ParameterOptions as_saved{options.dtype.value_or(own.front().tensor.scalar_type()), at::kMeta};
-  const auto whole_model = stages ? make_model(model.config(), as_saved) : nullptr;
-  const auto parameters = stages ? shared_parameters(*whole_model) : own;
-  const auto mesh = mesh_of(own);
-  const bool speaks = !mesh || mesh->rank() == mesh->ranks().front();
-  const bool writes = speaks && (!stages || stages->rank() == 0);
+  const auto whole_model = stages.pipeline() ? make_model(model.config(), as_saved) : nullptr;
+  const auto parameters = whole_model ? shared_parameters(*whole_model) : own;
+  const bool writes = stages.writes();
   const auto value_of = value_getter(model, own, options);
   std::optional<Error> error;  // of the writing rank
   const auto attempt = [&](const auto& step) {
@@ -159,9 +156,7 @@ void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const st
   if (writes) attempt([&] { folder.emplace(model, parameters, dir, source_dir, options); });
   for (const auto& parameter : parameters) {
     // Also after an error: the other ranks are in the same collective.
-    at::Tensor whole;
-    if (!stages || stages->gives(parameter)) whole = value_of(parameter);
-    if (stages && speaks) whole = stages->bring(parameter, whole);
+    const auto whole = stages.collect(parameter, value_of);
     if (!writes) continue;
     attempt([&] {
       TESSERA_CHECK(!whole.is_meta(), ErrorKind::kInternal,
@@ -174,7 +169,7 @@ void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const st
   }
   if (writes) attempt([&] { folder->publish(); });
   folder.reset();
-  attempt_on_all(mesh, stages ? options.pipeline->group(0).get() : nullptr, [&] {
+  stages.attempt_on_all([&] {
     if (error) throw *error;
   });
 }

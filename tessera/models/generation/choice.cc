@@ -143,6 +143,16 @@ bool is_ended(const ChoiceContext& context, const GenerationOptions& options) {
          (options.constraint && options.constraint->complete(made_of(context)));
 }
 
+std::vector<size_t> largest_places(std::span<const float> values, size_t count) {
+  std::vector<size_t> places(values.size());
+  std::iota(places.begin(), places.end(), 0);
+  count = std::min(count, places.size());
+  std::partial_sort(places.begin(), places.begin() + static_cast<std::ptrdiff_t>(count), places.end(),
+                    [&](size_t a, size_t b) { return values[a] != values[b] ? values[a] > values[b] : a < b; });
+  places.resize(count);
+  return places;
+}
+
 TokenLogProbs log_probs_of(std::span<const float> logits, int64_t chosen, int64_t likeliest) {
   const double most = *std::ranges::max_element(logits);
   double total = 0;
@@ -150,16 +160,8 @@ TokenLogProbs log_probs_of(std::span<const float> logits, int64_t chosen, int64_
   const double base = most + std::log(total);
   TokenLogProbs found{.chosen = static_cast<double>(logits[static_cast<size_t>(chosen)]) - base};
   if (likeliest == 0) return found;
-  std::vector<int64_t> order(logits.size());
-  std::iota(order.begin(), order.end(), 0);
-  const auto count = std::min<size_t>(static_cast<size_t>(likeliest), order.size());
-  std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count), order.end(),
-                    [&](int64_t a, int64_t b) {
-                      const float x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
-                      return x != y ? x > y : a < b;
-                    });
-  for (size_t i = 0; i < count; ++i) {
-    found.likeliest.emplace_back(order[i], static_cast<double>(logits[static_cast<size_t>(order[i])]) - base);
+  for (const size_t token : largest_places(logits, static_cast<size_t>(likeliest))) {
+    found.likeliest.emplace_back(static_cast<int64_t>(token), static_cast<double>(logits[token]) - base);
   }
   return found;
 }

@@ -6,6 +6,7 @@
 // Thread-safe; a constraint is its sequence's.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -30,6 +31,10 @@ struct TokenLogProbs {
   double chosen = 0;
   std::vector<std::pair<int64_t, double>> likeliest{};  // first the likeliest
 };
+
+// The places of the largest values, the largest first, of equals the first.
+std::vector<size_t> largest_places(std::span<const float> values, size_t count);
+
 // Natural logarithms under the model's own distribution: temperature, penalties and filters do not count.
 TokenLogProbs log_probs_of(std::span<const float> logits, int64_t chosen, int64_t likeliest);
 

@@ -150,13 +150,12 @@ int64_t Engine::add(GenerationRequest request) {
 }
 
 void Engine::cancel(int64_t id) {
-  std::erase_if(waiting_, [&](const auto& sequence) { return sequence->id == id; });
-  for (auto at = running_.begin(); at != running_.end(); ++at) {
-    if ((*at)->id != id) continue;
-    preempt(**at);
-    running_.erase(at);
-    return;
-  }
+  const auto is_meant = [&](const auto& sequence) { return sequence->id == id; };
+  std::erase_if(waiting_, is_meant);
+  const auto found = std::ranges::find_if(running_, is_meant);
+  if (found == running_.end()) return;
+  preempt(**found);
+  running_.erase(found);
 }
 
 // Back to the state before its first page, in running_ still. The last pages are to be forgotten first.
@@ -185,11 +184,9 @@ int64_t Engine::shareable_tokens(const Sequence& sequence) const {
   return is_long ? 0 : std::min(tokens, config_.max_position_embeddings);
 }
 
-// Takes over whole pages that others have computed, but for the last token, whose logits are wanted. True where any
-// was.
-bool Engine::share_prefix(Sequence& sequence) {
-  bool found = false;
-  if (sequence.scored < sequence.to_score()) return found;  // their logits are in no page
+// Takes over whole pages that others have computed, but for the last token, whose logits are wanted.
+void Engine::share_prefix(Sequence& sequence) {
+  if (sequence.scored < sequence.to_score()) return;  // their logits are in no page
   while (sequence.computed % kernels::kPageTokens == 0 && sequence.pending() > kernels::kPageTokens &&
          sequence.computed + kernels::kPageTokens <= shareable_tokens(sequence) &&
          sequence.published * kernels::kPageTokens == sequence.computed &&
@@ -201,9 +198,7 @@ bool Engine::share_prefix(Sequence& sequence) {
     sequence.computed += kernels::kPageTokens;
     ++sequence.published;
     counts_.shared_tokens += kernels::kPageTokens;
-    found = true;
   }
-  return found;
 }
 
 // Those that wait for a mask give theirs first, then those that came later. False where all have and it is still not
@@ -234,33 +229,23 @@ Engine::Step Engine::plan() {
   int64_t budget = options_.prompt_block;
   std::set<std::pair<Pages::Place, std::vector<int64_t>>> being_filled;
   const auto most = static_cast<size_t>(options_.max_sequences);
-  for (auto at = running_.begin(); at != running_.end() && step.parts.size() < most;) {
+  for (auto at = running_.begin(); at != running_.end() && step.parts.size() < most; ++at) {
     auto& sequence = **at;
-    if (sequence.choice) {  // its mask is not there yet
-      ++at;
-      continue;
-    }
+    if (sequence.choice) continue;  // its mask is not there yet
     share_prefix(sequence);
     int64_t rows = 1;
     if (sequence.pending() > 1) {
       // One sequence computes what several begin with; the others find it in the next step.
       if (sequence.computed % kernels::kPageTokens == 0 && sequence.pending() > kernels::kPageTokens) {
         const auto tokens = sequence.page_tokens(sequence.computed / kernels::kPageTokens);
-        if (!being_filled.emplace(sequence.place, std::vector(tokens.begin(), tokens.end())).second) {
-          ++at;
-          continue;
-        }
+        if (!being_filled.emplace(sequence.place, std::vector(tokens.begin(), tokens.end())).second) continue;
       }
       rows = std::min(sequence.pending(), budget);
-      if (rows == 0) {
-        ++at;
-        continue;
-      }
+      if (rows == 0) continue;
       budget -= rows;
     }
     if (!give_pages(sequence, sequence.computed + rows)) break;  // it was the last
     step.parts.push_back({&sequence, rows});
-    ++at;
   }
   return step;
 }

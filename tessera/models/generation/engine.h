@@ -114,7 +114,7 @@ class Engine {
 
   int64_t shareable_tokens(const Sequence& sequence) const;
   void admit();
-  bool share_prefix(Sequence& sequence);
+  void share_prefix(Sequence& sequence);
   bool give_pages(Sequence& sequence, int64_t tokens);
   void preempt(Sequence& sequence);
   Step plan();

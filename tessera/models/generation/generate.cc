@@ -17,27 +17,23 @@
 namespace tessera {
 namespace {
 
-// Settings that change the result in transformers and have a neutral value there.
-const std::vector<std::pair<const char*, Json>>& unsupported_settings() {
-  static const std::vector<std::pair<const char*, Json>> settings = {{"num_beams", 1},
-                                                                     {"penalty_alpha", nullptr},
-                                                                     {"no_repeat_ngram_size", 0},
-                                                                     {"min_new_tokens", nullptr},
-                                                                     {"min_length", 0},
-                                                                     {"typical_p", 1.0},
-                                                                     {"epsilon_cutoff", 0.0},
-                                                                     {"eta_cutoff", 0.0},
-                                                                     {"bad_words_ids", nullptr},
-                                                                     {"suppress_tokens", nullptr},
-                                                                     {"begin_suppress_tokens", nullptr},
-                                                                     {"forced_bos_token_id", nullptr},
-                                                                     {"forced_eos_token_id", nullptr},
-                                                                     {"sequence_bias", nullptr}};
-  return settings;
-}
-
 void warn_of_unsupported(const JsonReader& settings) {
-  for (const auto& [key, neutral] : unsupported_settings()) {
+  // Settings that change the result in transformers, each with its neutral value there.
+  static const std::pair<const char*, Json> kUnsupported[] = {{"num_beams", 1},
+                                                              {"penalty_alpha", nullptr},
+                                                              {"no_repeat_ngram_size", 0},
+                                                              {"min_new_tokens", nullptr},
+                                                              {"min_length", 0},
+                                                              {"typical_p", 1.0},
+                                                              {"epsilon_cutoff", 0.0},
+                                                              {"eta_cutoff", 0.0},
+                                                              {"bad_words_ids", nullptr},
+                                                              {"suppress_tokens", nullptr},
+                                                              {"begin_suppress_tokens", nullptr},
+                                                              {"forced_bos_token_id", nullptr},
+                                                              {"forced_eos_token_id", nullptr},
+                                                              {"sequence_bias", nullptr}};
+  for (const auto& [key, neutral] : kUnsupported) {
     const auto found = settings.find(key);
     if (found && found->value() != neutral) log_warning("{}: not supported and not applied", found->name());
   }

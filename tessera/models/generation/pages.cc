@@ -44,10 +44,6 @@ std::optional<int32_t> Pages::take() {
   return page;
 }
 
-bool Pages::holds(Place before, std::span<const int64_t> tokens) const {
-  return published_.contains(key_of(before, tokens));
-}
-
 std::optional<int32_t> Pages::find(Place before, std::span<const int64_t> tokens) {
   const auto found = published_.find(key_of(before, tokens));
   if (found == published_.end()) return std::nullopt;

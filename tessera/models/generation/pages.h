@@ -33,7 +33,6 @@ class Pages {
   std::optional<int32_t> take();
   // The published page of these kernels::kPageTokens tokens behind that place, with one owner more.
   std::optional<int32_t> find(Place before, std::span<const int64_t> tokens);
-  bool holds(Place before, std::span<const int64_t> tokens) const;
   // From now on others find it. The place behind it. Where another page holds the same this one stays private.
   Place publish(int32_t page, Place before, std::span<const int64_t> tokens);
   Place place_behind(int32_t page) const { return pages_[static_cast<size_t>(page)].behind; }

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "tessera/models/decoder/decoder.h"
+#include "tessera/models/generation/choice.h"
 
 namespace tessera {
 namespace {
@@ -67,13 +67,8 @@ class RowExperts : public nn::MoE {
     std::vector<float> probabilities(count);
     float total = 0;
     for (size_t i = 0; i < count; ++i) total += probabilities[i] = std::exp(logits[i] - most);
-    std::vector<size_t> order(count);
-    std::iota(order.begin(), order.end(), 0);
     const auto taken = static_cast<size_t>(chosen());
-    std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(taken), order.end(),
-                      [&](size_t a, size_t b) {
-                        return probabilities[a] != probabilities[b] ? probabilities[a] > probabilities[b] : a < b;
-                      });
+    const auto order = largest_places(probabilities, taken);
     float sum = 0;
     for (size_t rank = 0; rank < taken; ++rank) sum += probabilities[order[rank]] / total;
     for (size_t rank = 0; rank < taken; ++rank) {

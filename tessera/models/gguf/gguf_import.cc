@@ -178,9 +178,7 @@ c10::ScalarType own_dtype(const GgufFile& file) {
   for (const auto& [name, info] : file.tensors()) {
     if (info.shape.size() > 1 && !name.ends_with(kRouter)) types.insert(info.type);
   }
-  const auto dtype = types == std::set{GgmlType::kF16}    ? at::kHalf
-                     : types == std::set{GgmlType::kBF16} ? at::kBFloat16
-                                                          : at::kFloat;
+  const auto dtype = types.size() == 1 ? plain_dtype(*types.begin()).value_or(at::kFloat) : at::kFloat;
   for (const auto& [name, info] : file.tensors()) {
     if (dtype == at::kFloat || !name.ends_with(kRouter)) continue;
     const auto value = file.tensor(name).to(at::kFloat);

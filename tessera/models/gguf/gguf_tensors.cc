@@ -1,6 +1,7 @@
 #include "tessera/models/gguf/gguf_tensors.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include "tessera/models/config/config.h"
 #include "tessera/models/config/family.h"
@@ -9,72 +10,56 @@
 namespace tessera {
 namespace {
 
-// Adds the tensors of one decoder layer.
-class GgufLayer {
- public:
-  GgufLayer(const GgufMap& map, const ModelConfig& config, int64_t layer, std::vector<GgufTensor>& all)
-      : map_(map),
-        config_(config),
-        gguf_("blk." + std::to_string(layer) + "."),
-        hf_("model.layers." + std::to_string(layer) + "."),
-        all_(all) {}
-
-  void add() {
-    const int64_t hidden = config_.hidden_size, ff = config_.intermediate_size;
-    const int64_t heads = config_.num_attention_heads, kv_heads = config_.num_key_value_heads;
-    const int64_t q = heads * config_.head_dim, kv = kv_heads * config_.head_dim;
-    const int64_t rotary = map_.interleaved_rotary ? 1 : 0;
-    norm("attn_norm", "input_layernorm", hidden);
-    linear("attn_q", "self_attn.q_proj", q, hidden, config_.qkv_bias, rotary * heads);
-    linear("attn_k", "self_attn.k_proj", kv, hidden, config_.qkv_bias, rotary * kv_heads);
-    linear("attn_v", "self_attn.v_proj", kv, hidden, config_.qkv_bias);
-    linear("attn_output", "self_attn.o_proj", hidden, q, config_.output_bias);
-    if (map_.qk_norm) {
-      norm("attn_q_norm", "self_attn.q_norm", config_.head_dim);
-      norm("attn_k_norm", "self_attn.k_norm", config_.head_dim);
-    }
-    if (map_.norms_around) {
-      norm("post_attention_norm", "post_attention_layernorm", hidden);
-      norm("post_ffw_norm", "post_feedforward_layernorm", hidden);
-    }
-    norm("ffn_norm", map_.norms_around ? "pre_feedforward_layernorm" : "post_attention_layernorm", hidden);
-    if (map_.experts) return add_experts();
-    linear("ffn_gate", "mlp.gate_proj", ff, hidden, config_.mlp_bias);
-    linear("ffn_up", "mlp.up_proj", ff, hidden, config_.mlp_bias);
-    linear("ffn_down", "mlp.down_proj", hidden, ff, config_.mlp_bias);
+void add_layer_tensors(const GgufMap& map, const ModelConfig& config, int64_t layer, std::vector<GgufTensor>& all) {
+  const auto gguf = fmt::format("blk.{}.", layer), hf = fmt::format("model.layers.{}.", layer);
+  const auto norm = [&](const char* ours, const char* theirs, int64_t width) {
+    all.push_back({gguf + ours + ".weight", hf + theirs + ".weight", {width}, 0, map.norms_one_plus});
+  };
+  const auto linear = [&](const char* ours, const char* theirs, int64_t rows, int64_t columns, bool bias,
+                          int64_t rotary_heads = 0) {
+    all.push_back({gguf + ours + ".weight", hf + theirs + ".weight", {rows, columns}, rotary_heads});
+    if (bias) all.push_back({gguf + ours + ".bias", hf + theirs + ".bias", {rows}, rotary_heads});
+  };
+  const int64_t hidden = config.hidden_size, heads = config.num_attention_heads, kv_heads = config.num_key_value_heads;
+  const int64_t q = heads * config.head_dim, kv = kv_heads * config.head_dim;
+  const int64_t rotary = map.interleaved_rotary ? 1 : 0;
+  norm("attn_norm", "input_layernorm", hidden);
+  linear("attn_q", "self_attn.q_proj", q, hidden, config.qkv_bias, rotary * heads);
+  linear("attn_k", "self_attn.k_proj", kv, hidden, config.qkv_bias, rotary * kv_heads);
+  linear("attn_v", "self_attn.v_proj", kv, hidden, config.qkv_bias);
+  linear("attn_output", "self_attn.o_proj", hidden, q, config.output_bias);
+  if (map.qk_norm) {
+    norm("attn_q_norm", "self_attn.q_norm", config.head_dim);
+    norm("attn_k_norm", "self_attn.k_norm", config.head_dim);
   }
-
- private:
-  void add_experts() {
-    const int64_t hidden = config_.hidden_size, inner = config_.experts.inner, count = config_.experts.count;
-    linear("ffn_gate_inp", "mlp.gate", count, hidden, /*bias=*/false);
-    all_.back().router = true;
-    stack("ffn_gate_exps", "mlp.experts.gate_up_proj", {count, inner, hidden}, 0, 2 * inner);
-    stack("ffn_up_exps", "mlp.experts.gate_up_proj", {count, inner, hidden}, inner, 2 * inner);
-    stack("ffn_down_exps", "mlp.experts.down_proj", {count, hidden, inner}, 0, hidden);
+  if (map.norms_around) {
+    norm("post_attention_norm", "post_attention_layernorm", hidden);
+    norm("post_ffw_norm", "post_feedforward_layernorm", hidden);
   }
-  void stack(const char* ours, const char* theirs, std::vector<int64_t> shape, int64_t first_row, int64_t stack_rows) {
-    all_.push_back({.gguf_name = gguf_ + ours + ".weight",
-                    .hf_name = hf_ + theirs,
-                    .shape = std::move(shape),
-                    .stacks = &family_of(config_.architecture).weights,
-                    .first_row = first_row,
-                    .stack_rows = stack_rows});
+  norm("ffn_norm", map.norms_around ? "pre_feedforward_layernorm" : "post_attention_layernorm", hidden);
+  if (!map.experts) {
+    const int64_t inner = config.intermediate_size;
+    linear("ffn_gate", "mlp.gate_proj", inner, hidden, config.mlp_bias);
+    linear("ffn_up", "mlp.up_proj", inner, hidden, config.mlp_bias);
+    linear("ffn_down", "mlp.down_proj", hidden, inner, config.mlp_bias);
+    return;
   }
-  void norm(const char* ours, const char* theirs, int64_t width) {
-    all_.push_back({gguf_ + ours + ".weight", hf_ + theirs + ".weight", {width}, 0, map_.norms_one_plus});
-  }
-  void linear(const char* ours, const char* theirs, int64_t rows, int64_t columns, bool bias,
-              int64_t rotary_heads = 0) {
-    all_.push_back({gguf_ + ours + ".weight", hf_ + theirs + ".weight", {rows, columns}, rotary_heads});
-    if (bias) all_.push_back({gguf_ + ours + ".bias", hf_ + theirs + ".bias", {rows}, rotary_heads});
-  }
-
-  const GgufMap& map_;
-  const ModelConfig& config_;
-  std::string gguf_, hf_;
-  std::vector<GgufTensor>& all_;
-};
+  const int64_t inner = config.experts.inner, count = config.experts.count;
+  const auto stack = [&](const char* ours, const char* theirs, int64_t rows, int64_t columns, int64_t first_row,
+                         int64_t stack_rows) {
+    all.push_back({.gguf_name = gguf + ours + ".weight",
+                   .hf_name = hf + theirs,
+                   .shape = {count, rows, columns},
+                   .stacks = &family_of(config.architecture).weights,
+                   .first_row = first_row,
+                   .stack_rows = stack_rows});
+  };
+  linear("ffn_gate_inp", "mlp.gate", count, hidden, /*bias=*/false);
+  all.back().router = true;
+  stack("ffn_gate_exps", "mlp.experts.gate_up_proj", inner, hidden, 0, 2 * inner);
+  stack("ffn_up_exps", "mlp.experts.gate_up_proj", inner, hidden, inner, 2 * inner);
+  stack("ffn_down_exps", "mlp.experts.down_proj", hidden, inner, 0, hidden);
+}
 
 at::Tensor swap_rotary(const at::Tensor& tensor, int64_t heads, int64_t outer, int64_t inner) {
   return tensor.reshape({heads, outer, inner, -1}).transpose(1, 2).reshape(tensor.sizes());
@@ -89,7 +74,7 @@ std::vector<GgufTensor> gguf_tensors(const GgufMap& map, const ModelConfig& conf
       {"output_norm.weight", "model.norm.weight", {hidden}, 0, map.norms_one_plus},
   };
   if (!config.tie_word_embeddings) all.push_back({"output.weight", "lm_head.weight", {vocab, hidden}});
-  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) GgufLayer(map, config, layer, all).add();
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) add_layer_tensors(map, config, layer, all);
   return all;
 }
 

@@ -262,9 +262,7 @@ void set_end_keys(const HfVocabulary& vocabulary, std::optional<int64_t> eos, st
 bool lists_ends(const std::filesystem::path& dir) {
   for (const char* name : {"generation_config.json", "config.json"}) {
     if (!std::filesystem::exists(dir / name)) continue;
-    const auto settings = read_json_object(dir / name);
-    const auto* listed = find(settings, "eos_token_id");
-    if (listed && !listed->is_null()) return true;
+    if (find(read_json_object(dir / name), "eos_token_id")) return true;
   }
   return false;
 }

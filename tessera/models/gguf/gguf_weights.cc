@@ -44,7 +44,6 @@ class GgufWeights {
     }
     check_known();
   }
-  const GgufFile& file() const { return *file_; }
   const GgufTensor& of(const std::vector<std::string>& names) const {
     for (const auto& name : names) {
       if (const auto found = tensors_.find(name); found != tensors_.end()) return found->second;

@@ -9,22 +9,15 @@
 
 namespace tessera {
 
-void attempt_on_all(const MeshPtr& mesh, comm::Group* pipeline, const std::function<void()>& action) {
-  const auto on_mesh = [&] {
-    if (!mesh) return action();
-    std::vector<int64_t> dims(static_cast<size_t>(mesh->ndim()));
-    std::iota(dims.begin(), dims.end(), 0);
-    comm::attempt_together(mesh->ndim() == 1 ? *mesh->group(0) : *mesh->group(dims), action);
-  };
-  if (pipeline == nullptr) return on_mesh();
-  comm::attempt_together(*pipeline, on_mesh);
-}
-
-StageValues::StageValues(comm::Group& pipeline, const std::vector<SharedParameter>& own)
-    : pipeline_(pipeline), device_(own.empty() ? c10::Device(at::kCPU) : own.front().tensor.device()) {
+StageValues::StageValues(const MeshPtr& pipeline, const std::vector<SharedParameter>& own)
+    : pipeline_(pipeline && pipeline->size() > 1 ? pipeline->group(0) : nullptr),
+      mesh_(mesh_of(own)),
+      speaks_(!mesh_ || mesh_->rank() == mesh_->ranks().front()),
+      device_(own.empty() ? c10::Device(at::kCPU) : own.front().tensor.device()) {
+  if (!pipeline_) return;
   std::vector<std::string> names;
   for (const auto& parameter : own) names.insert(names.end(), parameter.names.begin(), parameter.names.end());
-  const auto all = comm::gather_names(pipeline, names);
+  const auto all = comm::gather_names(*pipeline_, names);
   for (size_t rank = 0; rank < all.size(); ++rank) {
     for (const auto& name : all[rank]) owners_.try_emplace(name, static_cast<int>(rank));
   }
@@ -37,14 +30,28 @@ int StageValues::owner(const SharedParameter& parameter) const {
   raise(ErrorKind::kInternal, "[models.save] {}: no stage of the pipeline holds it", parameter.names.front());
 }
 
-at::Tensor StageValues::bring(const SharedParameter& parameter, const at::Tensor& value) const {
-  const int from = owner(parameter);
-  if (from == 0) return value;
-  if (rank() == from) comm::send(pipeline_, value.to(parameter.tensor.scalar_type()).contiguous(), 0).wait();
-  if (rank() != 0) return value;
+at::Tensor StageValues::collect(const SharedParameter& parameter,
+                                const std::function<at::Tensor(const SharedParameter&)>& value_of) const {
+  if (!pipeline_) return value_of(parameter);
+  const int from = owner(parameter), rank = pipeline_->rank();
+  const at::Tensor value = rank == from ? value_of(parameter) : at::Tensor();
+  if (from == 0 || !speaks_) return value;
+  if (rank == from) comm::send(*pipeline_, value.to(parameter.tensor.scalar_type()).contiguous(), 0).wait();
+  if (rank != 0) return value;
   auto theirs = at::empty(parameter.tensor.sizes(), parameter.tensor.options().device(device_));
-  comm::recv(pipeline_, theirs, from).wait();
+  comm::recv(*pipeline_, theirs, from).wait();
   return theirs;
+}
+
+void StageValues::attempt_on_all(const std::function<void()>& action) const {
+  const auto on_mesh = [&] {
+    if (!mesh_) return action();
+    std::vector<int64_t> dims(static_cast<size_t>(mesh_->ndim()));
+    std::iota(dims.begin(), dims.end(), 0);
+    comm::attempt_together(mesh_->ndim() == 1 ? *mesh_->group(0) : *mesh_->group(dims), action);
+  };
+  if (!pipeline_) return on_mesh();
+  comm::attempt_together(*pipeline_, on_mesh);
 }
 
 }  // namespace tessera

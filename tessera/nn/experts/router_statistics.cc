@@ -6,6 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/held_value.h"
 #include "tessera/nn/experts/moe.h"
+#include "tessera/nn/modules_of.h"
 
 namespace tessera::nn {
 namespace {
@@ -90,10 +91,8 @@ at::Tensor with_balance_gradient(const at::Tensor& probabilities, const at::Tens
 }
 
 std::shared_ptr<RouterStatistics> router_statistics(Module& root) {
-  for (const auto& [path, module] : root.named_modules()) {
-    if (const auto* router = dynamic_cast<Router*>(module)) return router->statistics;
-  }
-  return nullptr;
+  const auto routers = modules_of<Router>(root);
+  return routers.empty() ? nullptr : routers.front().second->statistics;
 }
 
 }  // namespace tessera::nn

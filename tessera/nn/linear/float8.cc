@@ -7,6 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/dispatch/result_form.h"
+#include "tessera/nn/modules_of.h"
 
 namespace tessera::nn {
 namespace {
@@ -78,10 +79,8 @@ std::shared_ptr<Float8Steps> convert_to_float8(Module& root) {
 }
 
 std::shared_ptr<Float8Steps> float8_steps(Module& root) {
-  for (const auto& [path, module] : root.named_modules()) {
-    if (const auto* linear = dynamic_cast<Float8Linear*>(module)) return linear->steps();
-  }
-  return nullptr;
+  const auto linears = modules_of<Float8Linear>(root);
+  return linears.empty() ? nullptr : linears.front().second->steps();
 }
 
 }  // namespace tessera::nn

@@ -2,22 +2,22 @@
 
 #include "tessera/base/error.h"
 #include "tessera/models/decoder/decoder.h"
-#include "tessera/parallel/context_parallel/detail/mesh_group.h"
+#include "tessera/nn/attention/context_attention.h"
+#include "tessera/nn/modules_of.h"
+#include "tessera/parallel/modules/check_mesh.h"
 
 namespace tessera {
 
 void apply_context_parallel(nn::Module& model, const MeshPtr& mesh, const ApplyContextParallelOptions& options) {
   const auto rotate = nn::rotate_method_of(options.rotate_method);
-  detail::check_context_mesh("apply_context_parallel", mesh);
-  std::vector<DecoderModel*> decoders;
-  for (const auto& [path, module] : model.named_modules()) {
-    if (auto* decoder = dynamic_cast<DecoderModel*>(module)) decoders.push_back(decoder);
-  }
+  check_one_dim_mesh(mesh, "parallel.apply_context_parallel", "cp");
+  const auto decoders = nn::modules_of<DecoderModel>(model);
   TESSERA_CHECK(!decoders.empty(), ErrorKind::kConfig,
                 "[parallel.apply_context_parallel] the model has no DecoderModel, whose attention it could tell. Give "
                 "nn::attention_pattern a context sequence in the model's own forward instead.");
   if (mesh->size() == 1) return;
-  for (auto* decoder : decoders) decoder->set_context_parallelism(detail::context_over(mesh, rotate));
+  const nn::ContextParallelism how{.group = mesh->group(0), .rotate = rotate};
+  for (const auto& [path, decoder] : decoders) decoder->set_context_parallelism(how);
 }
 
 }  // namespace tessera

@@ -7,7 +7,7 @@
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/attention/context_layout.h"
 #include "tessera/nn/attention/context_scope.h"
-#include "tessera/parallel/context_parallel/detail/mesh_group.h"
+#include "tessera/parallel/modules/check_mesh.h"
 
 namespace tessera {
 namespace {
@@ -45,7 +45,7 @@ void show(const at::Tensor& buffer, const at::Tensor& data) {
 }  // namespace
 
 ContextParallel::ContextParallel(const MeshPtr& mesh, const ContextParallelOptions& options) {
-  detail::check_context_mesh("context_parallel", mesh);
+  check_one_dim_mesh(mesh, "parallel.context_parallel", "cp");
   const auto &buffers = options.buffers, &kept = options.no_restore_buffers;
   TESSERA_CHECK(
       !buffers.empty(), ErrorKind::kShape,
@@ -72,7 +72,7 @@ ContextParallel::ContextParallel(const MeshPtr& mesh, const ContextParallelOptio
                   c10::str(buffers[i].sizes()));
   }
   const auto layout = kernels::ContextLayout::of_pytorch(buffers[0].size(options.buffer_seq_dims[0]), mesh->size());
-  const auto how = detail::context_over(mesh, scope_rotate_method);
+  const nn::ContextParallelism how{.group = mesh->group(0), .rotate = scope_rotate_method};
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> parts;
   for (size_t i = 0; i < buffers.size(); ++i) {
@@ -107,7 +107,7 @@ at::Tensor scaled_dot_product_attention(const at::Tensor& q, const at::Tensor& k
 
 std::vector<at::Tensor> context_parallel_unshard(const MeshPtr& mesh, const std::vector<at::Tensor>& buffers,
                                                  const std::vector<int64_t>& seq_dims) {
-  detail::check_context_mesh("context_parallel_unshard", mesh);
+  check_one_dim_mesh(mesh, "parallel.context_parallel_unshard", "cp");
   check_sequences("context_parallel_unshard", buffers, seq_dims);
   if (buffers.empty()) return {};
   const c10::NoGradGuard no_grad;

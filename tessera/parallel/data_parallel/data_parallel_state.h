@@ -3,8 +3,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
 #include <vector>
 
+#include "tessera/base/error.h"
 #include "tessera/nn/module.h"
 
 namespace tessera {
@@ -27,6 +29,21 @@ std::vector<State*> states_below(nn::Module& module) {
 }
 inline std::vector<DataParallelState*> data_parallel_states(nn::Module& module) {
   return states_below<DataParallelState>(module);
+}
+
+// Those, or without `recurse` that of the module alone. Error kShape where there is none, named [where]: `kind` is
+// what a module with such a state is, `verb` what makes it that.
+template <class State>
+std::vector<State*> wanted_states(nn::Module& module, bool recurse, const std::string& where, const char* kind,
+                                  const char* verb) {
+  auto states = states_below<State>(module);
+  TESSERA_CHECK(!states.empty(), ErrorKind::kShape, "[{}] no module here is {}. Call {} first.", where, kind, verb);
+  if (recurse) return states;
+  auto* own = dynamic_cast<State*>(module.sharding().get());
+  TESSERA_CHECK(own != nullptr, ErrorKind::kShape,
+                "[{}] this module is not {} itself. Pass recurse, or a module that {} was called on.", where, kind,
+                verb);
+  return {own};
 }
 
 void cast_floating(const nn::TensorRefs& tensors, c10::ScalarType dtype);

@@ -8,11 +8,9 @@
 namespace tessera {
 namespace {
 
-std::vector<DataParallelState*> states_of(nn::Module& module, const char* verb) {
-  auto states = data_parallel_states(module);
-  TESSERA_CHECK(!states.empty(), ErrorKind::kShape,
-                "[parallel.{}] no module here is sharded or replicated. Call fully_shard or replicate first.", verb);
-  return states;
+std::vector<DataParallelState*> states_of(nn::Module& module, const char* verb, bool recurse = true) {
+  return wanted_states<DataParallelState>(module, recurse, std::string("parallel.") + verb, "sharded or replicated",
+                                          "fully_shard or replicate");
 }
 
 }  // namespace
@@ -30,17 +28,7 @@ double fp16_pre_divisor(double divide) {
 }
 
 void set_requires_gradient_sync(nn::Module& module, bool on, bool recurse) {
-  const auto states = states_of(module, "set_requires_gradient_sync");
-  if (recurse) {
-    for (auto* state : states) state->set_synchronize(on);
-    return;
-  }
-  auto* own = dynamic_cast<DataParallelState*>(module.sharding().get());
-  TESSERA_CHECK(
-      own != nullptr, ErrorKind::kShape,
-      "[parallel.set_requires_gradient_sync] this module is not sharded or replicated itself. Pass recurse, or a "
-      "module that fully_shard or replicate was called on.");
-  own->set_synchronize(on);
+  for (auto* state : states_of(module, "set_requires_gradient_sync", recurse)) state->set_synchronize(on);
 }
 
 void set_gradient_divide_factor(nn::Module& module, double factor) {

@@ -2,6 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/parallel/ddp/replicate_state.h"
+#include "tessera/parallel/modules/check_mesh.h"
 
 namespace tessera {
 namespace {
@@ -16,14 +17,7 @@ ReplicateState& state_of(nn::Module& module) {
 }  // namespace
 
 void replicate(nn::Module& module, const ReplicateOptions& options) {
-  TESSERA_CHECK(options.mesh != nullptr, ErrorKind::kShape,
-                "[replicate] no mesh given. Make one with init_device_mesh.");
-  const auto& mesh = *options.mesh;
-  TESSERA_CHECK(mesh.ndim() == 1, ErrorKind::kShape,
-                "[replicate] wanted a 1-d mesh of the replicas, found {}. Take a slice of it, or flatten it.",
-                mesh.to_string());
-  TESSERA_CHECK(mesh.coordinate().has_value(), ErrorKind::kShape, "[replicate] rank {} is not part of {}", mesh.rank(),
-                mesh.to_string());
+  check_one_dim_mesh(options.mesh, "replicate", "dp_replicate");
   TESSERA_CHECK(options.bucket_bytes > 0 && options.first_bucket_bytes > 0, ErrorKind::kShape,
                 "[replicate] bucket_bytes {} and first_bucket_bytes {}: wanted positive sizes", options.bucket_bytes,
                 options.first_bucket_bytes);

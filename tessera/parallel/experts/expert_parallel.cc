@@ -6,6 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/nn/modules_of.h"
 #include "tessera/parallel/experts/token_exchange.h"
 
 namespace tessera {
@@ -18,14 +19,6 @@ void check_expert_mesh(const MeshPtr& mesh) {
                 "[parallel.experts] found {}, wanted a mesh (ep_shard, ep) that holds this rank. Make it with "
                 "make_expert_mesh.",
                 mesh ? mesh->to_string() : "no mesh");
-}
-
-std::vector<std::pair<std::string, nn::MoE*>> expert_blocks(nn::Module& model) {
-  std::vector<std::pair<std::string, nn::MoE*>> out;
-  for (const auto& [path, module] : model.named_modules()) {
-    if (auto* block = dynamic_cast<nn::MoE*>(module)) out.emplace_back(path, block);
-  }
-  return out;
 }
 
 void check_block(const std::string& path, nn::MoE& block, int64_t ranks, bool cuts_sequences) {
@@ -70,7 +63,7 @@ void check_expert_parallel(nn::Module& model, const ExpertParallelOptions& optio
                 "[parallel.experts] sequence_parallel without tensor_parallel: nothing is sharded along sequences");
   const int64_t ranks = options.mesh->size(options.mesh->dim_of("ep"));
   const bool cuts_sequences = replicas && replicas->size() > 1;
-  for (const auto& [path, block] : expert_blocks(model)) check_block(path, *block, ranks, cuts_sequences);
+  for (const auto& [path, block] : nn::modules_of<nn::MoE>(model)) check_block(path, *block, ranks, cuts_sequences);
 }
 
 void apply_expert_parallel(nn::Module& model, const ExpertParallelOptions& options) {
@@ -78,7 +71,7 @@ void apply_expert_parallel(nn::Module& model, const ExpertParallelOptions& optio
   const auto mesh = options.mesh->slice({"ep"});
   const auto& replicas = options.tensor_parallel;
   const auto exchange = std::make_shared<AllToAllExchange>(mesh, replicas, options.sequence_parallel);
-  for (const auto& [path, block] : expert_blocks(model)) {
+  for (const auto& [path, block] : nn::modules_of<nn::MoE>(model)) {
     for (auto& slot : block->experts->own_parameters()) {
       auto part = distribute_tensor(slot.parameter.detach(), mesh, {Shard(0)}, /*src_data_rank=*/std::nullopt);
       part.set_requires_grad(slot.parameter.requires_grad());
@@ -91,7 +84,7 @@ void apply_expert_parallel(nn::Module& model, const ExpertParallelOptions& optio
 
 std::vector<nn::Module*> expert_units(nn::Module& model) {
   std::vector<nn::Module*> out;
-  for (const auto& [path, block] : expert_blocks(model)) out.push_back(block->experts.get());
+  for (const auto& [path, block] : nn::modules_of<nn::MoE>(model)) out.push_back(block->experts.get());
   return out;
 }
 

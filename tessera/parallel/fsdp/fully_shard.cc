@@ -97,22 +97,11 @@ std::vector<ShardedParam> unmanaged_parameters(nn::Module& module, const FullySh
 }
 
 std::vector<FsdpState*> states_of(nn::Module& module, bool recurse, const char* verb) {
-  auto states = fsdp_states(module);
-  TESSERA_CHECK(!states.empty(), ErrorKind::kShape, "[fsdp.{}] no module here is sharded. Call fully_shard first.",
-                verb);
-  if (recurse) return states;
-  auto* own = dynamic_cast<FsdpState*>(module.sharding().get());
-  TESSERA_CHECK(
-      own != nullptr, ErrorKind::kShape,
-      "[fsdp.{}] this module is not sharded itself. Pass recurse, or a module that fully_shard was called on.", verb);
-  return {own};
+  return wanted_states<FsdpState>(module, recurse, std::string("fsdp.") + verb, "sharded", "fully_shard");
 }
 
 std::vector<GatheredState*> gathered_states_of(nn::Module& module) {
-  auto states = gathered_states(module);
-  TESSERA_CHECK(!states.empty(), ErrorKind::kShape,
-                "[fsdp.stats] no module here is sharded. Call fully_shard or wrap_fsdp1 first.");
-  return states;
+  return wanted_states<GatheredState>(module, /*recurse=*/true, "fsdp.stats", "sharded", "fully_shard or wrap_fsdp1");
 }
 
 }  // namespace

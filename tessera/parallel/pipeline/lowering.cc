@@ -153,17 +153,16 @@ ScheduleTable lower(const Schedule& schedule) {
   return table_of(add_send_recv(rows, schedule.rank_of));
 }
 
-ScheduleTable lower_forward(const Schedule& schedule) {
-  std::vector<Actions> rows;
-  for (int rank = 0; rank < schedule.ranks(); ++rank) {
-    auto& row = rows.emplace_back();
-    for (const int stage : schedule.stages_of(rank)) {
-      for (int mb = 0; mb < schedule.micro_batches; ++mb) {
-        row.push_back({.stage = stage, .kind = ActionKind::kForward, .micro_batch = mb});
+ScheduleTable lower_forward(const std::vector<int>& rank_of, int ranks, int micro_batches) {
+  std::vector<Actions> rows(static_cast<size_t>(ranks));
+  for (int rank = 0; rank < ranks; ++rank) {
+    for (const int stage : stages_on(rank_of, rank)) {
+      for (int mb = 0; mb < micro_batches; ++mb) {
+        rows[static_cast<size_t>(rank)].push_back({.stage = stage, .kind = ActionKind::kForward, .micro_batch = mb});
       }
     }
   }
-  return table_of(add_send_recv(rows, schedule.rank_of));
+  return table_of(add_send_recv(rows, rank_of));
 }
 
 }  // namespace tessera::pipeline

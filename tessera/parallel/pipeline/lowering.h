@@ -26,6 +26,6 @@ std::vector<Actions> add_send_recv(const std::vector<Actions>& rows, const std::
 // All of these but merge_bw.
 ScheduleTable lower(const Schedule& schedule);
 // Forward alone: each rank's stages in order, all micro-batches of one before the next.
-ScheduleTable lower_forward(const Schedule& schedule);
+ScheduleTable lower_forward(const std::vector<int>& rank_of, int ranks, int micro_batches);
 
 }  // namespace tessera::pipeline

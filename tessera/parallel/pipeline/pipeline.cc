@@ -17,6 +17,7 @@
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/models/decoder/decoder.h"
+#include "tessera/nn/modules_of.h"
 #include "tessera/parallel/data_parallel/gradient_sync.h"
 #include "tessera/parallel/ddp/replicate_state.h"
 #include "tessera/parallel/fsdp/fully_shard.h"
@@ -40,19 +41,10 @@ MeshPtr slice_of(const MeshPtr& mesh, const std::string& dim) {
 
 std::vector<DecoderLayer*> decoder_layers(CausalLM& model) {
   std::vector<DecoderLayer*> out;
-  for (const auto& [path, module] : model.named_modules()) {
-    auto* const decoder = dynamic_cast<DecoderModel*>(module);
-    if (decoder == nullptr) continue;
+  for (const auto& [path, decoder] : nn::modules_of<DecoderModel>(model)) {
     for (const auto& layer : decoder->layers->list) out.push_back(layer.get());
   }
   return out;
-}
-
-nn::Embedding* embedding_of(CausalLM& model) {
-  for (const auto& [path, module] : model.named_modules()) {
-    if (auto* decoder = dynamic_cast<DecoderModel*>(module)) return decoder->embed_tokens.get();
-  }
-  return nullptr;
 }
 
 }  // namespace
@@ -83,11 +75,6 @@ void keep_stages(CausalLM& model, const PipelineOptions& options) {
   if (pipeline_ranks(options) == 1) return;
   keep_stages(model, plan_pipeline(model.config(), options), pipeline_rank(options));
 }
-
-struct Pipeline::Lowered {
-  std::optional<Schedule> schedule{};
-  std::optional<detail::RankProgram> step{}, forward{};
-};
 
 // Turns the reductions of data parallelism on and off, and the freeing of layers.
 class Pipeline::Switches : public detail::DataParallelHooks {
@@ -188,40 +175,32 @@ Pipeline::Pipeline(CausalLM& model, PipelineOptions options)
 
 Pipeline::~Pipeline() = default;
 
-Pipeline::Lowered& Pipeline::lowered(int micro_batches) {
-  auto& known = lowered_[micro_batches];
-  if (!known) known = std::make_unique<Lowered>();
+const Schedule& Pipeline::schedule(int micro_batches) {
+  if (options_.table) {
+    TESSERA_CHECK(options_.table->micro_batches == micro_batches, ErrorKind::kConfig,
+                  "[pipeline.step] {} micro-batches, but the schedule {} is for {}", micro_batches,
+                  options_.table->name, options_.table->micro_batches);
+    return *options_.table;
+  }
+  auto& known = schedules_[micro_batches];
+  if (!known) known = make_schedule(options_.schedule, {ranks_, options_.stages_per_rank, micro_batches});
   return *known;
 }
 
-const Schedule& Pipeline::schedule(int micro_batches) {
-  auto& known = lowered(micro_batches).schedule;
-  if (known) return *known;
-  if (!options_.table) {
-    const ScheduleSize size{ranks_, options_.stages_per_rank, micro_batches};
-    return *(known = make_schedule(options_.schedule, size));
-  }
-  TESSERA_CHECK(options_.table->micro_batches == micro_batches, ErrorKind::kConfig,
-                "[pipeline.step] {} micro-batches, but the schedule {} is for {}", micro_batches, options_.table->name,
-                options_.table->micro_batches);
-  return *(known = options_.table);
-}
-
 const detail::RankProgram& Pipeline::program(int micro_batches, bool with_gradients) {
-  auto& known = lowered(micro_batches);
-  auto& program = with_gradients ? known.step : known.forward;
+  auto& program = programs_[{micro_batches, with_gradients}];
   if (program) return *program;
-  Schedule forward{.name = "forward", .micro_batches = micro_batches, .rank_of = plan_.rank_of, .table = {}};
-  forward.table.ranks.resize(static_cast<size_t>(ranks_));
   if (with_gradients) {
-    const auto& made = schedule(micro_batches);
-    check_schedule(made.table, {.ranks = ranks_, .stages = plan_.stages(), .micro_batches = micro_batches});
+    check_schedule(schedule(micro_batches).table,
+                   {.ranks = ranks_, .stages = plan_.stages(), .micro_batches = micro_batches});
   }
-  const auto table = with_gradients ? lower(schedule(micro_batches)) : lower_forward(forward);
+  const auto table =
+      with_gradients ? lower(schedule(micro_batches)) : lower_forward(plan_.rank_of, ranks_, micro_batches);
   check_lowered(table, plan_.rank_of, micro_batches);
   // The buckets of replicas are reduced within one backward.
   const bool splits = replicate_state(model_) == nullptr;
-  return program.emplace(table.ranks.at(static_cast<size_t>(rank_)), splits);
+  program = std::make_unique<detail::RankProgram>(table.ranks.at(static_cast<size_t>(rank_)), splits);
+  return *program;
 }
 
 void Pipeline::check_micro_batches(const std::vector<ModelInputs>& micro_batches) const {
@@ -299,7 +278,8 @@ std::vector<int64_t> Pipeline::generate(std::span<const int64_t> prompt, const G
 nn::ParameterSlot* Pipeline::tied_slot() {
   const int first = plan_.rank_of.front(), last = plan_.rank_of.back();
   if (!model_.config().tie_word_embeddings || first == last || (rank_ != first && rank_ != last)) return nullptr;
-  auto* const embedding = embedding_of(model_);
+  const auto decoders = nn::modules_of<DecoderModel>(model_);
+  auto* const embedding = decoders.empty() ? nullptr : decoders.front().second->embed_tokens.get();
   TESSERA_CHECK(embedding != nullptr, ErrorKind::kConfig,
                 "[pipeline] rank {} has the head of a model with tied embeddings, but no embedding. Call keep_stages.",
                 rank_);

@@ -20,6 +20,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/mesh/device_mesh.h"
@@ -97,9 +98,7 @@ class Pipeline {
   int most_held() const { return most_held_; }
 
  private:
-  struct Lowered;
   class Switches;
-  Lowered& lowered(int micro_batches);
   const detail::RankProgram& program(int micro_batches, bool with_gradients);
   void check_micro_batches(const std::vector<ModelInputs>& micro_batches) const;
   nn::ParameterSlot* tied_slot();
@@ -109,8 +108,9 @@ class Pipeline {
   PipelineOptions options_;
   int ranks_, rank_;
   StagePlan plan_;
-  std::unique_ptr<detail::Wire> wire_;               // null: one rank
-  std::map<int, std::unique_ptr<Lowered>> lowered_;  // by micro-batches
+  std::unique_ptr<detail::Wire> wire_;                                             // null: one rank
+  std::map<int, std::optional<Schedule>> schedules_;                               // by micro-batches
+  std::map<std::pair<int, bool>, std::unique_ptr<detail::RankProgram>> programs_;  // and with gradients or without
   int most_held_ = 0;
 };
 

@@ -8,6 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/models/decoder/decoder.h"
+#include "tessera/nn/modules_of.h"
 
 namespace tessera::pipeline {
 
@@ -71,20 +72,12 @@ int stages_per_rank(const ScheduleTraits& schedule, int64_t layers, int ranks, i
   return static_cast<int>(each);
 }
 
-namespace {
-
-DecoderModel& decoder_of(CausalLM& model) {
-  for (const auto& [path, module] : model.named_modules()) {
-    if (auto* decoder = dynamic_cast<DecoderModel*>(module)) return *decoder;
-  }
-  raise(ErrorKind::kConfig, "[pipeline.stages] {}: a model without decoder layers cannot be cut into stages",
-        model.config().architecture);
-}
-
-}  // namespace
-
 void keep_stages(CausalLM& model, const StagePlan& plan, int rank) {
-  auto& decoder = decoder_of(model);
+  const auto decoders = nn::modules_of<DecoderModel>(model);
+  TESSERA_CHECK(!decoders.empty(), ErrorKind::kConfig,
+                "[pipeline.stages] {}: a model without decoder layers cannot be cut into stages",
+                model.config().architecture);
+  auto& decoder = *decoders.front().second;
   const auto count = static_cast<int64_t>(decoder.layers->list.size());
   const int64_t planned = std::accumulate(plan.layers.begin(), plan.layers.end(), int64_t{0});
   TESSERA_CHECK(planned == count, ErrorKind::kConfig, "[pipeline.stages] the plan is for {} layers, the model has {}",

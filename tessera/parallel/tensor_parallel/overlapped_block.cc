@@ -13,11 +13,6 @@
 namespace tessera {
 namespace {
 
-// A Linear that shows the parameters of another, which it takes the place of.
-struct ReplacedLinear : nn::Linear {
-  explicit ReplacedLinear(nn::Linear& former) : Linear(former, /*with_weight=*/true) {}
-};
-
 // The products that read one input, made together when the first of them is asked for.
 struct SharedProducts {
   MeshPtr mesh;
@@ -53,21 +48,21 @@ struct SharedProducts {
   }
 };
 
-struct GatheredLinear : ReplacedLinear {
+struct GatheredLinear : nn::Linear {
   std::shared_ptr<SharedProducts> shared;
   size_t index;
   GatheredLinear(nn::Linear& former, std::shared_ptr<SharedProducts> products)
-      : ReplacedLinear(former), shared(std::move(products)), index(shared->members.size()) {
+      : Linear(former, /*with_weight=*/true), shared(std::move(products)), index(shared->members.size()) {
     shared->members.push_back(this);
   }
   at::Tensor forward(const at::Tensor& x) override { return shared->take(index, x); }
 };
 
-struct ScatteredLinear : ReplacedLinear {
+struct ScatteredLinear : nn::Linear {
   MeshPtr mesh;
   int64_t chunks;
   ScatteredLinear(nn::Linear& former, MeshPtr over, int64_t pieces)
-      : ReplacedLinear(former), mesh(std::move(over)), chunks(pieces) {}
+      : Linear(former, /*with_weight=*/true), mesh(std::move(over)), chunks(pieces) {}
   at::Tensor forward(const at::Tensor& x) override {
     const auto part = scattered_product(is_dtensor(x) ? to_local(x) : x, to_local(weight),
                                         {.along = {.mesh = mesh}, .tokens = x.size(1), .chunks = chunks});

@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/parallel/modules/check_mesh.h"
 
 namespace tessera {
 namespace {
@@ -27,16 +28,6 @@ void match_below(nn::Module& module, const std::string& path, std::string_view p
       match_below(*child, below, pattern.substr(dot + 1), out);
     }
   }
-}
-
-void check_tensor_parallel_mesh(const MeshPtr& mesh) {
-  TESSERA_CHECK(mesh != nullptr, ErrorKind::kShape, "[parallel.parallelize_module] no mesh given.");
-  TESSERA_CHECK(
-      mesh->ndim() == 1, ErrorKind::kShape,
-      "[parallel.parallelize_module] wanted a 1-d mesh, found {}. Take a slice of it: mesh->slice({{\"tp\"}}).",
-      mesh->to_string());
-  TESSERA_CHECK(mesh->coordinate().has_value(), ErrorKind::kShape,
-                "[parallel.parallelize_module] rank {} is not part of {}.", mesh->rank(), mesh->to_string());
 }
 
 // A module that no style was applied to would compute with plain inputs on a DTensor.
@@ -67,7 +58,7 @@ std::vector<std::pair<std::string, nn::Module*>> match_modules(nn::Module& root,
 
 std::vector<std::string> parallelize_module(nn::Module& module, const MeshPtr& mesh, const ParallelPlan& plan,
                                             const ParallelizeOptions& options) {
-  check_tensor_parallel_mesh(mesh);
+  check_one_dim_mesh(mesh, "parallel.parallelize_module", "tp");
   std::vector<std::string> unmatched;
   if (plan.empty()) {
     log_warning("[parallel.parallelize_module] the plan is empty, so nothing becomes parallel.");

@@ -1,12 +1,12 @@
 #include "tessera/state/detail/load_tensor.h"
 
-#include <ATen/ops/cat.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 
+#include "tessera/dtensor/redistribute/parts.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/dtensor/tensor/layout.h"
 #include "tessera/dtensor/tensor/local_part.h"
@@ -24,20 +24,12 @@ at::Tensor part_of_whole(const at::Tensor& whole, const at::Tensor& like) {
   const DeviceMesh& mesh = *device_mesh(like);
   if (!mesh.coordinate()) return whole.new_empty(to_local(like).sizes());
   const Cuts cuts = cuts_of(mesh, placements(like));
-  at::Tensor part = whole;
+  Part held, wanted;
   for (int64_t dim = 0; dim < whole.dim(); ++dim) {
-    const Runs runs = runs_of(whole.size(dim), dim, mesh, cuts, *mesh.coordinate());
-    if (runs.empty()) {
-      part = part.narrow(dim, 0, 0);
-    } else if (runs.size() == 1) {
-      part = part.narrow(dim, runs[0].start, runs[0].size);
-    } else {
-      std::vector<at::Tensor> pieces;
-      for (const auto& run : runs) pieces.push_back(part.narrow(dim, run.start, run.size));
-      part = at::cat(pieces, dim);
-    }
+    held.push_back(runs_of(whole.size(dim), dim, mesh, Cuts{}, *mesh.coordinate()));
+    wanted.push_back(runs_of(whole.size(dim), dim, mesh, cuts, *mesh.coordinate()));
   }
-  return part;
+  return take(whole, held, wanted);
 }
 
 std::string loading_misfit(const at::Tensor& target, const at::Tensor& value) {

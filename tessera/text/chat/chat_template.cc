@@ -20,22 +20,14 @@ namespace tessera::text {
 
 using jinja::Value;
 
-namespace {
-
-struct ContentForms {
-  std::mutex mutex;
-  std::map<std::string, ContentForm> by_role;
-};
-
-}  // namespace
-
 struct ChatTemplate::State {
   std::string name;
   ChatTemplateLimits limits;
   jinja::Template tree;
   std::optional<jinja::Template> with_tools;  // the "tool_use" template of a list
   Json special_tokens = Json::object();
-  std::shared_ptr<ContentForms> content_forms = std::make_shared<ContentForms>();
+  mutable std::mutex content_forms_mutex;
+  mutable std::map<std::string, ContentForm> content_forms;  // by role, those that were asked for
 };
 
 namespace {
@@ -188,8 +180,7 @@ RenderedChat ChatTemplate::render(const Json& messages, bool add_generation_prom
                   "[text.chat_template] {}: message {} is {}, wanted an object.", state_->name, i,
                   messages[i].type_name());
   }
-  jinja::Evaluator evaluator({limits.max_steps, limits.max_output_bytes, limits.max_depth});
-  evaluator.set_time(time_);
+  jinja::Evaluator evaluator({limits.max_steps, limits.max_output_bytes, limits.max_depth}, time_);
   try {
     evaluator.define("tools", Value::none());
     evaluator.define("documents", Value::none());
@@ -233,9 +224,8 @@ bool ChatTemplate::marks_generation() const { return state_->tree.has_generation
 ContentForm ChatTemplate::content_form(const std::string& role) const {
   // Roles beyond these few are of one kind: a server is sent as many names of them as a client likes.
   const bool known = role == "system" || role == "user" || role == "assistant" || role == "tool";
-  auto& found = *state_->content_forms;
-  const std::lock_guard lock(found.mutex);
-  const auto [form, added] = found.by_role.try_emplace(known ? role : "other");
+  const std::lock_guard lock(state_->content_forms_mutex);
+  const auto [form, added] = state_->content_forms.try_emplace(known ? role : "other");
   if (added) form->second = find_content_form(*this, form->first);
   return form->second;
 }

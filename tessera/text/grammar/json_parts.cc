@@ -58,11 +58,11 @@ JsonParts::JsonParts(GrammarBuilder& build) : build_(build) {
   null_ = build.literal("null");
   value_ = build.forward();
   const auto more_values = build.many(build.sequence({comma(), value_}));
-  array_ = brackets(build.optional(build.sequence({value_, more_values})));
+  const auto array = brackets(build.optional(build.sequence({value_, more_values})));
   const auto member = build.sequence({string(), colon(), value_});
   const auto more_members = build.many(build.sequence({comma(), member}));
   object_ = braces(build.optional(build.sequence({member, more_members})));
-  build.define(value_, build.choice({object_, array_, string(), number(), boolean_, null_}));
+  build.define(value_, build.choice({object_, array, string(), number(), boolean_, null_}));
 }
 
 JsonParts::Part JsonParts::braces(Part between) {

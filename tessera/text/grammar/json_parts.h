@@ -65,7 +65,7 @@ class JsonParts {
   Part size_between(const Bound& least, const Bound& most);
 
   GrammarBuilder& build_;
-  Part space_, comma_, colon_, multibyte_, plain_, character_, boolean_, null_, value_, object_, array_;
+  Part space_, comma_, colon_, multibyte_, plain_, character_, boolean_, null_, value_, object_;
 };
 
 }  // namespace tessera::text

@@ -100,7 +100,7 @@ bool is_within_bounds(const JsonReader& schema, const Json& value) {
   if (!number) return true;
   const auto holds = [&](const char* key, auto compare) {
     const auto given = schema.find(key);
-    if (!given || given->is_null()) return true;
+    if (!given) return true;
     const auto bound = numeric_value(given->value());
     if (!bound) given->fail("a number");
     return compare(*number, *bound);
@@ -163,17 +163,16 @@ JsonSchema::Part JsonSchema::read(const JsonReader& schema) {
     return referred(*to);
   }
   const auto list = schema.find("enum");
-  const bool has_list = list && !list->is_null();
   if (const auto one = schema.member("const")) {
     expect_alone(schema, "const", keys_beside_values());
     const auto held = [&](const JsonReader& each) { return each.value() == one->value(); };
-    if (has_list && std::ranges::none_of(list->items(), held)) {
+    if (list && std::ranges::none_of(list->items(), held)) {
       schema.fail(fmt::format("the const {}, which the enum lacks", quote(dump_json(one->value()))),
                   "a const that the enum holds");
     }
     return literals(schema, {one->value()});
   }
-  if (has_list) {
+  if (list) {
     expect_alone(schema, "enum", keys_beside_values());
     std::vector<Json> values;
     for (const auto& each : list->items()) values.push_back(each.value());
@@ -341,7 +340,7 @@ JsonSchema::Part JsonSchema::number_of(const JsonReader& schema) {
     std::optional<JsonParts::Bound> found;
     for (const char* key : {closed, open}) {
       const auto given = schema.find(key);
-      if (!given || given->is_null()) continue;
+      if (!given) continue;
       const double value = given->as_number(-1e15, 1e15);
       if (value != std::floor(value)) given->fail("a whole number: other bounds of numbers are not supported");
       if (found) schema.fail(fmt::format("both {} and {}", closed, open), "one of them");
@@ -387,7 +386,7 @@ JsonSchema::Part JsonSchema::array_of(const JsonReader& schema) {
 
 JsonSchema::Part JsonSchema::object_of(const JsonReader& schema) {
   std::set<std::string> required;
-  if (const auto list = schema.find("required"); list && !list->is_null()) {
+  if (const auto list = schema.find("required")) {
     for (const auto& each : list->items()) required.insert(each.as_string());
   }
   std::vector<Member> members;

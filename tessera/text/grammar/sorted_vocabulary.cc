@@ -4,9 +4,8 @@
 
 namespace tessera::text {
 
-SortedVocabulary::SortedVocabulary(const Tokenizer& tokenizer)
-    : place_(tokenizer.vocab_size(), -1), size_(tokenizer.vocab_size()) {
-  for (size_t i = 0; i < size_; ++i) {
+SortedVocabulary::SortedVocabulary(const Tokenizer& tokenizer) : place_(tokenizer.vocab_size(), -1) {
+  for (size_t i = 0; i < size(); ++i) {
     const auto id = static_cast<TokenId>(i);
     if (tokenizer.is_special(id)) continue;
     if (auto bytes = tokenizer.token_bytes(id); !bytes.empty()) tokens_.push_back({std::move(bytes), id, 0});

@@ -24,13 +24,12 @@ class SortedVocabulary {
     size_t shared;  // bytes that it begins with as the token before it does
   };
   const std::vector<Token>& tokens() const { return tokens_; }
-  size_t size() const { return size_; }        // of the vocabulary
-  const std::string& bytes(int64_t id) const;  // "" of all others
+  size_t size() const { return place_.size(); }  // of the vocabulary
+  const std::string& bytes(int64_t id) const;    // "" of all others
 
  private:
   std::vector<Token> tokens_;
   std::vector<int32_t> place_;  // of an id in tokens_; -1
-  size_t size_;
 };
 
 }  // namespace tessera::text

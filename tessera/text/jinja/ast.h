@@ -23,12 +23,12 @@ enum class ExpressionKind {
   kTuple,        // operands
   kDict,         // operands: key, value, key, value, ...
   kConditional,  // operands: condition, then, else (may be null)
-  kOr,           // operands
-  kAnd,          // operands
+  kOr,           // operands, one operators entry between each two
+  kAnd,          // the same
   kNot,          // operands[0]
-  kCompare,      // operands, one operators entry between each two
-  kArithmetic,   // the same; left to right
-  kConcat,       // operands, joined by ~
+  kCompare,      // as kOr
+  kArithmetic,   // as kOr; left to right
+  kConcat,       // as kOr; joined by ~
   kNegative,     // operands[0]
   kPositive,     // operands[0]
   kAttribute,    // operands[0], text
@@ -54,7 +54,10 @@ enum class Operator {
   kGreater,
   kGreaterEqual,
   kIn,
-  kNotIn
+  kNotIn,
+  kOr,
+  kAnd,
+  kConcat
 };
 
 struct CallArguments {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tessera/text/jinja/scoped.h"
+
 namespace tessera::text::jinja {
 
 Value* Scope::find(std::string_view name, Budget& budget) {
@@ -20,12 +22,11 @@ Value* Scope::find(std::string_view name, Budget& budget) {
   return found;
 }
 
-Evaluator::Deeper::Deeper(Evaluator& evaluator) : evaluator_(evaluator) {
+int Evaluator::next_depth() const {
   constexpr int kLevelsEach = 8;  // of the tree for one level of nesting that a template is allowed
-  const int limit = evaluator_.budget_.max_depth * kLevelsEach;
-  if (++evaluator_.running_depth_ <= limit) return;
-  --evaluator_.running_depth_;
-  fail("macros, blocks and expressions run deeper than {} levels", limit);
+  const int limit = budget_.max_depth * kLevelsEach;
+  if (running_depth_ >= limit) fail("macros, blocks and expressions run deeper than {} levels", limit);
+  return running_depth_ + 1;
 }
 
 Evaluator::~Evaluator() {
@@ -91,7 +92,7 @@ void Evaluator::set_variable(std::string_view name, Value value) {
 }
 
 Value Evaluator::evaluate(const Expression& node) {
-  Deeper deeper(*this);
+  const Scoped deeper(running_depth_, next_depth());
   line_ = node.line;
   budget_.charge(0);
   switch (node.kind) {
@@ -167,12 +168,12 @@ Value Evaluator::evaluate_collection(const Expression& node) {
 Value Evaluator::evaluate_operator(const Expression& node) {
   Value value = evaluate(*node.operands[0]);
   if (node.kind == ExpressionKind::kNegative && value.is(Kind::kFloat)) return Value::real(-value.as_double());
-  if (node.kind == ExpressionKind::kNegative) return binary(Operator::kSubtract, Value::integer(0), value, budget_);
-  if (node.kind == ExpressionKind::kPositive) return binary(Operator::kAdd, Value::integer(0), value, budget_);
+  if (node.kind == ExpressionKind::kNegative) return binary(*this, Operator::kSubtract, Value::integer(0), value);
+  if (node.kind == ExpressionKind::kPositive) return binary(*this, Operator::kAdd, Value::integer(0), value);
   for (size_t i = 0; i < node.operators.size(); ++i) {
     const Value right = evaluate(*node.operands[i + 1]);
     line_ = node.line;
-    value = binary(node.operators[i], value, right, budget_);
+    value = binary(*this, node.operators[i], value, right);
   }
   return value;
 }
@@ -204,20 +205,21 @@ Value Evaluator::evaluate_item(const Expression& node) {
   Value bounds[3];
   for (size_t i = 0; i < 3; ++i) bounds[i] = key.operands[i] ? evaluate(*key.operands[i]) : Value::none();
   line_ = node.line;
-  return slice(of, bounds[0], bounds[1], bounds[2], budget_);
+  return slice(*this, of, bounds[0], bounds[1], bounds[2]);
 }
 
-Arguments Evaluator::evaluate_arguments(const CallArguments& node) {
+Arguments Evaluator::evaluate_arguments(const Expression& node) {
+  const CallArguments& given = *node.arguments;
   Arguments made;
-  for (const auto& argument : node.positional) made.positional.push_back(evaluate(*argument));
-  for (const auto& [name, argument] : node.named) made.named.emplace_back(name, evaluate(*argument));
-  if (node.unpacked_list) {
-    for (auto& element : elements(evaluate(*node.unpacked_list), budget_)) {
+  for (const auto& argument : given.positional) made.positional.push_back(evaluate(*argument));
+  for (const auto& [name, argument] : given.named) made.named.emplace_back(name, evaluate(*argument));
+  if (given.unpacked_list) {
+    for (auto& element : elements(evaluate(*given.unpacked_list), budget_)) {
       made.positional.push_back(std::move(element));
     }
   }
-  if (node.unpacked_named) {
-    const Value named = evaluate(*node.unpacked_named);
+  if (given.unpacked_named) {
+    const Value named = evaluate(*given.unpacked_named);
     if (!named.is(Kind::kDict)) fail("the argument after ** is {}, not a mapping", type_name(named));
     for (const auto& [key, value] : named.get<Dict>().entries) {
       if (!key.is(Kind::kString)) fail("keywords must be strings");
@@ -225,37 +227,31 @@ Arguments Evaluator::evaluate_arguments(const CallArguments& node) {
     }
     budget_.charge(made.named.size() * sizeof(Value));
   }
+  line_ = node.line;
   return made;
 }
 
 Value Evaluator::evaluate_call(const Expression& node) {
   const Value callee = evaluate(*node.operands[0]);
-  const Arguments arguments = evaluate_arguments(*node.arguments);
-  line_ = node.line;
-  return call(callee, arguments);
+  return call(callee, evaluate_arguments(node));
 }
 
 Value Evaluator::evaluate_filter(const Expression& node, const Value* block_input) {
   const Expression* inner = node.operands[0].get();
   Value input;
   if (!inner) {
-    if (!block_input) fail("the filter '{}' has no input", node.text);
     input = *block_input;
   } else if (block_input && inner->kind == ExpressionKind::kFilter) {
     input = evaluate_filter(*inner, block_input);
   } else {
     input = evaluate(*inner);
   }
-  const Arguments arguments = evaluate_arguments(*node.arguments);
-  line_ = node.line;
-  return apply_filter(*this, node.text, input, arguments);
+  return apply_filter(*this, node.text, input, evaluate_arguments(node));
 }
 
 Value Evaluator::evaluate_test(const Expression& node) {
   const Value input = evaluate(*node.operands[0]);
-  const Arguments arguments = evaluate_arguments(*node.arguments);
-  line_ = node.line;
-  return Value::boolean(apply_test(*this, node.text, input, arguments));
+  return Value::boolean(apply_test(*this, node.text, input, evaluate_arguments(node)));
 }
 
 // Nothing where a dict's items may still hold the name.
@@ -289,14 +285,12 @@ Value Evaluator::item(const Value& of, const Value& key) {
   if (of.is(Kind::kDict)) {
     const bool hashable = !key.is(Kind::kList) && !key.is(Kind::kDict);
     if (const Value* value = hashable ? of.get<Dict>().find(key, budget_) : nullptr) return *value;
-  } else if (key.is_integral() &&
-             (of.is(Kind::kString) || of.is(Kind::kList) || of.is(Kind::kTuple) || of.is(Kind::kRange))) {
+  } else if (key.is_integral() && (of.is(Kind::kString) || (of.is_sized_sequence() && !of.is(Kind::kView)))) {
     const int64_t length = length_of(of, budget_);
     const int64_t at = key.as_int() < 0 ? key.as_int() + length : key.as_int();
     if (at >= 0 && at < length) {
       if (!of.is(Kind::kString)) return of.items()[static_cast<size_t>(at)];
-      const int64_t behind = at + 1;
-      return slice(of, Value::integer(at), Value::integer(behind), Value::none(), budget_);
+      return slice(*this, of, Value::integer(at), Value::integer(at + 1), Value::none());
     }
   }
   if (key.is(Kind::kString)) {

@@ -54,9 +54,9 @@ Value call_method(Evaluator& evaluator, const Value& self, const std::string& na
 Value call_global(Evaluator& evaluator, const std::string& name, const Arguments& arguments);
 bool is_global(std::string_view name);
 
-Value binary(Operator op, const Value& left, const Value& right, Budget& budget);
+Value binary(Evaluator& evaluator, Operator op, const Value& left, const Value& right);
 bool compare(Operator op, const Value& left, const Value& right, Budget& budget);
-Value slice(const Value& of, const Value& start, const Value& stop, const Value& step, Budget& budget);
+Value slice(Evaluator& evaluator, const Value& of, const Value& start, const Value& stop, const Value& step);
 std::string format_new_style(Evaluator& evaluator, const std::string& format,
                              const Arguments& arguments);                                    // str.format
 std::string format_percent(const std::string& format, const Value& values, Budget& budget);  // str % x
@@ -89,14 +89,13 @@ struct Macro {
 
 class Evaluator {
  public:
-  explicit Evaluator(Budget budget) : budget_(budget) {}
+  // `time` is what strftime_now prints, in UTC; without it the machine's, in its own zone.
+  explicit Evaluator(Budget budget, std::optional<std::time_t> time = {}) : budget_(budget), time_(time) {}
   ~Evaluator();
   Evaluator(const Evaluator&) = delete;
   Evaluator& operator=(const Evaluator&) = delete;
 
   void define(std::string name, Value value);  // a variable of the whole template
-  // The time that strftime_now prints, in UTC; without it the machine's, in its own zone.
-  void set_time(std::optional<std::time_t> time) { time_ = time; }
   std::optional<std::time_t> time() const { return time_; }
   std::string run(const Body& body);  // once
   const std::vector<std::pair<size_t, size_t>>& generation_spans() const { return generation_spans_; }
@@ -114,12 +113,8 @@ class Evaluator {
 
  private:
   enum class Flow { kNormal, kBreak, kContinue };
-  // One level of recursion over the tree, expressions and statements, over all macros that are running.
-  struct Deeper {
-    explicit Deeper(Evaluator& evaluator);
-    ~Deeper() { --evaluator_.running_depth_; }
-    Evaluator& evaluator_;
-  };
+  // running_depth_ with one level more. Failure where that is too deep.
+  int next_depth() const;
 
   Value evaluate(const Expression& node);
   Value evaluate_name(const Expression& node);
@@ -131,7 +126,7 @@ class Evaluator {
   Value evaluate_call(const Expression& node);
   Value evaluate_filter(const Expression& node, const Value* block_input);
   Value evaluate_test(const Expression& node);
-  Arguments evaluate_arguments(const CallArguments& node);
+  Arguments evaluate_arguments(const Expression& node);  // of a call, a filter or a test; then line_ is the node's
   Value loop_attribute(const Value& loop, const std::string& name);
   std::optional<Value> own_attribute(const Value& of, const std::string& name);
 
@@ -139,9 +134,8 @@ class Evaluator {
   Flow execute(const Statement& statement);
   Flow execute_if(const Statement& statement);
   Flow execute_for(const Statement& statement, std::vector<Value> items, int64_t depth0);
-  void execute_set_block(const Statement& statement);
   void execute_call_block(const Statement& statement);
-  void execute_filter_block(const Statement& statement);
+  Value filtered_block(const Statement& statement);  // what its body prints, behind its filters
   void execute_with(const Statement& statement);
   void execute_generation(const Statement& statement);
   void assign(const Target& target, Value value);
@@ -160,7 +154,7 @@ class Evaluator {
   Budget budget_;
   std::optional<std::time_t> time_;
   int line_ = 0;
-  int running_depth_ = 0;
+  int running_depth_ = 0;  // of recursion over the tree, expressions and statements, over all macros that are running
   int macro_depth_ = 0;
   std::shared_ptr<Scope> scope_ = std::make_shared<Scope>();
   std::string* out_ = nullptr;

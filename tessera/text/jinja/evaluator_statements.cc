@@ -27,7 +27,7 @@ Evaluator::Flow Evaluator::execute(const Body& body) {
 }
 
 Evaluator::Flow Evaluator::execute(const Statement& statement) {
-  const Deeper deeper(*this);
+  const Scoped deeper(running_depth_, next_depth());
   line_ = statement.line;
   budget_.charge(0);
   switch (statement.kind) {
@@ -45,7 +45,7 @@ Evaluator::Flow Evaluator::execute(const Statement& statement) {
       assign(statement.target, evaluate(*statement.value));
       break;
     case StatementKind::kSetBlock:
-      execute_set_block(statement);
+      assign(statement.target, filtered_block(statement));
       break;
     case StatementKind::kMacro:
       set_variable(statement.macro->name, make_macro(statement.macro));
@@ -54,7 +54,7 @@ Evaluator::Flow Evaluator::execute(const Statement& statement) {
       execute_call_block(statement);
       break;
     case StatementKind::kFilterBlock:
-      execute_filter_block(statement);
+      emit(text_of(filtered_block(statement)));
       break;
     case StatementKind::kWith:
       execute_with(statement);
@@ -131,28 +131,18 @@ Evaluator::Flow Evaluator::execute_for(const Statement& statement, std::vector<V
   return execute(statement.otherwise);
 }
 
-void Evaluator::execute_set_block(const Statement& statement) {
-  Value value;
-  {
-    const Scoped inside(scope_, inner_scope(scope_));
-    value = make_text(captured(statement.body));
-    if (statement.value) value = evaluate_filter(*statement.value, &value);
-  }
-  assign(statement.target, std::move(value));
+Value Evaluator::filtered_block(const Statement& statement) {
+  const Scoped inside(scope_, inner_scope(scope_));
+  const Value text = make_text(captured(statement.body));
+  return statement.value ? evaluate_filter(*statement.value, &text) : text;
 }
 
 void Evaluator::execute_call_block(const Statement& statement) {
   const Value callee = evaluate(*statement.value->operands[0]);
-  Arguments arguments = evaluate_arguments(*statement.value->arguments);
+  Arguments arguments = evaluate_arguments(*statement.value);
   arguments.named.emplace_back("caller", make_macro(statement.macro));
   line_ = statement.line;
   emit(text_of(call(callee, arguments)));
-}
-
-void Evaluator::execute_filter_block(const Statement& statement) {
-  const Scoped inside(scope_, inner_scope(scope_));
-  const Value body = make_text(captured(statement.body));
-  emit(text_of(evaluate_filter(*statement.value, &body)));
 }
 
 void Evaluator::execute_with(const Statement& statement) {

@@ -26,9 +26,8 @@ Value map_filter_text(Evaluator& evaluator, const Value& input, const Bound&) {
 std::string title_words(std::string_view text) {
   std::string out;
   bool begins = true;
-  for_each_code_point(text, [&](std::string_view one) {
+  for_each_code_point(text, [&](std::string_view one, int32_t c) {
     out += begins ? upper(one) : lower(one);
-    const int32_t c = code_point_at(one, 0);
     begins = is_space(c) || c == '-' || c == '(' || c == '{' || c == '[' || c == '<';
   });
   return out;
@@ -63,7 +62,7 @@ Value format(Evaluator& evaluator, const Value& input, const Arguments& argument
     for (const auto& [name, value] : arguments.named) named->set(Value::text(name), value, evaluator.budget());
     values = evaluator.make_dict(std::move(named));
   }
-  return binary(Operator::kModulo, as_text_value(evaluator, input), values, evaluator.budget());
+  return binary(evaluator, Operator::kModulo, as_text_value(evaluator, input), values);
 }
 
 // The text itself, or so many spaces. `wanted` begins the failure for another value.
@@ -107,8 +106,7 @@ Value escape(Evaluator& evaluator, const Value& input, const Bound&) {
 Value word_count(Evaluator& evaluator, const Value& input, const Bound&) {
   int64_t words = 0;
   bool inside = false;
-  for_each_code_point(evaluator.text_of(input), [&](std::string_view one) {
-    const int32_t c = code_point_at(one, 0);
+  for_each_code_point(evaluator.text_of(input), [&](std::string_view, int32_t c) {
     const bool part = is_letter(c) || is_digit(c) || c == '_';
     words += part && !inside;
     inside = part;
@@ -185,7 +183,7 @@ Value absolute(Evaluator& evaluator, const Value& input, const Bound&) {
     const auto& digits = input.as_text();
     return Value::big_integer(digits.substr(digits[0] == '-' ? 1 : 0));
   }
-  return input.as_int() < 0 ? binary(Operator::kSubtract, Value::integer(0), input, evaluator.budget())
+  return input.as_int() < 0 ? binary(evaluator, Operator::kSubtract, Value::integer(0), input)
                             : Value::integer(input.as_int());
 }
 

@@ -124,8 +124,7 @@ Value sum(Evaluator& evaluator, const Value& input, const Bound& bound) {
   Value total = bound[1] ? *bound[1] : Value::integer(0);
   if (total.is(Kind::kString)) fail("sum does not join strings");
   for (auto& item : elements(input, evaluator.budget())) {
-    total = binary(Operator::kAdd, total, look_up(evaluator, item, bound[0] ? *bound[0] : Value::none()),
-                   evaluator.budget());
+    total = binary(evaluator, Operator::kAdd, total, look_up(evaluator, item, bound[0] ? *bound[0] : Value::none()));
   }
   return total;
 }
@@ -160,9 +159,7 @@ Value last(Evaluator& evaluator, const Value& input, const Bound&) {
 }
 
 Value reverse(Evaluator& evaluator, const Value& input, const Bound&) {
-  if (input.is(Kind::kString)) {
-    return slice(input, Value::none(), Value::none(), Value::integer(-1), evaluator.budget());
-  }
+  if (input.is(Kind::kString)) return slice(evaluator, input, Value::none(), Value::none(), Value::integer(-1));
   auto all = elements(input, evaluator.budget());
   std::ranges::reverse(all);
   return evaluator.make_list(std::move(all), input.is(Kind::kGenerator) ? Kind::kList : Kind::kGenerator);

@@ -36,7 +36,7 @@ Specification parse_specification(std::string_view text) {
   Specification made;
   size_t at = 0;
   const auto is_align = [](char c) { return c == '<' || c == '>' || c == '^' || c == '='; };
-  const size_t first = text.empty() ? 0 : code_point_bytes(text, 0);
+  const size_t first = text.empty() ? 0 : code_point_at(text, 0).bytes;
   if (first < text.size() && is_align(text[first])) {
     made.fill = text.substr(0, first);
     made.align = text[first];
@@ -253,34 +253,20 @@ class Formatter {
 
 // One conversion of `text % values`: "%-5d" from behind the percent sign.
 std::string percent_field(const Value& value, char type, Specification spec, Budget& budget) {
-  switch (type) {
-    case 's':
-    case 'r':
-    case 'a':
-      if (spec.align == '=') spec.align = '>';
-      spec.fill = " ";
-      if (!spec.align) spec.align = '>';
-      return formatted_text(type == 's' ? to_text(value, budget) : to_repr(value, budget), spec);
-    case 'c':
-      if (value.is(Kind::kString)) return formatted_text(value.as_text(), spec);
-      break;
-    case 'd':
-    case 'i':
-    case 'u':
-    case 'x':
-    case 'X':
-    case 'o': {
-      if (!value.is_number()) fail("%{} wants a number, not {}", type, type_name(value));
-      if (std::fabs(value.as_double()) > 9e18) fail("an integer outgrows 64 bits");
-      spec.precision.reset();
-      spec.type = type == 'x' || type == 'X' || type == 'o' ? type : 'd';
-      return formatted_integer(value.is(Kind::kFloat) ? static_cast<int64_t>(value.as_double()) : value.as_int(), spec);
-    }
-    default:
-      break;
+  if (is_one_of(type, "sra")) {
+    spec.fill = " ";
+    if (!spec.align || spec.align == '=') spec.align = '>';
+    return formatted_text(type == 's' ? to_text(value, budget) : to_repr(value, budget), spec);
   }
-  if (!is_one_of(type, "eEfFgG")) fail("'%{}' is no conversion", type);
+  if (type == 'c' && value.is(Kind::kString)) return formatted_text(value.as_text(), spec);
+  if (!is_one_of(type, "diuxXoeEfFgG")) fail("'%{}' is no conversion", type);
   if (!value.is_number()) fail("%{} wants a number, not {}", type, type_name(value));
+  if (is_one_of(type, "diuxXo")) {
+    if (std::fabs(value.as_double()) > 9e18) fail("an integer outgrows 64 bits");
+    spec.precision.reset();
+    spec.type = is_one_of(type, "xXo") ? type : 'd';
+    return formatted_integer(value.is(Kind::kFloat) ? static_cast<int64_t>(value.as_double()) : value.as_int(), spec);
+  }
   spec.type = type;
   return formatted_real(value.as_double(), spec);
 }

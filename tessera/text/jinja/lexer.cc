@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <charconv>
 
 #include "tessera/text/jinja/unicode.h"
 
@@ -43,8 +44,9 @@ class Lexer {
 
  private:
   [[noreturn]] void fail_here(const std::string& message) { throw SyntaxFailure{line_, message}; }
-  std::string_view rest() const { return std::string_view(source_).substr(at_); }
-  bool next_is(std::string_view text) const { return rest().starts_with(text); }
+  std::string_view from(size_t at) const { return std::string_view(source_).substr(at); }
+  std::string_view rest() const { return from(at_); }
+  char peek(size_t at) const { return at < source_.size() ? source_[at] : '\0'; }
 
   void advance(size_t bytes) {
     line_ += static_cast<int>(std::count(source_.begin() + static_cast<std::ptrdiff_t>(at_),
@@ -55,7 +57,7 @@ class Lexer {
 
   size_t space_length(size_t from) const {
     size_t at = from;
-    while (at < source_.size() && is_space(code_point_at(source_, at))) at += code_point_bytes(source_, at);
+    while (at < source_.size() && is_space(code_point_at(source_, at).code)) at += code_point_at(source_, at).bytes;
     return at - from;
   }
 
@@ -90,7 +92,7 @@ class Lexer {
       if (kind == '{' || kind == '%' || kind == '#') break;
     }
     const char kind = source_[tag + 1];
-    const char sign = sign_of(std::string_view(source_).substr(tag));
+    const char sign = sign_of(from(tag));
     emit_text(rest().substr(0, tag - at_), sign, kind != '{');
     advance(tag - at_ + 2 + (sign ? 1 : 0));
     if (kind == '#') return comment();
@@ -99,22 +101,20 @@ class Lexer {
     inside_tag(kind == '%');
   }
 
-  // Consumes the end of a tag: "-%}" with the whitespace behind it, "+%}", or "%}" with one newline.
+  // Length of the end of a tag: "-%}" with the whitespace behind it, or "%}"; one that trims may also be "+%}", and
+  // "%}" with the newline behind it. 0 where no tag ends.
+  size_t tag_end_length(size_t at, std::string_view end, bool trims) const {
+    const bool strips = from(at).starts_with('-'), keeps = trims && from(at).starts_with('+');
+    const size_t sign = strips || keeps ? 1 : 0, length = sign + end.size();
+    if (!from(at + sign).starts_with(end)) return 0;
+    if (strips) return length + space_length(at + length);
+    return length + (trims && !keeps && from(at + length).starts_with('\n') ? 1 : 0);
+  }
+
   bool tag_end(std::string_view end, bool trims) {
-    std::string with_sign = "-" + std::string(end);
-    if (next_is(with_sign)) {
-      advance(with_sign.size() + space_length(at_ + with_sign.size()));
-      return true;
-    }
-    with_sign[0] = '+';
-    if (trims && next_is(with_sign)) {
-      advance(with_sign.size());
-      return true;
-    }
-    if (!next_is(end)) return false;
-    const size_t behind = at_ + end.size();
-    advance(end.size() + (trims && behind < source_.size() && source_[behind] == '\n' ? 1 : 0));
-    return true;
+    const size_t length = tag_end_length(at_, end, trims);
+    advance(length);
+    return length > 0;
   }
 
   void comment() {
@@ -127,28 +127,22 @@ class Lexer {
 
   bool raw_block() {
     const size_t begin = at_ + space_length(at_);
-    if (!std::string_view(source_).substr(begin).starts_with("raw")) return false;
-    size_t end = begin + 3 + space_length(begin + 3);
-    if (std::string_view(source_).substr(end).starts_with("-%}")) {
-      end += 3 + space_length(end + 3);
-    } else if (std::string_view(source_).substr(end).starts_with("%}")) {
-      end += 2;
-    } else {
-      return false;
-    }
-    advance(end - at_);
+    if (!from(begin).starts_with("raw")) return false;
+    const size_t end = begin + 3 + space_length(begin + 3);
+    const size_t length = tag_end_length(end, "%}", false);
+    if (length == 0) return false;
+    advance(end + length - at_);
     for (size_t tag = source_.find("{%", at_); tag != std::string::npos; tag = source_.find("{%", tag + 2)) {
-      const char sign = sign_of(std::string_view(source_).substr(tag));
+      const char sign = sign_of(from(tag));
       size_t word = tag + 2 + (sign ? 1 : 0);
       word += space_length(word);
-      if (!std::string_view(source_).substr(word).starts_with("endraw")) continue;
+      if (!from(word).starts_with("endraw")) continue;
       word += 6;
       word += space_length(word);
-      const auto behind = std::string_view(source_).substr(word);
-      if (!behind.starts_with("%}") && !behind.starts_with("-%}") && !behind.starts_with("+%}")) continue;
+      const size_t end_length = tag_end_length(word, "%}", true);
+      if (end_length == 0) continue;
       emit_text(rest().substr(0, tag - at_), sign, true);
-      advance(word - at_);
-      tag_end("%}", true);
+      advance(word + end_length - at_);
       return true;
     }
     fail_here("'{% raw %}' has no '{% endraw %}'");
@@ -168,7 +162,7 @@ class Lexer {
         number();
       } else if (name_start(source_[at_])) {
         size_t end = at_;
-        while (end < source_.size() && name_part(source_[end])) ++end;
+        while (name_part(peek(end))) ++end;
         tokens_.push_back({TokenKind::kName, line_, source_.substr(at_, end - at_)});
         advance(end - at_);
       } else if (source_[at_] == '\'' || source_[at_] == '"') {
@@ -181,47 +175,38 @@ class Lexer {
     fail_here(block ? "a tag has no end '%}'" : "a tag has no end '}}'");
   }
 
-  size_t digits_from(size_t at, bool (*accepts)(char)) const {
+  // The end of the digits from `at` on; between two of them may stand an underscore.
+  size_t digits_from(size_t at, std::string_view digits = "0123456789") const {
+    const auto is_digit = [&](size_t i) { return i < source_.size() && digits.find(source_[i]) != digits.npos; };
     size_t end = at;
-    while (end < source_.size() && (accepts(source_[end]) || (source_[end] == '_' && end > at &&
-                                                              end + 1 < source_.size() && accepts(source_[end + 1])))) {
-      ++end;
-    }
+    while (is_digit(end) || (end > at && peek(end) == '_' && is_digit(end + 1))) ++end;
     return end;
   }
 
   void number() {
-    static const auto is_dec = [](char c) { return digit(c); };
-    static const auto is_hex = [](char c) { return std::isxdigit(static_cast<unsigned char>(c)) != 0; };
-    static const auto is_oct = [](char c) { return c >= '0' && c <= '7'; };
-    static const auto is_bin = [](char c) { return c == '0' || c == '1'; };
-    size_t end = digits_from(at_, is_dec);
+    size_t end = digits_from(at_);
     TokenKind kind = TokenKind::kInteger;
     if (at_ == 0 || source_[at_ - 1] != '.') {
-      if (end + 1 < source_.size() && source_[end] == '.' && digit(source_[end + 1])) {
+      if (peek(end) == '.' && digit(peek(end + 1))) {
         kind = TokenKind::kFloat;
-        end = digits_from(end + 1, is_dec);
+        end = digits_from(end + 1);
       }
-      if (end < source_.size() && (source_[end] == 'e' || source_[end] == 'E')) {
-        size_t exponent = end + 1;
-        if (exponent < source_.size() && (source_[exponent] == '+' || source_[exponent] == '-')) ++exponent;
-        if (exponent < source_.size() && digit(source_[exponent])) {
+      if (peek(end) == 'e' || peek(end) == 'E') {
+        const bool has_sign = peek(end + 1) == '+' || peek(end + 1) == '-';
+        const size_t exponent = end + (has_sign ? 2 : 1);
+        if (digit(peek(exponent))) {
           kind = TokenKind::kFloat;
-          end = digits_from(exponent, is_dec);
+          end = digits_from(exponent);
         }
       }
     }
     if (kind == TokenKind::kInteger && source_[at_] == '0') {
-      const char base = at_ + 1 < source_.size() ? static_cast<char>(std::tolower(source_[at_ + 1])) : ' ';
-      const size_t digits = base == 'x'   ? digits_from(at_ + 2, is_hex)
-                            : base == 'o' ? digits_from(at_ + 2, is_oct)
-                            : base == 'b' ? digits_from(at_ + 2, is_bin)
-                                          : 0;
-      if (digits > at_ + 2) {
-        end = digits;
-      } else {
-        end = digits_from(at_, [](char c) { return c == '0'; });  // 007 is 00 and 7, as in Jinja2
-      }
+      const char base = static_cast<char>(std::tolower(static_cast<unsigned char>(peek(at_ + 1))));
+      end = digits_from(at_ + 2, base == 'x'   ? "0123456789abcdefABCDEF"
+                                 : base == 'o' ? "01234567"
+                                 : base == 'b' ? "01"
+                                               : "");
+      if (end == at_ + 2) end = digits_from(at_, "0");  // 007 is 00 and 7, as in Jinja2
     }
     std::string text = source_.substr(at_, end - at_);
     std::erase(text, '_');
@@ -234,20 +219,19 @@ class Lexer {
     size_t end = at_ + 1;
     while (end < source_.size() && source_[end] != quote) end += source_[end] == '\\' ? 2 : 1;
     if (end >= source_.size()) fail_here("a string has no end");
-    tokens_.push_back({TokenKind::kString, line_, unescaped(std::string_view(source_).substr(at_ + 1, end - at_ - 1))});
+    tokens_.push_back({TokenKind::kString, line_, unescaped(from(at_ + 1).substr(0, end - at_ - 1))});
     advance(end + 1 - at_);
   }
 
   int32_t hex_digits(std::string_view text, size_t at, size_t count) {
-    if (at + count > text.size()) fail_here("a string holds an unfinished escape");
-    int32_t value = 0;
-    for (size_t i = 0; i < count; ++i) {
-      const char c = text[at + i];
-      if (!std::isxdigit(static_cast<unsigned char>(c))) fail_here("a string holds an unfinished escape");
-      if (value > 0x10ffff) fail_here("a string holds an escape beyond U+10FFFF");
-      value = value * 16 + (digit(c) ? c - '0' : std::tolower(c) - 'a' + 10);
+    const auto digits = text.substr(at, count);
+    uint32_t value = 0;
+    const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
+    if (digits.size() < count || parsed.ptr != digits.data() + count) {
+      fail_here("a string holds an unfinished escape");
     }
-    return value;
+    if (value > 0x10ffff) fail_here("a string holds an escape beyond U+10FFFF");
+    return static_cast<int32_t>(value);
   }
 
   // Python's unicode-escape. Two surrogates make one code point; one alone has no UTF-8 and is an error.
@@ -263,13 +247,11 @@ class Lexer {
       if (const size_t at = kFrom.find(c); at != std::string_view::npos) {
         out += kTo[at];
       } else if (c >= '0' && c <= '7') {
-        int32_t value = 0;
-        size_t end = i;
-        while (end < text.size() && end < i + 3 && text[end] >= '0' && text[end] <= '7') {
-          value = value * 8 + text[end++] - '0';
-        }
-        append_code_point(out, value);
-        i = end - 1;
+        const auto digits = text.substr(i, 3);
+        uint32_t value = 0;
+        const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), value, 8);
+        append_utf8(value, out);
+        i += static_cast<size_t>(parsed.ptr - digits.data()) - 1;
       } else if (c == 'x' || c == 'u' || c == 'U') {
         const size_t count = c == 'x' ? 2 : c == 'u' ? 4 : 8;
         int32_t value = hex_digits(text, i + 1, count);
@@ -281,10 +263,8 @@ class Lexer {
             i += 6;
           }
         }
-        if (value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) {
-          fail_here("a string holds an escape that is no character");
-        }
-        append_code_point(out, value);
+        if (value >= 0xd800 && value < 0xe000) fail_here("a string holds an escape that is no character");
+        append_utf8(static_cast<uint32_t>(value), out);
       } else if (c == 'N') {
         fail_here("character names (\\N{...}) are not supported");
       } else if (c != '\n') {
@@ -299,9 +279,9 @@ class Lexer {
     static constexpr std::array<std::string_view, 26> kOperators = {"//", "**", "==", "!=", ">=", "<=", "+", "-", "/",
                                                                     "*",  "%",  "~",  "[",  "]",  "(",  ")", "{", "}",
                                                                     ">",  "<",  "=",  ".",  ":",  "|",  ",", ";"};
-    const auto* found = std::ranges::find_if(kOperators, [&](std::string_view op) { return next_is(op); });
+    const auto* found = std::ranges::find_if(kOperators, [&](std::string_view op) { return rest().starts_with(op); });
     if (found == kOperators.end()) {
-      fail_here(fmt::format("unexpected character '{}'", rest().substr(0, code_point_bytes(source_, at_))));
+      fail_here(fmt::format("unexpected character '{}'", rest().substr(0, code_point_at(source_, at_).bytes)));
     }
     const char c = (*found)[0];
     if (c == '(' || c == '[' || c == '{') open += c;

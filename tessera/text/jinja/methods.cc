@@ -87,16 +87,10 @@ Value call_method(Evaluator& evaluator, const Value& self, const std::string& na
   return call_builtin(*methods_of(self).find(name), evaluator, self, arguments);
 }
 
-bool is_global(std::string_view name) {
-  return name == "range" || name == "dict" || name == "namespace" || name == "raise_exception" ||
-         name == "strftime_now";
-}
-
 namespace {
 
-Value make_range(Evaluator& evaluator, const Arguments& arguments) {
+Value make_range(Evaluator& evaluator, const Value&, const Bound& bound) {
   constexpr uint64_t kMaxRange = 100'000;  // Jinja2's sandbox
-  const auto bound = bind("range", arguments, {"start", "stop", "step"}, 1);
   int64_t numbers[3] = {0, 0, 1};
   for (size_t i = 0; i < 3; ++i) {
     if (bound[i]) numbers[i] = integer_argument(*bound[i], "range");
@@ -133,8 +127,25 @@ std::shared_ptr<Dict> collected(Evaluator& evaluator, const Arguments& arguments
   return dict;
 }
 
-Value now(Evaluator& evaluator, const Arguments& arguments) {
-  const auto bound = bind("strftime_now", arguments, {"format"}, 1);
+Value make_dict(Evaluator& evaluator, const Value&, const Arguments& arguments) {
+  return evaluator.make_dict(collected(evaluator, arguments));
+}
+
+Value make_namespace(Evaluator& evaluator, const Value&, const Arguments& arguments) {
+  auto attributes = collected(evaluator, arguments);
+  for (const auto& entry : attributes->entries) {
+    if (entry.first.is(Kind::kString) && entry.first.as_text().starts_with('_')) {
+      fail("a namespace cannot hold '{}'", entry.first.as_text().substr(0, 80));
+    }
+  }
+  return evaluator.make_namespace(std::move(attributes));
+}
+
+Value refuse(Evaluator& evaluator, const Value&, const Bound& bound) {
+  fail("the template refuses these messages: {}", evaluator.text_of(*bound[0]));
+}
+
+Value now(Evaluator& evaluator, const Value&, const Bound& bound) {
   const std::string& format = text_argument(*bound[0], "strftime_now");
   if (format.size() > 1000) fail("strftime_now wants a format of at most 1000 bytes");
   evaluator.budget().charge(format.size() * 64);
@@ -146,23 +157,21 @@ Value now(Evaluator& evaluator, const Arguments& arguments) {
   return evaluator.make_text(std::move(out));
 }
 
+const BuiltinTable& globals() {
+  static const BuiltinTable kTable = {{"dict", {.call_unbound = make_dict}},
+                                      {"namespace", {.call_unbound = make_namespace}},
+                                      {"raise_exception", {refuse, {"message"}, 1}},
+                                      {"range", {make_range, {"start", "stop", "step"}, 1}},
+                                      {"strftime_now", {now, {"format"}, 1}}};
+  return kTable;
+}
+
 }  // namespace
 
+bool is_global(std::string_view name) { return globals().contains(name); }
+
 Value call_global(Evaluator& evaluator, const std::string& name, const Arguments& arguments) {
-  if (name == "range") return make_range(evaluator, arguments);
-  if (name == "dict") return evaluator.make_dict(collected(evaluator, arguments));
-  if (name == "strftime_now") return now(evaluator, arguments);
-  if (name == "raise_exception") {
-    const auto bound = bind(name, arguments, {"message"}, 1);
-    fail("the template refuses these messages: {}", evaluator.text_of(*bound[0]));
-  }
-  auto attributes = collected(evaluator, arguments);
-  for (const auto& entry : attributes->entries) {
-    if (entry.first.is(Kind::kString) && entry.first.as_text().starts_with('_')) {
-      fail("a namespace cannot hold '{}'", entry.first.as_text().substr(0, 80));
-    }
-  }
-  return evaluator.make_namespace(std::move(attributes));
+  return call_builtin(*globals().find(name), evaluator, Value(), arguments);
 }
 
 }  // namespace tessera::text::jinja

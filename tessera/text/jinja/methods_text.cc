@@ -35,8 +35,8 @@ std::string with_marks_kept(std::string_view marked, std::string_view plain, std
   const auto first = static_cast<size_t>(stripped.data() - plain.data()), last = first + stripped.size();
   std::string out;
   size_t at = 0;  // in `plain`
-  for_each_code_point(marked, [&](std::string_view one) {
-    if (is_mark(code_point_at(one, 0))) {
+  for_each_code_point(marked, [&](std::string_view one, int32_t c) {
+    if (is_mark(c)) {
       out += one;
       return;
     }
@@ -68,26 +68,10 @@ Value strip_text(Evaluator& evaluator, const Value& self, const Bound& bound) {
 std::vector<std::string_view> split_space(std::string_view text, int64_t limit, bool from_right) {
   std::vector<std::string_view> pieces;
   text = strip(text, true, true);
-  while (!text.empty() && limit != 0) {
-    size_t at = from_right ? text.size() : 0;
-    const auto space_at = [&](size_t i) { return is_space(code_point_at(text, i)); };
-    if (from_right) {
-      size_t cut = text.size();
-      for (size_t i = text.size(); i-- > 0;) {
-        if ((static_cast<unsigned char>(text[i]) & 0xc0) != 0x80 && space_at(i)) {
-          cut = i + code_point_bytes(text, i);
-          break;
-        }
-        if (i == 0) cut = 0;
-      }
-      pieces.push_back(text.substr(cut));
-      text = strip(text.substr(0, cut), false, true);
-    } else {
-      while (at < text.size() && !space_at(at)) at += code_point_bytes(text, at);
-      pieces.push_back(text.substr(0, at));
-      text = strip(text.substr(at), true, false);
-    }
-    if (limit > 0) --limit;
+  for (; !text.empty() && limit != 0; limit -= limit > 0) {
+    const auto rest = strip_word(text, !from_right, from_right);
+    pieces.push_back(from_right ? text.substr(rest.size()) : text.substr(0, text.size() - rest.size()));
+    text = strip(rest, !from_right, from_right);
   }
   if (!text.empty()) pieces.push_back(text);
   if (from_right) std::ranges::reverse(pieces);
@@ -121,8 +105,8 @@ Value split_lines(Evaluator& evaluator, const Value& self, const Bound& bound) {
   for (size_t at = 0, begin = 0; begin < text.size();) {
     size_t end = at;
     if (at < text.size()) {
-      const int32_t c = code_point_at(text, at);
-      end = at + code_point_bytes(text, at);
+      const auto [c, bytes] = code_point_at(text, at);
+      end = at + bytes;
       const bool breaks =
           (c >= 0x0a && c <= 0x0d) || (c >= 0x1c && c <= 0x1e) || c == 0x85 || c == 0x2028 || c == 0x2029;
       if (!breaks) {
@@ -229,7 +213,7 @@ Value replace_text(Evaluator& evaluator, const Value& self, const Bound& bound) 
     at = found + from.size();
     if (!from.empty()) continue;
     if (at >= text.size()) return like(evaluator, self, out);
-    const size_t bytes = code_point_bytes(text, at);  // an empty `old` matches before each code point
+    const size_t bytes = code_point_at(text, at).bytes;  // an empty `old` matches before each code point
     out.append(text, at, bytes);
     at += bytes;
   }
@@ -283,21 +267,15 @@ Value pad_text(Evaluator& evaluator, const Value& self, const Bound& bound) {
 template <bool (*Accepts)(int32_t)>
 Value all_are(Evaluator&, const Value& self, const Bound&) {
   bool all = !self.as_text().empty();
-  for_each_code_point(self.as_text(), [&](std::string_view one) { all = all && Accepts(code_point_at(one, 0)); });
+  for_each_code_point(self.as_text(), [&](std::string_view, int32_t c) { all = all && Accepts(c); });
   return Value::boolean(all);
 }
 
 bool letter_or_digit(int32_t c) { return is_letter(c) || is_digit(c); }
 
-// islower and isupper: at least one cased letter, and none of the other case.
 template <bool (*Wanted)(int32_t), bool (*Other)(int32_t)>
 Value all_cased(Evaluator&, const Value& self, const Bound&) {
-  bool any = false, other = false;
-  for_each_code_point(self.as_text(), [&](std::string_view one) {
-    any |= Wanted(code_point_at(one, 0));
-    other |= Other(code_point_at(one, 0));
-  });
-  return Value::boolean(any && !other);
+  return Value::boolean(is_cased<Wanted, Other>(self.as_text()));
 }
 
 Value format_text(Evaluator& evaluator, const Value& self, const Arguments& arguments) {

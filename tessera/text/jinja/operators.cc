@@ -16,18 +16,6 @@ void check_fits(bool overflowed) {
   if (overflowed) fail("an integer outgrows 64 bits");
 }
 
-int64_t sum(int64_t a, int64_t b) {
-  int64_t result = 0;
-  check_fits(__builtin_add_overflow(a, b, &result));
-  return result;
-}
-
-int64_t difference(int64_t a, int64_t b) {
-  int64_t result = 0;
-  check_fits(__builtin_sub_overflow(a, b, &result));
-  return result;
-}
-
 int64_t product(int64_t a, int64_t b) {
   int64_t result = 0;
   check_fits(__builtin_mul_overflow(a, b, &result));
@@ -45,11 +33,14 @@ int64_t power(int64_t base, int64_t exponent) {
 }
 
 Value integers(Operator op, int64_t a, int64_t b) {
+  int64_t result = 0;
   switch (op) {
     case Operator::kAdd:
-      return Value::integer(sum(a, b));
+      check_fits(__builtin_add_overflow(a, b, &result));
+      return Value::integer(result);
     case Operator::kSubtract:
-      return Value::integer(difference(a, b));
+      check_fits(__builtin_sub_overflow(a, b, &result));
+      return Value::integer(result);
     case Operator::kMultiply:
       return Value::integer(product(a, b));
     case Operator::kDivide:
@@ -58,7 +49,7 @@ Value integers(Operator op, int64_t a, int64_t b) {
     case Operator::kFloorDivide:
     case Operator::kModulo: {
       if (b == 0) fail("division by zero");
-      if (b == -1) return Value::integer(op == Operator::kModulo ? 0 : difference(0, a));
+      if (b == -1) return op == Operator::kModulo ? Value::integer(0) : integers(Operator::kSubtract, 0, a);
       int64_t quotient = a / b, rest = a % b;
       if (rest != 0 && (rest < 0) != (b < 0)) {
         --quotient;
@@ -92,45 +83,35 @@ Value reals(Operator op, double a, double b) {
   return Value::real(rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest);
 }
 
-Value text_result(std::string text, bool markup, Budget& budget) {
-  budget.check_size(text.size());
-  budget.charge(text.size());
-  return Value::text(std::move(text), markup);
-}
-
 // Markup + str escapes the other side, as markupsafe does.
-Value joined_texts(const Value& left, const Value& right, Budget& budget) {
+Value joined_texts(Evaluator& evaluator, const Value& left, const Value& right) {
   const bool markup = left.is_markup() || right.is_markup();
   const auto part = [&](const Value& value) {
     return markup && !value.is_markup() ? html_escaped(value.as_text()) : value.as_text();
   };
-  budget.check_size(left.as_text().size() + right.as_text().size());
-  return text_result(part(left) + part(right), markup, budget);
+  evaluator.budget().check_size(left.as_text().size() + right.as_text().size());
+  return evaluator.make_text(part(left) + part(right), markup);
 }
 
-Value list_result(std::vector<Value> items, Kind kind, Budget& budget) {
-  Value made = Value::list(std::move(items), kind);
-  budget.check_depth(made.depth());
-  return made;
-}
-
-Value repeated(const Value& value, int64_t times, Budget& budget) {
+Value repeated(Evaluator& evaluator, const Value& value, int64_t times) {
   const auto count = static_cast<size_t>(times < 0 ? 0 : times);
   const size_t size = value.is(Kind::kString) ? value.as_text().size() : value.items().size();
   size_t total = 0;
   if (__builtin_mul_overflow(count, size, &total)) fail("a repeated value outgrows memory");
-  budget.check_size(total);
+  evaluator.budget().check_size(total);
   if (value.is(Kind::kString)) {
     std::string text;
     text.reserve(total);
     for (size_t i = 0; size > 0 && i < count; ++i) text += value.as_text();
-    return text_result(std::move(text), value.is_markup(), budget);
+    return evaluator.make_text(std::move(text), value.is_markup());
   }
-  budget.charge(total * sizeof(Value));
+  evaluator.budget().charge(total * sizeof(Value));  // before they are made
   std::vector<Value> items;
   items.reserve(total);
   for (size_t i = 0; size > 0 && i < count; ++i) items.insert(items.end(), value.items().begin(), value.items().end());
-  return list_result(std::move(items), value.kind(), budget);
+  Value made = Value::list(std::move(items), value.kind());
+  evaluator.budget().check_depth(made.depth());
+  return made;
 }
 
 bool repeatable(const Value& value) {
@@ -170,7 +151,7 @@ void for_each_index(const Indices& of, Visit visit) {
 
 }  // namespace
 
-Value binary(Operator op, const Value& left, const Value& right, Budget& budget) {
+Value binary(Evaluator& evaluator, Operator op, const Value& left, const Value& right) {
   if (left.is(Kind::kUndefined)) fail("{}", left.hint());
   if (left.is_number() && right.is_number()) {
     check_fits(left.is(Kind::kBigInt) || right.is(Kind::kBigInt));
@@ -178,22 +159,20 @@ Value binary(Operator op, const Value& left, const Value& right, Budget& budget)
     return reals(op, left.as_double(), right.as_double());
   }
   if (op == Operator::kModulo && left.is(Kind::kString)) {
-    return text_result(format_percent(left.as_text(), right, budget), left.is_markup(), budget);
+    return evaluator.make_text(format_percent(left.as_text(), right, evaluator.budget()), left.is_markup());
   }
   if (right.is(Kind::kUndefined)) fail("{}", right.hint());
   if (op == Operator::kAdd && left.kind() == right.kind()) {
-    if (left.is(Kind::kString)) return joined_texts(left, right, budget);
+    if (left.is(Kind::kString)) return joined_texts(evaluator, left, right);
     if (left.is(Kind::kList) || left.is(Kind::kTuple)) {
-      budget.check_size(left.items().size() + right.items().size());
-      budget.charge((left.items().size() + right.items().size()) * sizeof(Value));
       std::vector<Value> items = left.items();
       items.insert(items.end(), right.items().begin(), right.items().end());
-      return list_result(std::move(items), left.kind(), budget);
+      return evaluator.make_list(std::move(items), left.kind());
     }
   }
   if (op == Operator::kMultiply) {
-    if (repeatable(left) && right.is_integral()) return repeated(left, right.as_int(), budget);
-    if (repeatable(right) && left.is_integral()) return repeated(right, left.as_int(), budget);
+    if (repeatable(left) && right.is_integral()) return repeated(evaluator, left, right.as_int());
+    if (repeatable(right) && left.is_integral()) return repeated(evaluator, right, left.as_int());
   }
   fail("unsupported operands for {}: '{}' and '{}'", symbol(op), type_name(left), type_name(right));
 }
@@ -221,27 +200,27 @@ bool compare(Operator op, const Value& left, const Value& right, Budget& budget)
   }
 }
 
-Value slice(const Value& of, const Value& start, const Value& stop, const Value& step, Budget& budget) {
+Value slice(Evaluator& evaluator, const Value& of, const Value& start, const Value& stop, const Value& step) {
   switch (of.kind()) {
     case Kind::kUndefined:
       fail("{}", of.hint());
     case Kind::kString: {
       const std::string& text = of.as_text();
-      const Indices range = indices(start, stop, step, length_of(of, budget));
-      budget.charge(text.size());
+      const Indices range = indices(start, stop, step, length_of(of, evaluator.budget()));
+      evaluator.budget().charge(text.size());
       std::string out;
       if (range.step == 1) {
         if (range.start >= range.stop) return Value::text("", of.is_markup());
         const auto first = static_cast<size_t>(range.start), count = static_cast<size_t>(range.stop - range.start);
-        if (of.is_ascii()) return text_result(text.substr(first, count), of.is_markup(), budget);
+        if (of.is_ascii()) return evaluator.make_text(text.substr(first, count), of.is_markup());
         const size_t begin = byte_offset(text, first);
-        return text_result(text.substr(begin, byte_offset(std::string_view(text).substr(begin), count)), of.is_markup(),
-                           budget);
+        const size_t bytes = byte_offset(std::string_view(text).substr(begin), count);
+        return evaluator.make_text(text.substr(begin, bytes), of.is_markup());
       }
       std::vector<std::string_view> points;
-      for_each_code_point(text, [&](std::string_view one) { points.push_back(one); });
+      for_each_code_point(text, [&](std::string_view one, int32_t) { points.push_back(one); });
       for_each_index(range, [&](size_t i) { out += points[i]; });
-      return text_result(std::move(out), of.is_markup(), budget);
+      return evaluator.make_text(std::move(out), of.is_markup());
     }
     case Kind::kList:
     case Kind::kTuple:
@@ -249,8 +228,7 @@ Value slice(const Value& of, const Value& start, const Value& stop, const Value&
       const Indices range = indices(start, stop, step, static_cast<int64_t>(of.items().size()));
       std::vector<Value> items;
       for_each_index(range, [&](size_t i) { items.push_back(of.items()[i]); });
-      budget.charge(items.size() * sizeof(Value));
-      return list_result(std::move(items), of.kind(), budget);
+      return evaluator.make_list(std::move(items), of.kind());
     }
     default:
       return Value::undefined(fmt::format("a {} cannot be sliced", type_name(of)));

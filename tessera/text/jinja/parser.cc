@@ -23,11 +23,9 @@ Template Parser::run() {
   return result;
 }
 
-Parser::Nested::Nested(Parser& parser) : parser_(parser) {
-  if (++parser_.nesting_ > parser_.max_depth_) {
-    --parser_.nesting_;
-    parser_.fail_here(fmt::format("blocks and expressions are nested deeper than {}", parser_.max_depth_));
-  }
+int Parser::next_nesting() const {
+  if (nesting_ >= max_depth_) fail_here(fmt::format("blocks and expressions are nested deeper than {}", max_depth_));
+  return nesting_ + 1;
 }
 
 Token Parser::next() {
@@ -89,7 +87,7 @@ void Parser::text_or_print(Body& body) {
 }
 
 Body Parser::body_until(EndWords words) {
-  Nested nested(*this);
+  const Scoped nested(nesting_, next_nesting());
   Body body;
   for (;;) {
     if (current().kind == TokenKind::kEnd) {
@@ -285,7 +283,7 @@ void Parser::print_statement(Body& body) {
 
 Target Parser::one_target(bool namespaces) {
   if (skip_operator("(")) {
-    Nested nested(*this);
+    const Scoped nested(nesting_, next_nesting());
     Target inner = target(namespaces, "");
     expect_operator(")");
     return inner;

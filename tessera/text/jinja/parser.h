@@ -3,8 +3,10 @@
 #pragma once
 
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tessera/text/jinja/ast.h"
@@ -64,6 +66,12 @@ class Parser {
   Target target(bool namespaces, std::string_view end_name);
   Target one_target(bool namespaces);
 
+  using Operators = std::initializer_list<std::pair<std::string_view, Operator>>;
+  std::optional<Operator> take_operator(Operators operators);  // one that stands here
+  // Operands with such operators between them; one operand alone is itself. `line` is the chain's; without it the chain
+  // has that of its first operator.
+  template <class Operand>
+  ExpressionPtr chain(ExpressionKind kind, Operators operators, Operand operand, std::optional<int> line = {});
   ExpressionPtr expression(bool conditional = true);
   ExpressionPtr or_expression();
   ExpressionPtr and_expression();
@@ -93,17 +101,13 @@ class Parser {
   ExpressionPtr finished(ExpressionPtr node) const;  // sets the depth, limits it
   ExpressionPtr wrap(ExpressionKind kind, int line, ExpressionPtr operand) const;
 
-  // Counts the nesting that the parser itself recurses over.
-  struct Nested {
-    explicit Nested(Parser& parser);
-    ~Nested() { --parser_.nesting_; }
-    Parser& parser_;
-  };
+  // nesting_ with one level more. Failure where that is too deep.
+  int next_nesting() const;
 
   std::vector<Token> tokens_;
   int max_depth_;
   size_t at_ = 0;
-  int nesting_ = 0;
+  int nesting_ = 0;  // that the parser itself recurses over
   int loops_ = 0;
   bool may_not_run_ = false;            // inside a branch: unknown filters fail when they run
   std::vector<SyntaxFailure> unknown_;  // filters and tests that surely run and do not exist

@@ -37,7 +37,7 @@ ExpressionPtr Parser::wrap(ExpressionKind kind, int line, ExpressionPtr operand)
 }
 
 ExpressionPtr Parser::expression(bool conditional) {
-  Nested nested(*this);
+  const Scoped nested(nesting_, next_nesting());
   if (!conditional) return or_expression();
   const int line = current().line;
   const size_t unknown_before = unknown_.size();
@@ -54,110 +54,77 @@ ExpressionPtr Parser::expression(bool conditional) {
   return value;
 }
 
-ExpressionPtr Parser::or_expression() {
-  auto left = and_expression();
-  if (!at_name("or")) return left;
-  auto node = make(ExpressionKind::kOr, current().line);
-  node->operands.push_back(std::move(left));
-  while (skip_name("or")) node->operands.push_back(and_expression());
+std::optional<Operator> Parser::take_operator(Operators operators) {
+  for (const auto& [text, op] : operators) {
+    if (!at_name(text) && !at_operator(text)) continue;
+    if (op == Operator::kNotIn) {  // "not" and then "in"
+      if (ahead().kind != TokenKind::kName || ahead().text != "in") continue;
+      next();
+    }
+    next();
+    return op;
+  }
+  return std::nullopt;
+}
+
+template <class Operand>
+ExpressionPtr Parser::chain(ExpressionKind kind, Operators operators, Operand operand, std::optional<int> line) {
+  auto first = operand();
+  auto node = make(kind, line.value_or(current().line));
+  node->operands.push_back(std::move(first));
+  while (const auto op = take_operator(operators)) {
+    node->operators.push_back(*op);
+    node->operands.push_back(operand());
+  }
+  if (node->operators.empty()) return std::move(node->operands[0]);
   return finished(std::move(node));
 }
 
+ExpressionPtr Parser::or_expression() {
+  return chain(ExpressionKind::kOr, {{"or", Operator::kOr}}, [&] { return and_expression(); });
+}
+
 ExpressionPtr Parser::and_expression() {
-  auto left = not_expression();
-  if (!at_name("and")) return left;
-  auto node = make(ExpressionKind::kAnd, current().line);
-  node->operands.push_back(std::move(left));
-  while (skip_name("and")) node->operands.push_back(not_expression());
-  return finished(std::move(node));
+  return chain(ExpressionKind::kAnd, {{"and", Operator::kAnd}}, [&] { return not_expression(); });
 }
 
 ExpressionPtr Parser::not_expression() {
   if (!at_name("not")) return comparison();
-  Nested nested(*this);
+  const Scoped nested(nesting_, next_nesting());
   const int line = next().line;
   return wrap(ExpressionKind::kNot, line, not_expression());
 }
 
 ExpressionPtr Parser::comparison() {
-  static const std::pair<std::string_view, Operator> kOperators[] = {
-      {"==", Operator::kEqual},     {"!=", Operator::kNotEqual}, {"<", Operator::kLess},
-      {"<=", Operator::kLessEqual}, {">", Operator::kGreater},   {">=", Operator::kGreaterEqual}};
-  auto node = make(ExpressionKind::kCompare, current().line);
-  node->operands.push_back(sum());
-  for (;;) {
-    const auto* found = std::find_if(std::begin(kOperators), std::end(kOperators),
-                                     [&](const auto& op) { return at_operator(op.first); });
-    if (found != std::end(kOperators)) {
-      next();
-      node->operators.push_back(found->second);
-    } else if (skip_name("in")) {
-      node->operators.push_back(Operator::kIn);
-    } else if (at_name("not") && ahead().kind == TokenKind::kName && ahead().text == "in") {
-      next();
-      next();
-      node->operators.push_back(Operator::kNotIn);
-    } else {
-      break;
-    }
-    node->operands.push_back(sum());
-  }
-  if (node->operators.empty()) return std::move(node->operands[0]);
-  return finished(std::move(node));
+  const Operators operators = {
+      {"==", Operator::kEqual},  {"!=", Operator::kNotEqual},     {"<", Operator::kLess}, {"<=", Operator::kLessEqual},
+      {">", Operator::kGreater}, {">=", Operator::kGreaterEqual}, {"in", Operator::kIn},  {"not", Operator::kNotIn}};
+  return chain(
+      ExpressionKind::kCompare, operators, [&] { return sum(); }, current().line);
 }
 
 ExpressionPtr Parser::sum() {
-  auto left = concatenation();
-  if (!at_operator("+") && !at_operator("-")) return left;
-  auto node = make(ExpressionKind::kArithmetic, current().line);
-  node->operands.push_back(std::move(left));
-  while (at_operator("+") || at_operator("-")) {
-    node->operators.push_back(next().text == "+" ? Operator::kAdd : Operator::kSubtract);
-    node->operands.push_back(concatenation());
-  }
-  return finished(std::move(node));
+  const Operators operators = {{"+", Operator::kAdd}, {"-", Operator::kSubtract}};
+  return chain(ExpressionKind::kArithmetic, operators, [&] { return concatenation(); });
 }
 
 ExpressionPtr Parser::concatenation() {
-  auto left = product();
-  if (!at_operator("~")) return left;
-  auto node = make(ExpressionKind::kConcat, current().line);
-  node->operands.push_back(std::move(left));
-  while (skip_operator("~")) node->operands.push_back(product());
-  return finished(std::move(node));
+  return chain(ExpressionKind::kConcat, {{"~", Operator::kConcat}}, [&] { return product(); });
 }
 
 ExpressionPtr Parser::product() {
-  static const std::pair<std::string_view, Operator> kOperators[] = {
+  const Operators operators = {
       {"*", Operator::kMultiply}, {"/", Operator::kDivide}, {"//", Operator::kFloorDivide}, {"%", Operator::kModulo}};
-  auto node = make(ExpressionKind::kArithmetic, current().line);
-  node->operands.push_back(power());
-  for (;;) {
-    const auto* found = std::find_if(std::begin(kOperators), std::end(kOperators),
-                                     [&](const auto& op) { return at_operator(op.first); });
-    if (found == std::end(kOperators)) break;
-    next();
-    node->operators.push_back(found->second);
-    node->operands.push_back(power());
-  }
-  if (node->operators.empty()) return std::move(node->operands[0]);
-  return finished(std::move(node));
+  return chain(
+      ExpressionKind::kArithmetic, operators, [&] { return power(); }, current().line);
 }
 
-ExpressionPtr Parser::power() {
-  auto left = unary(true);
-  if (!at_operator("**")) return left;
-  auto node = make(ExpressionKind::kArithmetic, current().line);
-  node->operands.push_back(std::move(left));
-  while (skip_operator("**")) {  // left to right, as Jinja2 has it
-    node->operators.push_back(Operator::kPower);
-    node->operands.push_back(unary(true));
-  }
-  return finished(std::move(node));
+ExpressionPtr Parser::power() {  // left to right, as Jinja2 has it
+  return chain(ExpressionKind::kArithmetic, {{"**", Operator::kPower}}, [&] { return unary(true); });
 }
 
 ExpressionPtr Parser::unary(bool with_filter) {
-  Nested nested(*this);
+  const Scoped nested(nesting_, next_nesting());
   const int line = current().line;
   ExpressionPtr node;
   if (skip_operator("-")) {

@@ -15,22 +15,11 @@ struct Entry {
 };
 
 bool is_sequence(const Value& value) {
-  switch (value.kind()) {
-    case Kind::kUndefined:
-    case Kind::kString:
-    case Kind::kList:
-    case Kind::kTuple:
-    case Kind::kRange:
-    case Kind::kDict:
-      return true;
-    default:
-      return false;
-  }
+  return value.is(Kind::kUndefined) || value.is(Kind::kString) || value.is(Kind::kDict) ||
+         (value.is_sized_sequence() && !value.is(Kind::kView));
 }
 
-bool is_iterable(const Value& value) {
-  return is_sequence(value) || value.is(Kind::kView) || value.is(Kind::kGenerator) || value.is(Kind::kLoop);
-}
+bool is_iterable(const Value& value) { return is_sequence(value) || value.is_sequence() || value.is(Kind::kLoop); }
 
 bool is_callable(const Value& value) {
   return value.is(Kind::kMacro) || value.is(Kind::kFunction) || value.is(Kind::kLoop) || value.is(Kind::kUndefined);
@@ -53,16 +42,11 @@ bool same(const Value& left, const Value& right) {
 
 template <bool (*Wanted)(int32_t), bool (*Other)(int32_t)>
 bool cased(Evaluator& evaluator, const Value& input, const Value*) {
-  bool any = false, other = false;
-  for_each_code_point(evaluator.text_of(input), [&](std::string_view one) {
-    any |= Wanted(code_point_at(one, 0));
-    other |= Other(code_point_at(one, 0));
-  });
-  return any && !other;
+  return is_cased<Wanted, Other>(evaluator.text_of(input));
 }
 
 bool remainder_is(Evaluator& evaluator, const Value& input, const Value& by, int64_t wanted) {
-  const Value rest = binary(Operator::kModulo, input, by, evaluator.budget());
+  const Value rest = binary(evaluator, Operator::kModulo, input, by);
   return equal(rest, Value::integer(wanted), evaluator.budget());
 }
 

@@ -11,30 +11,25 @@ bool is_ascii_only(std::string_view text) {
   return std::ranges::all_of(text, [](char c) { return static_cast<unsigned char>(c) < 0x80; });
 }
 
-namespace {
-// Code point and length at `at`; the byte itself, length 1, where no UTF-8 starts.
-std::pair<int32_t, size_t> decode(std::string_view text, size_t at) {
+// The byte itself where no UTF-8 starts.
+CodePoint code_point_at(std::string_view text, size_t at) {
   if (const size_t length = utf8_character(text.substr(at)); length > 0) {
     return {static_cast<int32_t>(decode_utf8(text.data() + at).code), length};
   }
   return {static_cast<unsigned char>(text[at]), 1};
 }
-}  // namespace
-
-size_t code_point_bytes(std::string_view text, size_t at) { return decode(text, at).second; }
-int32_t code_point_at(std::string_view text, size_t at) { return decode(text, at).first; }
 
 void append_code_point(std::string& out, int32_t code_point) { append_utf8(static_cast<uint32_t>(code_point), out); }
 
 size_t count_code_points(std::string_view text) {
   size_t count = 0;
-  for_each_code_point(text, [&](std::string_view) { ++count; });
+  for_each_code_point(text, [&](std::string_view, int32_t) { ++count; });
   return count;
 }
 
 size_t byte_offset(std::string_view text, size_t code_points) {
   size_t at = 0;
-  for (; code_points > 0 && at < text.size(); --code_points) at += code_point_bytes(text, at);
+  for (; code_points > 0 && at < text.size(); --code_points) at += code_point_at(text, at).bytes;
   return at;
 }
 
@@ -71,11 +66,7 @@ template <class Map>
 std::string mapped(std::string_view text, Map map) {
   std::string out;
   out.reserve(text.size());
-  for (size_t at = 0; at < text.size();) {
-    const auto [code_point, bytes] = decode(text, at);
-    map(out, code_point);
-    at += bytes;
-  }
+  for_each_code_point(text, [&](std::string_view, int32_t c) { map(out, c); });
   return out;
 }
 }  // namespace
@@ -107,14 +98,14 @@ namespace {
 template <class Strips>
 std::string_view strip_if(std::string_view text, bool left, bool right, Strips strips) {
   while (left && !text.empty()) {
-    const size_t bytes = code_point_bytes(text, 0);
+    const size_t bytes = code_point_at(text, 0).bytes;
     if (!strips(text.substr(0, bytes))) break;
     text.remove_prefix(bytes);
   }
   while (right && !text.empty()) {
     size_t at = text.size() - 1;
     while (at > 0 && text.size() - at < 4 && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) --at;
-    if (at + code_point_bytes(text, at) != text.size()) at = text.size() - 1;
+    if (at + code_point_at(text, at).bytes != text.size()) at = text.size() - 1;
     if (!strips(text.substr(at))) break;
     text = text.substr(0, at);
   }
@@ -123,12 +114,16 @@ std::string_view strip_if(std::string_view text, bool left, bool right, Strips s
 }  // namespace
 
 std::string_view strip(std::string_view text, bool left, bool right) {
-  return strip_if(text, left, right, [](std::string_view one) { return is_space(code_point_at(one, 0)); });
+  return strip_if(text, left, right, [](std::string_view one) { return is_space(code_point_at(one, 0).code); });
+}
+
+std::string_view strip_word(std::string_view text, bool left, bool right) {
+  return strip_if(text, left, right, [](std::string_view one) { return !is_space(code_point_at(one, 0).code); });
 }
 
 std::string_view strip(std::string_view text, bool left, bool right, std::string_view characters) {
   std::vector<std::string_view> stripped;
-  for_each_code_point(characters, [&](std::string_view one) { stripped.push_back(one); });
+  for_each_code_point(characters, [&](std::string_view one, int32_t) { stripped.push_back(one); });
   std::ranges::sort(stripped);
   return strip_if(text, left, right, [&](std::string_view one) { return std::ranges::binary_search(stripped, one); });
 }

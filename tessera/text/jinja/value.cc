@@ -32,11 +32,6 @@ Value Value::undefined(std::string_view hint) {
   return value;
 }
 
-Value Value::none() { return Value(Kind::kNone); }
-
-Value Value::boolean(bool flag) { return Value(Kind::kBool, flag); }
-Value Value::integer(int64_t number) { return Value(Kind::kInt, number); }
-
 Value Value::big_integer(std::string digits) {
   Value value = text(std::move(digits));
   value.kind_ = Kind::kBigInt;
@@ -173,15 +168,10 @@ bool truthy(const Value& value) {
       return value.as_double() != 0;
     case Kind::kString:
       return !value.as_text().empty();
-    case Kind::kList:
-    case Kind::kTuple:
-    case Kind::kRange:
-    case Kind::kView:
-      return !value.items().empty();
     case Kind::kDict:
       return !value.get<Dict>().entries.empty();
     default:
-      return true;
+      return !value.is_sized_sequence() || !value.items().empty();
   }
 }
 
@@ -335,7 +325,7 @@ std::vector<Value> elements(const Value& value, Budget& budget) {
     case Kind::kString:
       budget.charge(value.as_text().size() * sizeof(Value));
       for_each_code_point(value.as_text(),
-                          [&](std::string_view one) { result.push_back(Value::text(std::string(one))); });
+                          [&](std::string_view one, int32_t) { result.push_back(Value::text(std::string(one))); });
       return result;
     case Kind::kDict:
       budget.charge(value.get<Dict>().entries.size() * sizeof(Value));
@@ -348,14 +338,10 @@ std::vector<Value> elements(const Value& value, Budget& budget) {
       list.consumed = list.items.size();
       return result;
     }
-    case Kind::kList:
-    case Kind::kTuple:
-    case Kind::kRange:
-    case Kind::kView:
+    default:
+      if (!value.is_sized_sequence()) fail("'{}' object is not iterable", type_name(value));
       budget.charge(value.items().size() * sizeof(Value));
       return value.items();
-    default:
-      fail("'{}' object is not iterable", type_name(value));
   }
 }
 
@@ -369,13 +355,9 @@ int64_t length_of(const Value& value, Budget& budget) {
       return static_cast<int64_t>(count_code_points(value.as_text()));
     case Kind::kDict:
       return static_cast<int64_t>(value.get<Dict>().entries.size());
-    case Kind::kList:
-    case Kind::kTuple:
-    case Kind::kRange:
-    case Kind::kView:
-      return static_cast<int64_t>(value.items().size());
     default:
-      fail("object of type '{}' has no len()", type_name(value));
+      if (!value.is_sized_sequence()) fail("object of type '{}' has no len()", type_name(value));
+      return static_cast<int64_t>(value.items().size());
   }
 }
 

@@ -74,9 +74,9 @@ class Value {
  public:
   Value() = default;                              // undefined
   static Value undefined(std::string_view hint);  // the hint says in errors what was not defined
-  static Value none();
-  static Value boolean(bool value);
-  static Value integer(int64_t value);
+  static Value none() { return Value(Kind::kNone); }
+  static Value boolean(bool value) { return Value(Kind::kBool, value); }
+  static Value integer(int64_t value) { return Value(Kind::kInt, value); }
   static Value big_integer(std::string digits);  // decimal, of a number beyond 64 bits
   static Value real(double value);
   static Value text(std::string bytes, bool markup = false);
@@ -95,6 +95,7 @@ class Value {
   // As an int64_t.
   bool is_integral() const { return kind_ == Kind::kInt || kind_ == Kind::kBool; }
   bool is_sequence() const { return kind_ >= Kind::kList && kind_ <= Kind::kGenerator; }  // kept as a List
+  bool is_sized_sequence() const { return is_sequence() && kind_ != Kind::kGenerator; }
   bool is_markup() const { return markup_; }
 
   int64_t as_int() const { return integer_; }  // of kInt and kBool

@@ -78,7 +78,7 @@ class Writer {
         return json_string(value.as_text());
       case Kind::kList:
       case Kind::kTuple:
-        return json_list(value.items(), depth);
+        return container("[", "]", value.items().size(), depth, [&](size_t i) { json(value.items()[i], depth + 1); });
       case Kind::kDict:
         return json_dict(value.get<Dict>(), depth);
       default:
@@ -120,8 +120,7 @@ class Writer {
     const char mark = text.find('\'') != std::string::npos && text.find('"') == std::string::npos ? '"' : '\'';
     if (value.is_markup()) out_ += "Markup(";
     out_ += mark;
-    for_each_code_point(text, [&](std::string_view one) {
-      const int32_t c = code_point_at(one, 0);
+    for_each_code_point(text, [&](std::string_view one, int32_t c) {
       if (c == '\n') {
         out_ += "\\n";
       } else if (c == '\r') {
@@ -142,13 +141,21 @@ class Writer {
     if (value.is_markup()) out_ += ")";
   }
 
-  void sequence(const std::vector<Value>& items, std::string_view open, std::string_view close, int depth) {
+  // `count` elements, each written by write(i), on lines of their own where the style is pretty.
+  template <class Write>
+  void container(std::string_view open, std::string_view close, size_t count, int depth, Write write) {
     out_ += open;
-    for (size_t i = 0; i < items.size(); ++i) {
-      if (i > 0) out_ += ", ";
-      repr(items[i], depth + 1);
+    for (size_t i = 0; i < count; ++i) {
+      if (i > 0) out_ += style_ ? std::string_view(style_->item_separator) : ", ";
+      line_break(depth + 1);
+      write(i);
     }
+    if (count > 0) line_break(depth);
     out_ += close;
+  }
+
+  void sequence(const std::vector<Value>& items, std::string_view open, std::string_view close, int depth) {
+    container(open, close, items.size(), depth, [&](size_t i) { repr(items[i], depth + 1); });
   }
 
   void range(const std::vector<Value>& items) {
@@ -159,14 +166,11 @@ class Writer {
   }
 
   void mapping(const Dict& dict, int depth) {
-    out_ += "{";
-    for (size_t i = 0; i < dict.entries.size(); ++i) {
-      if (i > 0) out_ += ", ";
+    container("{", "}", dict.entries.size(), depth, [&](size_t i) {
       repr(dict.entries[i].first, depth + 1);
       out_ += ": ";
       repr(dict.entries[i].second, depth + 1);
-    }
-    out_ += "}";
+    });
   }
 
   static std::string json_number(double value) {
@@ -177,16 +181,13 @@ class Writer {
 
   void json_string(const std::string& text) {
     out_ += '"';
-    for_each_code_point(text, [&](std::string_view one) {
+    for_each_code_point(text, [&](std::string_view one, int32_t c) {
       static constexpr std::string_view kFrom = "\"\\\n\r\t\f\b", kTo = "\"\\nrtfb";
-      const int32_t c = code_point_at(one, 0);
       if (const size_t at = c < 0x80 ? kFrom.find(static_cast<char>(c)) : std::string_view::npos;
           at != std::string_view::npos) {
         (out_ += '\\') += kTo[at];
-      } else if (c < 0x20 || (style_->ascii && c >= 0x7f && !is_mark(c))) {
-        if (c == 0x7f) {
-          out_ += one;
-        } else if (c < 0x10000) {
+      } else if (c < 0x20 || (style_->ascii && c > 0x7f && !is_mark(c))) {
+        if (c < 0x10000) {
           out_ += fmt::format("\\u{:04x}", c);
         } else {
           out_ += fmt::format("\\u{:04x}\\u{:04x}", 0xd800 + ((c - 0x10000) >> 10), 0xdc00 + ((c - 0x10000) & 0x3ff));
@@ -199,48 +200,24 @@ class Writer {
   }
 
   void line_break(int depth) {
-    if (!style_->pretty) return;
+    if (!style_ || !style_->pretty) return;
     out_ += '\n';
     for (int i = 0; i < depth; ++i) out_ += style_->indent;
     budget_.check_size(out_.size());
   }
 
-  void json_list(const std::vector<Value>& items, int depth) {
-    if (items.empty()) {
-      out_ += "[]";
-      return;
-    }
-    out_ += '[';
-    for (size_t i = 0; i < items.size(); ++i) {
-      if (i > 0) out_ += style_->item_separator;
-      line_break(depth + 1);
-      json(items[i], depth + 1);
-    }
-    line_break(depth);
-    out_ += ']';
-  }
-
   void json_dict(const Dict& dict, int depth) {
-    if (dict.entries.empty()) {
-      out_ += "{}";
-      return;
-    }
     std::vector<const std::pair<Value, Value>*> entries;
     for (const auto& entry : dict.entries) entries.push_back(&entry);
     if (style_->sort_keys) {
       std::ranges::stable_sort(entries,
                                [&](const auto* a, const auto* b) { return less(a->first, b->first, budget_); });
     }
-    out_ += '{';
-    for (size_t i = 0; i < entries.size(); ++i) {
-      if (i > 0) out_ += style_->item_separator;
-      line_break(depth + 1);
+    container("{", "}", entries.size(), depth, [&](size_t i) {
       json_key(entries[i]->first, depth);
       out_ += style_->key_separator;
       json(entries[i]->second, depth + 1);
-    }
-    line_break(depth);
-    out_ += '}';
+    });
   }
 
   void json_key(const Value& key, int depth) {

@@ -42,14 +42,16 @@ struct AlignedText {
     text.append(bytes);
     if (tracked) origins.insert(origins.end(), bytes.size(), origin);
   }
+  // Appends `bytes` with an origin each; none are read where this text is not tracked.
+  void append(std::string_view bytes, const Span* their_origins) {
+    check_text_size(text.size() + bytes.size());
+    text.append(bytes);
+    if (tracked) origins.insert(origins.end(), their_origins, their_origins + bytes.size());
+  }
   // Appends a part of `other` as it is.
   void append(const AlignedText& other, size_t begin, size_t end) {
-    check_text_size(text.size() + (end - begin));
-    text.append(other.text, begin, end - begin);
-    if (tracked) {
-      origins.insert(origins.end(), other.origins.begin() + static_cast<ptrdiff_t>(begin),
-                     other.origins.begin() + static_cast<ptrdiff_t>(end));
-    }
+    const auto part = std::string_view(other.text).substr(begin, end - begin);
+    append(part, tracked ? other.origins.data() + begin : nullptr);
   }
   Span origin(size_t byte) const { return tracked ? origins[byte] : Span{0, 0}; }
 };

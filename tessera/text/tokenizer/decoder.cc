@@ -138,8 +138,8 @@ DecoderStep metaspace_step(uint32_t character, bool drops_first) {
 
 }  // namespace
 
-Decoder::Decoder(const JsonReader& node) : present_(!node.is_null()) {
-  if (present_) add(node);
+Decoder::Decoder(const std::optional<JsonReader>& node) : present_(node.has_value()) {
+  if (node) add(*node);
 }
 
 void Decoder::add(const JsonReader& node) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,7 +27,7 @@ struct DecoderStep {
 
 class Decoder {
  public:
-  explicit Decoder(const JsonReader& node);
+  explicit Decoder(const std::optional<JsonReader>& node);
   // Without a decoder in the file, tokens are joined by spaces.
   std::string decode(std::vector<std::string> tokens) const;
   // What a token adds inside a text, in bytes.

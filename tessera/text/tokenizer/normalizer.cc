@@ -221,8 +221,8 @@ NormalizerStep strip(bool left, bool right) {
 
 }  // namespace
 
-Normalizer::Normalizer(const JsonReader& node) {
-  if (!node.is_null()) add(node);
+Normalizer::Normalizer(const std::optional<JsonReader>& node) {
+  if (node) add(*node);
 }
 
 void Normalizer::add(const JsonReader& node) {

@@ -1,6 +1,6 @@
 // The normalizers of tokenizer.json: NFC, NFD, NFKC, NFKD, Prepend, Replace, Lowercase, Strip, StripAccents, Sequence.
 //
-//   Normalizer normalizer(file.root().at("normalizer"));
+//   Normalizer normalizer(file.root().find("normalizer"));
 //   normalizer.apply(aligned, regex_scratch);
 //
 // The Unicode tables are newer than upstream's: StripAccents, NFKC, NFKD and the order of marks differ on characters
@@ -9,6 +9,9 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/text/tokenizer/aligned_text.h"
@@ -34,7 +37,7 @@ using NormalizerStep = std::function<void(AlignedText& text, NormalizeScratch& s
 
 class Normalizer {
  public:
-  explicit Normalizer(const JsonReader& node);  // null: no steps
+  explicit Normalizer(const std::optional<JsonReader>& node);  // nothing: no steps
   bool empty() const { return steps_.empty(); }
   void apply(AlignedText& text, NormalizeScratch& scratch) const {
     for (const auto& step : steps_) step(text, scratch);
@@ -49,11 +52,13 @@ class Normalizer {
 class TextPattern {
  public:
   static TextPattern from_json(const JsonReader& node);
+  explicit TextPattern(std::string literal) : literal_(std::move(literal)) {}
   // Appends all matches in order.
   void find_all(std::string_view text, RegexScratch& scratch, std::vector<Span>& matches) const;
   const Regex* regex() const { return regex_.get(); }
 
  private:
+  TextPattern() = default;
   std::string literal_;
   std::shared_ptr<const Regex> regex_;
 };

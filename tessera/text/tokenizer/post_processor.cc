@@ -55,8 +55,8 @@ void trim(std::string_view text, Offsets& offsets, const std::vector<int32_t>& i
 
 }  // namespace
 
-PostProcessor::PostProcessor(const JsonReader& node) {
-  if (!node.is_null()) add(node);
+PostProcessor::PostProcessor(const std::optional<JsonReader>& node) {
+  if (node) add(*node);
 }
 
 void PostProcessor::add(const JsonReader& node) {

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -21,7 +22,7 @@ using Offsets = std::vector<std::pair<size_t, size_t>>;
 
 class PostProcessor {
  public:
-  explicit PostProcessor(const JsonReader& node);  // null: nothing to do
+  explicit PostProcessor(const std::optional<JsonReader>& node);  // nothing: no stages
 
   // `text` is what was encoded; `offsets` may be null. `token_of` gives the string of an id.
   void apply(bool add_special_tokens, std::string_view text, std::vector<int32_t>& ids, Offsets* offsets,

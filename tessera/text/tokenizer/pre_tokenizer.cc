@@ -159,37 +159,20 @@ bool prepends(PrependScheme scheme, const PreTokens& tokens, Span piece) {
   return tokens.at_input_start && piece.begin == 0;
 }
 
-PreTokenizerStep metaspace(uint32_t replacement_character, PrependScheme scheme, bool split) {
-  std::string replacement;
-  append_utf8(replacement_character, replacement);
-  return [replacement, scheme, split](PreTokens& tokens) {
-    tokens.begin_rewrite();
-    for (const Span piece : tokens.pieces) {
-      auto begin = static_cast<uint32_t>(tokens.building.text.size());
-      const std::string_view whole = tokens.piece(piece);
-      if (prepends(scheme, tokens, piece) && whole[0] != ' ' && !whole.starts_with(replacement)) {
-        tokens.append_bytes(replacement, piece.begin);
-      }
-      for (uint32_t at = piece.begin; at < piece.end;) {
-        const size_t space = tokens.text.substr(0, piece.end).find(' ', at);
-        const uint32_t stop = space == std::string_view::npos ? piece.end : static_cast<uint32_t>(space);
-        tokens.append_original(at, stop);
-        if (stop < piece.end) tokens.append_bytes(replacement, stop);
-        at = stop + 1;
-      }
-      const auto end = static_cast<uint32_t>(tokens.building.text.size());
-      if (split) {  // before each replacement character
-        const std::string_view built = tokens.building.text;
-        for (size_t at = built.find(replacement, begin + 1); at != std::string_view::npos;
-             at = built.find(replacement, at + 1)) {
-          tokens.cut.push_back({begin, static_cast<uint32_t>(at)});
-          begin = static_cast<uint32_t>(at);
-        }
-      }
-      tokens.cut.push_back({begin, end});
+PreTokenizerStep replace_spaces(const std::string& replacement, PrependScheme scheme) {
+  return rewrite_pieces([replacement, scheme](PreTokens& tokens, Span piece) {
+    const std::string_view whole = tokens.piece(piece);
+    if (prepends(scheme, tokens, piece) && whole[0] != ' ' && !whole.starts_with(replacement)) {
+      tokens.append_bytes(replacement, piece.begin);
     }
-    tokens.end_rewrite();
-  };
+    for (uint32_t at = piece.begin; at < piece.end;) {
+      const size_t space = tokens.text.substr(0, piece.end).find(' ', at);
+      const uint32_t stop = space == std::string_view::npos ? piece.end : static_cast<uint32_t>(space);
+      tokens.append_original(at, stop);
+      if (stop < piece.end) tokens.append_bytes(replacement, stop);
+      at = stop + 1;
+    }
+  });
 }
 
 }  // namespace
@@ -201,9 +184,7 @@ void PreTokens::begin_rewrite() {
 }
 
 void PreTokens::append_original(uint32_t begin, uint32_t end) {
-  check_text_size(building.text.size() + (end - begin));
-  building.text.append(text.substr(begin, end - begin));
-  if (origins) building.origins.insert(building.origins.end(), origins + begin, origins + end);
+  building.append(piece({begin, end}), origins ? origins + begin : nullptr);
 }
 
 void PreTokens::append_bytes(std::string_view bytes, uint32_t like_byte) {
@@ -228,8 +209,8 @@ PrependScheme prepend_scheme(const JsonReader& metaspace) {
   metaspace.at("prepend_scheme").fail("always, first or never");
 }
 
-PreTokenizer::PreTokenizer(const JsonReader& node) {
-  if (!node.is_null()) add(node, true);
+PreTokenizer::PreTokenizer(const std::optional<JsonReader>& node) {
+  if (node) add(*node, true);
 }
 
 void PreTokenizer::add(const JsonReader& node, bool last) {
@@ -239,7 +220,10 @@ void PreTokenizer::add(const JsonReader& node, bool last) {
     const auto items = node.at("pretokenizers").items();
     for (size_t i = 0; i < items.size(); ++i) add(items[i], last && i + 1 == items.size());
   } else if (type == "ByteLevel") {
-    add_byte_level(node, last);
+    if (node.boolean("add_prefix_space")) steps_.push_back(prefix_space());
+    if (node.boolean("use_regex", true)) steps_.push_back(split_known_words(WordPattern::kGpt2));
+    byte_level_ = last;  // in front of other steps, which read the spelled text, the bytes are spelled here
+    if (!last) steps_.push_back(spell_bytes());
   } else if (type == "Split") {
     steps_.push_back(split_pattern(TextPattern::from_json(node.at("pattern")),
                                    behavior_from(node.string("behavior"), node), node.boolean("invert")));
@@ -252,28 +236,19 @@ void PreTokenizer::add(const JsonReader& node, bool last) {
   } else if (type == "Whitespace") {
     steps_.push_back(split_whitespace());
   } else if (type == "Metaspace") {
-    add_metaspace(node);
+    const PrependScheme scheme = prepend_scheme(node);
+    needs_origins_ |= scheme == PrependScheme::kFirst;
+    std::string replacement;
+    append_utf8(character_of(node, "replacement"), replacement);
+    steps_.push_back(replace_spaces(replacement, scheme));
+    if (node.boolean("split", true)) {
+      steps_.push_back(split_pattern(TextPattern(replacement), Behavior::kMergedWithNext, /*invert=*/false));
+    }
   } else {
     node.at("type").fail(
         "a supported pre-tokenizer: ByteLevel, Split, Digits, Metaspace, Punctuation, Whitespace, WhitespaceSplit, "
         "Sequence");
   }
-}
-
-void PreTokenizer::add_byte_level(const JsonReader& node, bool last) {
-  if (node.boolean("add_prefix_space")) steps_.push_back(prefix_space());
-  if (node.boolean("use_regex", true)) steps_.push_back(split_known_words(WordPattern::kGpt2));
-  if (last) {
-    byte_level_ = true;
-  } else {
-    steps_.push_back(spell_bytes());
-  }
-}
-
-void PreTokenizer::add_metaspace(const JsonReader& node) {
-  const PrependScheme scheme = prepend_scheme(node);
-  needs_origins_ |= scheme == PrependScheme::kFirst;
-  steps_.push_back(metaspace(character_of(node, "replacement"), scheme, node.boolean("split", true)));
 }
 
 }  // namespace tessera::text

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -49,7 +50,7 @@ using PreTokenizerStep = std::function<void(PreTokens& tokens)>;
 
 class PreTokenizer {
  public:
-  explicit PreTokenizer(const JsonReader& node);  // null: no steps
+  explicit PreTokenizer(const std::optional<JsonReader>& node);  // nothing: no steps
   void apply(PreTokens& tokens) const {
     for (const auto& step : steps_) step(tokens);
   }
@@ -60,8 +61,6 @@ class PreTokenizer {
 
  private:
   void add(const JsonReader& node, bool last);
-  void add_byte_level(const JsonReader& node, bool last);
-  void add_metaspace(const JsonReader& node);
   std::vector<PreTokenizerStep> steps_;
   bool byte_level_ = false;
   bool needs_origins_ = false;

@@ -107,35 +107,29 @@ struct RegexScratch::Data {
 RegexScratch::RegexScratch() = default;
 RegexScratch::~RegexScratch() = default;
 
-struct Regex::Code {
-  OnigRegex regex = nullptr;
-  ~Code() {
-    if (regex) onig().free(regex);
-  }
-};
-
-Regex::Regex(std::string_view pattern, std::string where)
-    : pattern_(pattern), where_(std::move(where)), code_(std::make_unique<Code>()) {
+Regex::Regex(std::string_view pattern, std::string where) : pattern_(pattern), where_(std::move(where)) {
   TESSERA_CHECK(pattern.size() <= kMaxPatternBytes, ErrorKind::kFormat, "{}: pattern of {} bytes, at most {} allowed",
                 where_, pattern.size(), kMaxPatternBytes);
   OnigErrorInfo info{};
-  const int result = onig().make(&code_->regex, bytes_of(pattern), bytes_of(pattern) + pattern.size(), ONIG_OPTION_NONE,
+  OnigRegex regex = nullptr;
+  const int result = onig().make(&regex, bytes_of(pattern), bytes_of(pattern) + pattern.size(), ONIG_OPTION_NONE,
                                  onig().utf8, onig().syntax, &info);
-  if (result == ONIG_NORMAL) return;
-  code_->regex = nullptr;
+  if (result == ONIG_NORMAL) {
+    code_ = std::shared_ptr<void>(regex, [](void* code) { onig().free(static_cast<OnigRegex>(code)); });
+    return;
+  }
   OnigUChar message[ONIG_MAX_ERROR_MESSAGE_LEN];
   const int length = onig().error_code_to_str(message, result, &info);
   raise(ErrorKind::kFormat, "{}: pattern {} does not compile: {}", where_, quote(pattern_),
         escape({reinterpret_cast<const char*>(message), static_cast<size_t>(std::max(length, 0))}));
 }
 
-Regex::~Regex() = default;
-
 void Regex::find_all(std::string_view text, RegexScratch& scratch, std::vector<Span>& matches) const {
   const OnigUChar *begin = bytes_of(text), *end = begin + text.size();
   if (!scratch.data_) scratch.data_ = std::make_unique<RegexScratch::Data>();
   OnigRegion* region = scratch.data_->region;
   OnigMatchParam* limits = scratch.data_->limits;
+  const auto regex = static_cast<OnigRegex>(code_.get());
   uint64_t steps_left = kStepsOfAnyText + kStepsOfAByte * text.size();
   const auto search = [&](size_t at) {
     for (uint64_t steps = kFirstSteps;; steps *= kMoreSteps) {
@@ -143,7 +137,7 @@ void Regex::find_all(std::string_view text, RegexScratch& scratch, std::vector<S
       onig().set_retry_limit_in_match(limits, steps);
       onig().set_retry_limit_in_search(limits, steps);
       onig().region_clear(region);
-      const int found = onig().search(code_->regex, begin, end, begin + at, end, region, ONIG_OPTION_NONE, limits);
+      const int found = onig().search(regex, begin, end, begin + at, end, region, ONIG_OPTION_NONE, limits);
       const bool out_of_steps =
           found == ONIGERR_RETRY_LIMIT_IN_MATCH_OVER || found == ONIGERR_RETRY_LIMIT_IN_SEARCH_OVER;
       if (steps > kFirstSteps) steps_left -= std::min(steps, steps_left);

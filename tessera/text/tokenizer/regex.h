@@ -35,9 +35,6 @@ class Regex {
  public:
   // Error kFormat names `where` when the pattern cannot be used.
   Regex(std::string_view pattern, std::string where);
-  ~Regex();
-  Regex(const Regex&) = delete;
-  Regex& operator=(const Regex&) = delete;
 
   // Appends all matches, in order, without overlap. An empty match right after a match does not count.
   // `text` is valid UTF-8. Error kFormat when the pattern needs more steps or memory than allowed.
@@ -45,10 +42,9 @@ class Regex {
   const std::string& pattern() const { return pattern_; }
 
  private:
-  struct Code;
   std::string pattern_;
   std::string where_;
-  std::unique_ptr<Code> code_;
+  std::shared_ptr<void> code_;  // Oniguruma's
 };
 
 }  // namespace tessera::text

@@ -33,8 +33,7 @@ class TextTree {
   bool goes_on_beyond_ascii(Place place) const;
   bool is_inside_character(Place place) const;
 
-  size_t bytes() const { return text_.capacity() + branches_.capacity() * sizeof(Branch); }
-  // No tree of these texts takes more.
+  // In bytes: no tree of these texts takes more.
   static size_t most_bytes(const std::vector<std::string_view>& texts);
 
  private:

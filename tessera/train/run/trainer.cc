@@ -315,7 +315,7 @@ void Trainer::Impl::train_step(int64_t step) {
     settle_steps(0);
     checkpoints->finish();  // throws, on every rank
   }
-  stop_requested = heard.stop_requested;
+  stop_requested = heard.stop;
   const double snapshot = std::exchange(snapshot_seconds, 0);
   const double checkpoint = std::exchange(checkpoint_seconds, 0) + snapshot;
   if (profile) {

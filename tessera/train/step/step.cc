@@ -118,8 +118,8 @@ at::Tensor TrainStep::count_routes(const std::vector<ModelInputs>& micro_batches
 }
 
 // What all ranks count and signal. COLLECTIVE over the group.
-StepHeard TrainStep::exchange_counts(const std::vector<data::Batch>& micro_batches, const StepSignals& signals,
-                                     StepResult& result) {
+void TrainStep::exchange_counts(const std::vector<data::Batch>& micro_batches, const StepSignals& signals,
+                                StepResult& result) {
   const int64_t classes = model_.config().vocab_size;
   std::vector<double> own = {0, 0, signals.stop ? 1.0 : 0.0, signals.failed ? 1.0 : 0.0, kIgnoredLabel};
   for (const auto& batch : micro_batches) {
@@ -136,15 +136,14 @@ StepHeard TrainStep::exchange_counts(const std::vector<data::Batch>& micro_batch
     const auto& row = rows[rank];
     result.label_tokens += static_cast<int64_t>(row[0]);
     result.tokens += static_cast<int64_t>(row[1]);
-    result.stop_requested = result.stop_requested || row[2] > 0;
-    result.failed = result.failed || row[3] > 0;
+    result.heard.stop = result.heard.stop || row[2] > 0;
+    result.heard.failed = result.heard.failed || row[3] > 0;
     TESSERA_CHECK(
         row[4] == kIgnoredLabel, ErrorKind::kFormat,
         "[train.step] rank {}: found label {}, wanted one of the {} classes of the model, or {}. Tokenize the "
         "data with the model's own tokenizer.",
         rank, row[4], classes, kIgnoredLabel);
   }
-  return {result.stop_requested, result.failed};
 }
 
 // On their way to the host, in one copy unless it has some of them.
@@ -191,10 +190,11 @@ void TrainStep::gather_result(Launched& step) {
   if (runs_ahead_) optimizer_.set_step(optimizer_.steps() - 1);  // counted when it was launched
 }
 
-StepHeard TrainStep::launch(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals) {
+StepSignals TrainStep::launch(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals) {
   Launched step;
   communicated_from_ = comm::communication_seconds();
-  const auto heard = exchange_counts(micro_batches, signals, step.result);
+  exchange_counts(micro_batches, signals, step.result);
+  const auto heard = step.result.heard;
   if (heard.failed) return heard;
   const double divisor = static_cast<double>(std::max<int64_t>(step.result.label_tokens, 1));
   const bool reduce_each = is_fully_sharded(model_) && !options_.defer_gradient_sync;
@@ -249,11 +249,7 @@ StepResult TrainStep::run(const std::vector<data::Batch>& micro_batches, double 
   TESSERA_CHECK(launched_.empty(), ErrorKind::kInternal, "[train.step] run() with {} steps to be settled first",
                 launched_.size());
   const auto heard = launch(micro_batches, lr, signals);
-  if (!heard.failed) return settle();
-  StepResult result;
-  result.stop_requested = heard.stop_requested;
-  result.failed = true;
-  return result;
+  return heard.failed ? StepResult{.heard = heard} : settle();
 }
 
 double validation_loss(CausalLM& model, const std::shared_ptr<comm::Group>& group,

@@ -68,6 +68,12 @@ struct StepOptions {
   pipeline::PipelineOptions pipeline = {};
 };
 
+// What a rank tells the others at the start of a step, and what some rank told: then all hear it.
+struct StepSignals {
+  bool stop = false;    // it was asked to stop
+  bool failed = false;  // it cannot go on; the step is not taken
+};
+
 struct StepResult {
   double loss = 0;
   double grad_norm = 0;                  // before clipping
@@ -78,19 +84,7 @@ struct StepResult {
   // What each rank spent in collectives of steps, waiting for others included, since the last step told of it.
   std::vector<double> communication_seconds{};
   bool skipped = false;
-  bool stop_requested = false, failed = false;  // as launch() heard
-};
-
-// What ranks hear from one another at the start of a step.
-struct StepHeard {
-  bool stop_requested = false;  // some rank was asked to stop
-  bool failed = false;          // some rank cannot go on; the step was not taken
-};
-
-// What a rank tells the others at the start of a step.
-struct StepSignals {
-  bool stop = false;    // it was asked to stop
-  bool failed = false;  // it cannot go on
+  StepSignals heard{};  // as launch() gives it
 };
 
 class TrainStep {
@@ -101,7 +95,8 @@ class TrainStep {
   // `micro_batches`: this rank's part, as many on every rank, the same on all ranks of a pipeline. COLLECTIVE over the
   // group. Error kFormat for a label that is no class of the model, on all ranks, before anything is computed. Of a
   // step that was not taken nothing is to be settled.
-  StepHeard launch(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals = {});
+  // Gives what ranks told one another.
+  StepSignals launch(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals = {});
   // What the first of the unsettled steps came to. COLLECTIVE over the group. Error kInternal when its loss or norm is
   // not finite and such steps are not skipped. The model is then unchanged; where launch() runs ahead, and with
   // early_step, it is not, and holds what is not finite. kInternal too where no step is unsettled.
@@ -119,8 +114,7 @@ class TrainStep {
     at::Tensor numbers{};  // float64 on the host: this rank's loss, the gradient norm, with routers the balance loss
     StreamMark written{};  // behind the copy into them; of nothing: they are there
   };
-  StepHeard exchange_counts(const std::vector<data::Batch>& micro_batches, const StepSignals& signals,
-                            StepResult& result);
+  void exchange_counts(const std::vector<data::Batch>& micro_batches, const StepSignals& signals, StepResult& result);
   at::Tensor count_routes(const std::vector<ModelInputs>& micro_batches);
   void read_numbers(std::vector<at::Tensor> numbers, Launched& step) const;
   void gather_result(Launched& step);

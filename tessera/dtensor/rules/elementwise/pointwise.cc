@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "tessera/dtensor/random/random_fill.h"
+
 namespace tessera {
 
 namespace {
@@ -13,22 +15,10 @@ bool is_fraction(at::ScalarType type) { return at::isFloatingType(type) || at::i
 
 // Bits of the whole numbers that a type holds without a gap.
 int exact_bits(at::ScalarType type) {
-  switch (type) {
-    case at::kDouble:
-      return 53;
-    case at::kFloat:
-      return 24;
-    case at::kHalf:
-      return 11;
-    case at::kBFloat16:
-      return 8;
-    case at::kBool:
-      return 1;
-    default:
-      return at::isIntegralType(type, /*includeBool=*/false)
-                 ? 8 * static_cast<int>(c10::elementSize(type)) - (at::isSignedType(type) ? 1 : 0)
-                 : 1;  // 8-bit floating point
+  if (at::isIntegralType(type, /*includeBool=*/false)) {
+    return 8 * static_cast<int>(c10::elementSize(type)) - (at::isSignedType(type) ? 1 : 0);
   }
+  return c10::elementSize(type) > 1 ? digits_of(type) : 1;  // one of booleans and 8-bit floating point
 }
 
 Placement swapped(const Placement& p) {

@@ -85,109 +85,43 @@ void add_monotone_names(RuleTable& table) {
 
 void add_other_names(RuleTable& table) {
   table.add("aten::log_sigmoid_forward", propose_log_sigmoid);
-  table.add({"aten::abs",
-             "aten::acos",
-             "aten::acosh",
-             "aten::angle",
-             "aten::asin",
-             "aten::atan2",
-             "aten::atanh",
-             "aten::bitwise_and",
-             "aten::bitwise_not",
-             "aten::bitwise_or",
-             "aten::bitwise_xor",
-             "aten::ceil_divide",
-             "aten::clamp",
-             "aten::clone",
-             "aten::contiguous",
-             "aten::copysign",
-             "aten::cos",
-             "aten::cosh",
-             "aten::digamma",
-             "aten::elu",
-             "aten::eq",
-             "aten::erfinv",
-             "aten::floor_divide",
-             "aten::fmod",
-             "aten::frac",
-             "aten::frexp",
-             "aten::gcd",
-             "aten::ge",
-             "aten::gelu",
-             "aten::glu_jvp",
-             "aten::gt",
-             "aten::hardsigmoid",
-             "aten::hardswish",
-             "aten::hardtanh",
-             "aten::heaviside",
-             "aten::hypot",
-             "aten::igamma",
-             "aten::igammac",
-             "aten::isin.Tensor_Scalar",
-             "aten::isinf",
-             "aten::isnan",
-             "aten::isneginf",
-             "aten::isposinf",
-             "aten::lcm",
-             "aten::ldexp",
-             "aten::le",
-             "aten::leaky_relu",
-             "aten::lerp",
-             "aten::lgamma",
-             "aten::log",
-             "aten::log10",
-             "aten::log1p",
-             "aten::log2",
-             "aten::logical_and",
-             "aten::logical_not",
-             "aten::logical_or",
-             "aten::logical_xor",
-             "aten::logit",
-             "aten::lt",
-             "aten::mish",
-             "aten::mvlgamma",
-             "aten::nan_to_num",  // an infinity may become less than what is finite
-             "aten::ne",
-             "aten::nextafter",
-             "aten::polygamma",
-             "aten::pow",
-             "aten::reciprocal",
-             "aten::relu6",
-             "aten::remainder",
-             "aten::rsqrt",
-             "aten::rsub",
-             "aten::silu",
-             "aten::sin",
-             "aten::sinc",
-             "aten::softplus",
-             "aten::softshrink",
-             "aten::sqrt",
-             "aten::square",
-             "aten::tan",
-             "aten::where",
-             "aten::xlogy",
-             "aten::addcdiv",
-             "aten::addcmul",
-             "aten::__and__",
-             "aten::__or__",
-             "aten::__xor__",
-             "aten::__lshift__",
-             "aten::__rshift__",
-             "aten::__ilshift__",
-             "aten::__irshift__",
-             "aten::__iand__",
-             "aten::__ior__",
-             "aten::__ixor__",
-             "aten::bitwise_left_shift",
-             "aten::bitwise_right_shift",
-             "aten::signbit",
-             "aten::celu",
-             "aten::selu",
-             "aten::float_power",
-             "aten::prelu_kernel",
-             "aten::_prelu_kernel",
-             "aten::i0"},
-            pointwise(Commutes::kNone));
+  const Rule no_partials = pointwise(Commutes::kNone);
+  // Comparisons and logic.
+  table.add({"aten::eq", "aten::ge", "aten::gt", "aten::le", "aten::lt", "aten::ne", "aten::isin.Tensor_Scalar",
+             "aten::isinf", "aten::isnan", "aten::isneginf", "aten::isposinf", "aten::signbit", "aten::logical_and",
+             "aten::logical_not", "aten::logical_or", "aten::logical_xor", "aten::where"},
+            no_partials);
+  // Bits of integers.
+  table.add({"aten::bitwise_and", "aten::bitwise_not", "aten::bitwise_or", "aten::bitwise_xor",
+             "aten::bitwise_left_shift", "aten::bitwise_right_shift", "aten::__and__", "aten::__or__", "aten::__xor__",
+             "aten::__lshift__", "aten::__rshift__", "aten::__iand__", "aten::__ior__", "aten::__ixor__",
+             "aten::__ilshift__", "aten::__irshift__"},
+            no_partials);
+  // Angles and hyperbolas.
+  table.add({"aten::acos", "aten::acosh", "aten::angle", "aten::asin", "aten::atan2", "aten::atanh", "aten::cos",
+             "aten::cosh", "aten::sin", "aten::sinc", "aten::tan", "aten::hypot"},
+            no_partials);
+  // Powers, roots and logarithms.
+  table.add({"aten::float_power", "aten::ldexp", "aten::log", "aten::log10", "aten::log1p", "aten::log2", "aten::logit",
+             "aten::pow", "aten::reciprocal", "aten::rsqrt", "aten::sqrt", "aten::square", "aten::xlogy"},
+            no_partials);
+  // Division, and parts of numbers.
+  table.add({"aten::abs", "aten::ceil_divide", "aten::copysign", "aten::floor_divide", "aten::fmod", "aten::frac",
+             "aten::frexp", "aten::gcd", "aten::heaviside", "aten::lcm", "aten::nextafter", "aten::remainder"},
+            no_partials);
+  // Activations.
+  table.add({"aten::celu", "aten::elu", "aten::gelu", "aten::glu_jvp", "aten::hardsigmoid", "aten::hardswish",
+             "aten::hardtanh", "aten::leaky_relu", "aten::mish", "aten::prelu_kernel", "aten::_prelu_kernel",
+             "aten::relu6", "aten::selu", "aten::silu", "aten::softplus", "aten::softshrink"},
+            no_partials);
+  // Special functions.
+  table.add({"aten::digamma", "aten::erfinv", "aten::i0", "aten::igamma", "aten::igammac", "aten::lgamma",
+             "aten::mvlgamma", "aten::polygamma"},
+            no_partials);
+  // The rest. An infinity may become less than what is finite (nan_to_num).
+  table.add({"aten::addcdiv", "aten::addcmul", "aten::clamp", "aten::clone", "aten::contiguous", "aten::lerp",
+             "aten::nan_to_num", "aten::rsub"},
+            no_partials);
   // What all ranks fill in must reduce to itself.
   table.add("aten::fill", [](const OpCall& call, Proposal& proposal) {
     propose_pointwise(call, proposal, Commutes::kNone);
@@ -205,7 +139,7 @@ void add_other_names(RuleTable& table) {
              "aten::hardswish_backward", "aten::hardsigmoid_backward", "aten::softplus_backward", "aten::mish_backward",
              "aten::logit_backward", "aten::softshrink_backward", "aten::hardshrink_backward",
              "aten::_prelu_kernel_backward", "aten::rrelu_with_noise_backward"},
-            pointwise(Commutes::kNone));
+            no_partials);
   table.add("aten::log_sigmoid_backward", [](const OpCall& call, Proposal& proposal) {
     if (call.inputs[2].sizes == call.inputs[1].sizes) {
       propose_pointwise(call, proposal, Commutes::kNone);

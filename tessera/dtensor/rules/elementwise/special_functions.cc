@@ -12,33 +12,22 @@ void add_special_function_rules(RuleTable& table) {
   // x log1p(y) is linear in x.
   table.add("aten::special_xlog1py", pointwise(Commutes::kDivision));
   table.add({"aten::special_xlog1py.self_scalar", "aten::special_xlog1py.self_scalar_out"}, pointwise(Commutes::kNone));
-  table.add({"aten::special_airy_ai",
-             "aten::special_bessel_j0",
-             "aten::special_bessel_j1",
-             "aten::special_bessel_y0",
-             "aten::special_bessel_y1",
-             "aten::special_chebyshev_polynomial_t",
-             "aten::special_chebyshev_polynomial_u",
-             "aten::special_chebyshev_polynomial_v",
-             "aten::special_chebyshev_polynomial_w",
-             "aten::special_entr",
-             "aten::special_hermite_polynomial_h",
-             "aten::special_hermite_polynomial_he",
-             "aten::special_i0e",
-             "aten::special_i1",
-             "aten::special_i1e",
-             "aten::special_laguerre_polynomial_l",
-             "aten::special_legendre_polynomial_p",
-             "aten::special_log_ndtr",
-             "aten::special_modified_bessel_i0",
-             "aten::special_ndtri",
-             "aten::special_shifted_chebyshev_polynomial_t",
-             "aten::special_shifted_chebyshev_polynomial_u",
-             "aten::special_shifted_chebyshev_polynomial_v",
-             "aten::special_shifted_chebyshev_polynomial_w",
-             "aten::special_spherical_bessel_j0",
-             "aten::special_zeta"},
-            pointwise(Commutes::kNone));
+  const Rule no_partials = pointwise(Commutes::kNone);
+  // Bessel functions and their like.
+  table.add({"aten::special_airy_ai", "aten::special_bessel_j0", "aten::special_bessel_j1", "aten::special_bessel_y0",
+             "aten::special_bessel_y1", "aten::special_i0e", "aten::special_i1", "aten::special_i1e",
+             "aten::special_modified_bessel_i0", "aten::special_spherical_bessel_j0"},
+            no_partials);
+  // Polynomials, of x and the degree.
+  table.add({"aten::special_chebyshev_polynomial_t", "aten::special_chebyshev_polynomial_u",
+             "aten::special_chebyshev_polynomial_v", "aten::special_chebyshev_polynomial_w",
+             "aten::special_hermite_polynomial_h", "aten::special_hermite_polynomial_he",
+             "aten::special_laguerre_polynomial_l", "aten::special_legendre_polynomial_p",
+             "aten::special_shifted_chebyshev_polynomial_t", "aten::special_shifted_chebyshev_polynomial_u",
+             "aten::special_shifted_chebyshev_polynomial_v", "aten::special_shifted_chebyshev_polynomial_w"},
+            no_partials);
+  // The rest.
+  table.add({"aten::special_entr", "aten::special_log_ndtr", "aten::special_ndtri", "aten::special_zeta"}, no_partials);
 }
 
 }  // namespace tessera

@@ -2,7 +2,6 @@
 #include <ATen/ATen.h>
 
 #include "tessera/dtensor/rules/table.h"
-#include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera {
 
@@ -20,11 +19,8 @@ LocalFunction look_up_own_rows(int64_t offset, int64_t rows_in_all) {
       local.finish({at::zeros(sizes, weight.options())});
       return;
     }
-    const at::Tensor shifted = indices - offset;
-    const at::Tensor elsewhere = shifted.lt(0).logical_or_(shifted.ge(weight.size(0)));
-    at::Tensor rows = at::embedding(weight, shifted.masked_fill(elsewhere, 0));
-    rows.masked_fill_(elsewhere.unsqueeze(-1), 0);
-    local.finish({rows});
+    const auto [own, elsewhere] = own_places(indices, offset, weight.size(0));
+    local.finish({at::embedding(weight, own).masked_fill_(elsewhere.unsqueeze(-1), 0)});
   };
 }
 
@@ -44,13 +40,8 @@ void propose_embedding(const OpCall& call, Proposal& proposal) {
   sizes.push_back(weight.sizes[1]);
   proposal.output(sizes);
   proposal.local = [](const OpCall& of, const Choice& choice) -> LocalFunction {
-    for (const auto& placement : choice.inputs[0]) {
-      if (placement.is_shard(0) && of.mesh->coordinate()) {
-        return look_up_own_rows(local_box(of.inputs[0].sizes.vec(), *of.mesh, choice.inputs[0]).offset[0],
-                                of.inputs[0].sizes[0]);
-      }
-    }
-    return nullptr;
+    const auto offset = own_offset(of, choice, 0);
+    return offset ? look_up_own_rows(*offset, of.inputs[0].sizes[0]) : nullptr;
   };
 }
 

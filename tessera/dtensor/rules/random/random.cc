@@ -63,10 +63,6 @@ void normal(Draw& draw) {
   draw.finish(to);
 }
 
-void rand_like(Draw& draw) { fill_target(draw, {Law::kUniform, 0, 1}); }
-
-void randn_like(Draw& draw) { fill_target(draw, {Law::kNormal, 0, 1}); }
-
 Distribution integers(const Draw& draw, int64_t low, int64_t high) {
   TESSERA_CHECK(low < high, ErrorKind::kShape, "[dtensor.dispatch] {}: found integers from {} to {}, wanted a range.",
                 draw.call().op.name, low, high);
@@ -281,8 +277,8 @@ void add_random_rules(RuleTable& table) {
       {"aten::rrelu_with_noise_functional", rrelu_with_noise},
   };
   for (const auto& [name, body] : elementwise_ops) table.add(name, elementwise(body));
-  table.add("aten::rand_like", like(rand_like));
-  table.add("aten::randn_like", like(randn_like));
+  table.add("aten::rand_like", like(uniform));
+  table.add("aten::randn_like", like(normal));
   table.add("aten::randint_like", like(randint_like));
   table.add("aten::multinomial", propose_multinomial);
   table.add({"aten::native_dropout_backward"}, [](const OpCall& call, Proposal& proposal) {

@@ -6,7 +6,6 @@
 #include <fmt/ranges.h>
 
 #include <limits>
-#include <unordered_map>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
@@ -298,6 +297,8 @@ at::Tensor nll_loss_backward(const ClassShards& shards, const at::Tensor& gradie
 
 at::Tensor tensor_or_undefined(const c10::IValue& value) { return value.isNone() ? at::Tensor() : value.toTensor(); }
 
+}  // namespace
+
 void handle_log_softmax(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
   const c10::IValue* args = arguments_of(op, *stack);
   const at::Tensor& self = args[0].toTensor();
@@ -338,21 +339,6 @@ void handle_nll_loss_backward(const OpEntry& op, c10::DispatchKeySet keys, Stack
   finish_call(op, *stack,
               {nll_loss_backward(*shards, args[0].toTensor(), self, args[2].toTensor(), tensor_or_undefined(args[3]),
                                  args[4].toInt(), args[5].toInt(), args[6].toTensor())});
-}
-
-}  // namespace
-
-Handler find_loss_parallel_handler(const std::string& name) {
-  static const std::unordered_map<std::string, Handler> handlers = {
-      {"aten::_log_softmax", handle_log_softmax},
-      {"aten::_log_softmax_backward_data", handle_log_softmax_backward},
-      {"aten::nll_loss_forward", handle_nll_loss},
-      {"aten::nll_loss2d_forward", handle_nll_loss},
-      {"aten::nll_loss_backward", handle_nll_loss_backward},
-      {"aten::nll_loss2d_backward", handle_nll_loss_backward},
-  };
-  const auto found = handlers.find(name);
-  return found == handlers.end() ? nullptr : found->second;
 }
 
 }  // namespace tessera

@@ -30,14 +30,9 @@ bool survives_promotion(const OpCall& call, const Placement& partial) {
 // All operands lie as one of them does, which must have the joined dim whole. Candidates follow the operands in turn.
 void propose_cat(const OpCall& call, Proposal& proposal) {
   TESSERA_CHECK(!call.inputs.empty(), ErrorKind::kShape, "[dtensor.dispatch] {}: found no tensors.", call.describe());
-  const TensorInput* example = &call.inputs[0];
-  for (const auto& input : call.inputs) {
-    if (!is_legacy_empty(input)) {
-      example = &input;
-      break;
-    }
-  }
-  const int64_t joined = checked_dim(call, call.int_at(1), example->dim());
+  const auto other_than_empty = std::ranges::find_if_not(call.inputs, is_legacy_empty);
+  const TensorInput& example = other_than_empty == call.inputs.end() ? call.inputs[0] : *other_than_empty;
+  const int64_t joined = checked_dim(call, call.int_at(1), example.dim());
   proposal.by_mesh_dim.resize(call.mesh->ndim());
   for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
     auto& strategies = proposal.by_mesh_dim[m];
@@ -54,13 +49,13 @@ void propose_cat(const OpCall& call, Proposal& proposal) {
       strategies.push_back(std::move(strategy));
     }
   }
-  std::vector<int64_t> sizes = example->sizes.vec();
+  std::vector<int64_t> sizes = example.sizes.vec();
   sizes[joined] = 0;
   for (const auto& input : call.inputs) {
     if (!is_legacy_empty(input)) {
-      TESSERA_CHECK(input.dim() == example->dim(), ErrorKind::kShape,
+      TESSERA_CHECK(input.dim() == example.dim(), ErrorKind::kShape,
                     "[dtensor.dispatch] {}: found tensors of {} and {} dims, wanted the same.", call.describe(),
-                    example->dim(), input.dim());
+                    example.dim(), input.dim());
       sizes[joined] += input.sizes[joined];
     }
   }

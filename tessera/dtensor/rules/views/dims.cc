@@ -50,13 +50,14 @@ DimMap permuted(const OpCall& call) {
   return map;
 }
 
-DimMap unsqueezed(const OpCall& call) {
+DimMap with_added(const OpCall& call, int dim_arg) {
   const int64_t ndim = call.inputs[0].dim();
-  const int64_t added = checked_dim(call, call.int_at(1), ndim + 1);
+  const int64_t added = checked_dim(call, call.int_at(dim_arg), ndim + 1);
   DimMap map = identity(ndim);
   for (auto& dim : map) dim += dim >= added;
   return map;
 }
+DimMap unsqueezed(const OpCall& call) { return with_added(call, 1); }
 
 // One dim goes away (select, unbind) or must be whole (slice, split, flip).
 DimMap without(const OpCall& call, int64_t gone, bool removed) {
@@ -191,39 +192,26 @@ void propose_unfold(const OpCall& call, Proposal& proposal) {
   }
 }
 
-// slice_backward(grad, input_sizes, dim, ...): a tensor of input_sizes, zero outside the slice.
-void propose_cut_backward(const OpCall& call, Proposal& proposal, bool removed) {
-  const auto sizes = call.ints_at(1);
-  const auto ndim = static_cast<int64_t>(sizes.size());
-  const int64_t gone = checked_dim(call, call.int_at(2), ndim);
-  DimMap map(call.inputs[0].dim(), -1);
-  for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) {
-    map[dim] = removed ? dim + (dim >= gone) : (dim == gone ? -1 : dim);
-  }
-  propose_mapped(call, proposal, map);
-  proposal.output(sizes);
-  proposal.rewrite = with_local_sizes(1);
+// select_backward(grad, input_sizes, dim, ...) and its like: a tensor of input_sizes, zero outside of what was taken.
+Rule mapped_back(DimMap (*map)(const OpCall&), bool (*passes)(const Placement&) = all_pass) {
+  return [map, passes](const OpCall& call, Proposal& proposal) {
+    propose_mapped(call, proposal, map(call), passes);
+    proposal.output(call.ints_at(1));
+    proposal.rewrite = with_local_sizes(1);
+  };
 }
 
-// unfold_backward(grad, input_sizes, dim, size, step)
-void propose_unfold_backward(const OpCall& call, Proposal& proposal) {
-  const auto sizes = call.ints_at(1);
-  DimMap map(call.inputs[0].dim(), -1);
-  for (size_t dim = 0; dim < sizes.size(); ++dim) {
-    map[dim] = static_cast<int64_t>(dim) == wrap_dim(call.int_at(2), static_cast<int64_t>(sizes.size()))
-                   ? -1
-                   : static_cast<int64_t>(dim);
-  }
-  propose_mapped(call, proposal, map, is_additive);
-  proposal.output(sizes);
-  proposal.rewrite = with_local_sizes(1);
-}
+DimMap before_select(const OpCall& call) { return with_added(call, 2); }
+DimMap before_slice(const OpCall& call) { return along(call, 2); }
 
-// diagonal_backward(grad, input_sizes, offset, dim1, dim2)
-void propose_diagonal_backward(const OpCall& call, Proposal& proposal) {
-  propose_mapped(call, proposal, embedded(call));
-  proposal.output(call.ints_at(1));
-  proposal.rewrite = with_local_sizes(1);
+// The windows are the last dim.
+DimMap before_unfold(const OpCall& call) {
+  const int64_t ndim = call.inputs[0].dim() - 1;
+  DimMap map = identity(ndim + 1);
+  for (auto& dim : map) {
+    if (dim == ndim || dim == wrap_dim(call.int_at(2), ndim)) dim = -1;
+  }
+  return map;
 }
 
 // select_scatter(self, src, ...) and its like: src lies in self as a view of it would.
@@ -279,15 +267,15 @@ void add_dims_rules(RuleTable& table) {
   table.add({"aten::tril", "aten::triu"}, propose_triangle);
   table.add({"aten::repeat"}, mapped(repeated));
   table.add("aten::unfold", propose_unfold);
-  table.add("aten::unfold_backward", propose_unfold_backward);
+  table.add("aten::unfold_backward", mapped_back(before_unfold, is_additive));
   table.add({"aten::diagonal", "aten::diagonal_copy"}, mapped(diagonal));
   table.add("aten::diag_embed", [](const OpCall& c, Proposal& p) { propose_mapped(c, p, embedded(c)); });
-  table.add("aten::diagonal_backward", propose_diagonal_backward);
+  table.add("aten::diagonal_backward", mapped_back(embedded));
   table.add("aten::select_scatter", [](const OpCall& c, Proposal& p) { propose_scattered(c, p, selected(c, 2)); });
   table.add("aten::slice_scatter", [](const OpCall& c, Proposal& p) { propose_scattered(c, p, along(c, 2)); });
   table.add("aten::diagonal_scatter", [](const OpCall& c, Proposal& p) { propose_scattered(c, p, diagonal(c)); });
-  table.add("aten::select_backward", [](const OpCall& c, Proposal& p) { propose_cut_backward(c, p, true); });
-  table.add("aten::slice_backward", [](const OpCall& c, Proposal& p) { propose_cut_backward(c, p, false); });
+  table.add("aten::select_backward", mapped_back(before_select));
+  table.add("aten::slice_backward", mapped_back(before_slice));
 }
 
 }  // namespace tessera

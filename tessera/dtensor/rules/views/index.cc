@@ -4,7 +4,6 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/rules/views/places.h"
-#include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera {
 
@@ -20,9 +19,8 @@ LocalFunction gather_own(int64_t dim, int64_t offset, int64_t in_all) {
       local.finish({at::zeros(index.sizes(), self.options())});
       return;
     }
-    const at::Tensor shifted = index - offset;
-    const at::Tensor elsewhere = shifted.lt(0).logical_or_(shifted.ge(self.size(dim)));
-    local.finish({at::gather(self, dim, shifted.masked_fill(elsewhere, 0)).masked_fill_(elsewhere, 0)});
+    const auto [own, elsewhere] = own_places(index, offset, self.size(dim));
+    local.finish({at::gather(self, dim, own).masked_fill_(elsewhere, 0)});
   };
 }
 
@@ -45,13 +43,8 @@ void propose_gather(const OpCall& call, Proposal& proposal) {
     proposal.strategies.push_back({{Partial()}, {Shard(gathered), Replicate()}});
     proposal.strided = false;
     proposal.local = [gathered](const OpCall& of, const Choice& choice) -> LocalFunction {
-      for (const auto& placement : choice.inputs[0]) {
-        if (placement.is_shard(gathered) && of.mesh->coordinate()) {
-          return gather_own(gathered, local_box(of.inputs[0].sizes.vec(), *of.mesh, choice.inputs[0]).offset[gathered],
-                            of.inputs[0].sizes[gathered]);
-        }
-      }
-      return nullptr;
+      const auto offset = own_offset(of, choice, gathered);
+      return offset ? gather_own(gathered, *offset, of.inputs[0].sizes[gathered]) : nullptr;
     };
   }
 }

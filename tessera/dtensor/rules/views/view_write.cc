@@ -38,9 +38,9 @@ bool keeps_dim(const at::TensorGeometry& view, const at::TensorGeometry& base, i
 void handle_new_empty_strided(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto node = torch::autograd::get_current_node();
   const auto* write = dynamic_cast<const torch::autograd::CopySlices*>(node.get());
-  const size_t base = stack->size() - op.args.size();
-  const at::Tensor gradient = (*stack)[base].toTensor();
-  const auto sizes = (*stack)[base + 1].toIntVector();
+  const c10::IValue* args = arguments_of(op, *stack);
+  const at::Tensor gradient = args[0].toTensor();
+  const auto sizes = args[1].toIntVector();
   if (write == nullptr || !is_dtensor(gradient) || write->base.sizes() != c10::IntArrayRef(sizes)) {
     dispatch_by_rule(op, keys, *stack);
     return;
@@ -52,11 +52,10 @@ void handle_new_empty_strided(const OpEntry& op, c10::DispatchKeySet keys, Stack
       placement = Replicate();
     }
   }
-  const auto strides = (*stack)[base + 2].toIntVector();
+  const auto strides = args[2].toIntVector();
   const Sizes local = local_sizes(sizes, *impl.mesh(), placements);
   const at::Tensor part = at::empty_strided(local, strides_in_order(local, strides), gradient.options());
-  torch::jit::drop(*stack, op.args.size());
-  stack->emplace_back(make_dtensor(part, impl.mesh(), share(placements), sizes, strides));
+  finish_call(op, *stack, {make_dtensor(part, impl.mesh(), share(placements), sizes, strides)});
 }
 
 }  // namespace tessera

@@ -62,18 +62,6 @@ DataParallelHooks::Completes Execution::completes(const RankProgram& program, si
           .stage = of_stage != program.last_of_stage.end() && of_stage->second == position};
 }
 
-void Execution::run_all(const RankProgram& program, DataParallelHooks* hooks) {
-  for (size_t i = 0; i < program.actions.size(); ++i) {
-    const auto& action = program.actions[i];
-    const bool told = hooks != nullptr && action.computes();
-    if (told) hooks->before(action, completes(program, i));
-    perform(action, program, hooks);
-    if (told) hooks->after(action, completes(program, i));
-    if (wire_ != nullptr) wire_->release_sent();
-  }
-  if (wire_ != nullptr) wire_->finish();
-}
-
 void Execution::run(const RankProgram& program, DataParallelHooks* hooks) {
   // Breaks off while the error unwinds the stack, in which messages under way are abandoned: in a catch block they
   // would be waited for.
@@ -85,7 +73,15 @@ void Execution::run(const RankProgram& program, DataParallelHooks* hooks) {
     }
   };
   const BreakOffOnError guard{wire_};
-  run_all(program, hooks);
+  for (size_t i = 0; i < program.actions.size(); ++i) {
+    const auto& action = program.actions[i];
+    const bool told = hooks != nullptr && action.computes();
+    if (told) hooks->before(action, completes(program, i));
+    perform(action, program, hooks);
+    if (told) hooks->after(action, completes(program, i));
+    if (wire_ != nullptr) wire_->release_sent();
+  }
+  if (wire_ != nullptr) wire_->finish();
 }
 
 bool Execution::is_here(int stage) const { return wire_ == nullptr || rank_of(stage) == wire_->rank(); }
@@ -130,11 +126,7 @@ void Execution::forward(const Action& action, const RankProgram& program) {
     if (given.defined()) results_[action.micro_batch] = given;
     return;
   }
-  if (is_here(action.stage + 1)) {
-    hidden_[{action.stage + 1, action.micro_batch}] = given;
-  } else {
-    hidden_out_[place] = given;
-  }
+  hidden_[{action.stage + 1, action.micro_batch}] = given;
 }
 
 void Execution::backward(const Action& action) {
@@ -148,27 +140,24 @@ void Execution::backward(const Action& action) {
   const bool keep_weights = action.kind == ActionKind::kInputBackward;
   auto of_input = runs_.backward(action.stage, action.micro_batch, gradient, keep_weights);
   if (range.is_first) return;
-  if (is_here(action.stage - 1)) {
-    gradients_[{action.stage - 1, action.micro_batch}] = std::move(of_input);
-  } else {
-    gradients_out_[place] = std::move(of_input);
-  }
+  gradients_[{action.stage - 1, action.micro_batch}] = std::move(of_input);
 }
 
 void Execution::exchange(const Action& action) {
   const Place place{action.stage, action.micro_batch};
+  const Place next{action.stage + 1, action.micro_batch}, previous{action.stage - 1, action.micro_batch};
   const auto tokens = inputs(action.micro_batch).tokens.sizes();
   switch (action.kind) {
     case ActionKind::kSendForward:
       return wire_->send_forward({rank_of(action.stage + 1), action.stage + 1, action.micro_batch},
-                                 taken(hidden_out_, place, "its output"), tokens);
+                                 taken(hidden_, next, "its input"), tokens);
     case ActionKind::kReceiveForward:
       hidden_in_.emplace(place,
                          wire_->receive_forward({rank_of(action.stage - 1), action.stage, action.micro_batch}, tokens));
       return;
     case ActionKind::kSendBackward:
       return wire_->send_backward({rank_of(action.stage - 1), action.stage - 1, action.micro_batch},
-                                  taken(gradients_out_, place, "the gradient of its input"), tokens);
+                                  taken(gradients_, previous, "the gradient of its output"), tokens);
     default:
       gradients_in_.emplace(
           place, wire_->receive_backward({rank_of(action.stage + 1), action.stage, action.micro_batch}, tokens));

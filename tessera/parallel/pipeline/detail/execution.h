@@ -57,7 +57,6 @@ class Execution {
 
  private:
   using Place = std::pair<int, int>;  // stage and micro-batch
-  void run_all(const RankProgram& program, DataParallelHooks* hooks);
   DataParallelHooks::Completes completes(const RankProgram& program, size_t position) const;
   void perform(const Action& action, const RankProgram& program, DataParallelHooks* hooks);
   void forward(const Action& action, const RankProgram& program);
@@ -72,8 +71,8 @@ class Execution {
   const std::vector<ModelInputs>& micro_batches_;
   double loss_divisor_;
   StageRuns runs_;
-  std::map<Place, at::Tensor> hidden_, gradients_;          // for a stage of this rank, from one of this rank
-  std::map<Place, at::Tensor> hidden_out_, gradients_out_;  // of a stage of this rank, to be sent
+  // By the place that they are for: what stages of this rank gave, to one of this rank or to be sent, and what arrives.
+  std::map<Place, at::Tensor> hidden_, gradients_;
   std::map<Place, Arrival> hidden_in_, gradients_in_;
   std::map<int, at::Tensor> results_;  // by micro-batch
 };

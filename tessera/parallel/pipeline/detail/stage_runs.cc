@@ -77,7 +77,7 @@ at::Tensor StageRuns::forward(int stage, int micro_batch, ModelInputs inputs, co
   }
   run.weights->flush();  // of the head
   runs_.insert_or_assign({stage, micro_batch}, std::move(run));
-  most_held_ = std::max(most_held_, held());
+  most_held_ = std::max(most_held_, static_cast<int>(runs_.size()));
   return given;
 }
 

@@ -44,7 +44,6 @@ class StageRuns {
 
   // The sum of those that went backward: a float64 scalar where the model computes; undefined: none did.
   const at::Tensor& loss() const { return loss_; }
-  int held() const { return static_cast<int>(runs_.size()); }
   int most_held() const { return most_held_; }
 
  private:
