@@ -35,7 +35,8 @@ TokenizerFile& checked_bpe(TokenizerFile& file) {
   return file;
 }
 
-// A text as valid UTF-8, each U+FFFD with the range of the bytes it replaces.
+// Copies `text` to `out` as valid UTF-8. Each invalid byte sequence becomes U+FFFD, whose origin is the range of the
+// bytes that it replaces.
 void make_valid(std::string_view text, bool track, AlignedText& out) {
   out.clear();
   out.tracked = track;
@@ -75,9 +76,9 @@ struct Tokenizer::State {
   void warn_of_ignored_keys(const JsonReader& config) const;
   void encode(std::string_view text, const EncodeOptions& options, std::vector<TokenId>& ids, Offsets* offsets) const;
   std::optional<TokenId> find(std::string_view token) const;
-  // Of kExists, kSpecial and kAdded; none for an id that names no token.
+  // A combination of kExists, kSpecial and kAdded; 0 for an id that has no token.
   uint8_t flags_of(TokenId id) const {
-    const auto index = static_cast<size_t>(id);  // of a negative id beyond all
+    const auto index = static_cast<size_t>(id);  // a negative id becomes a huge index
     return index < token_flags.size() ? token_flags[index] : uint8_t{0};
   }
   std::optional<TokenId> token_from_config(const JsonReader& config, const char* key) const;
@@ -89,13 +90,15 @@ struct Tokenizer::State {
   BpeModel model;
   AddedTokens added;
   std::vector<std::string> tokens;   // by id
-  std::vector<uint8_t> token_flags;  // by id, of kExists, kSpecial and kAdded
+  std::vector<uint8_t> token_flags;  // by id: kExists, kSpecial and kAdded
   std::optional<TokenId> bos, eos, pad;
   bool track_always = false;
   mutable ScratchPool scratch_pool;
 
  private:
-  // One encode call: from the text to ids, part by part.
+  // One encode call. The text passes through five steps, each on smaller parts: raw added tokens are cut out, the rest
+  // is normalized, normalized added tokens are cut out, the rest is pre-tokenized, and the BPE model encodes each
+  // piece. `origins` has the input byte range of each byte of the current text, and is null when nothing needs offsets.
   class Run {
    public:
     Run(const State& state, EncodeScratch& scratch, const EncodeOptions& options, std::vector<TokenId>& ids,
@@ -107,7 +110,8 @@ struct Tokenizer::State {
     using Encode = void (Run::*)(std::string_view text, const Span* origins, bool at_start);
     void part(std::string_view text, const Span* origins, bool at_start);
     void normalized_part(std::string_view text, const Span* origins, bool at_start);
-    // Takes the matcher's tokens out of the text; `encode` is called with what stands between them.
+    // Appends the ids of the added tokens that the matcher finds, and calls `encode` for the text between them.
+    // `at_start`: the text begins where the input begins.
     void cut(const AddedMatcher& matcher, std::vector<AddedPart>& parts, std::string_view text, const Span* origins,
              bool at_start, Encode encode);
     void token(TokenId id, Span part, const Span* origins);
@@ -120,6 +124,7 @@ struct Tokenizer::State {
   };
 };
 
+// Fills the tables by id. Added tokens come last, because they replace a vocabulary token that has the same id.
 void Tokenizer::State::fill_tokens() {
   TokenId largest = -1;
   for (const auto& [token, id] : model.vocab().tokens()) largest = std::max(largest, id);
@@ -154,7 +159,9 @@ void Tokenizer::State::apply_config(const JsonReader& config) {
   warn_of_ignored_keys(config);
 }
 
-// Versions of transformers before 5 made the post-processor of some classes from these keys.
+// Compares the special tokens around a text as tokenizer.json adds them with those that add_bos_token and add_eos_token
+// ask for. transformers before version 5 built the post-processor of some classes from these keys; version 5 ignores
+// the keys.
 void Tokenizer::State::warn_of_ignored_keys(const JsonReader& config) const {
   if (!config.has("add_bos_token") && !config.has("add_eos_token")) return;
   const bool wants_bos = config.boolean("add_bos_token", false) && bos;
@@ -177,7 +184,7 @@ void Tokenizer::State::warn_of_ignored_keys(const JsonReader& config) const {
   };
   log_warning_once(
       "{}: add_bos_token and add_eos_token are ignored, as in transformers 5: a text becomes '{}' by tokenizer.json, "
-      "not '{}'. A model that was trained otherwise wants another post_processor in tokenizer.json.",
+      "not '{}'. If the model was trained with the second form, change post_processor in tokenizer.json.",
       config.name(), spelled(found), spelled(wanted));
 }
 
@@ -230,6 +237,8 @@ void Tokenizer::State::Run::normalized_part(std::string_view text, const Span* o
       continue;
     }
     state_.model.encode_symbols(tokens.piece(piece), scratch_.bpe);
+    // Symbols cover the bytes of the piece in order, except for the bytes in `lost`, which no symbol covers.
+    // next_kept() skips lost bytes and returns the next covered byte.
     uint32_t at = piece.begin;
     auto lost = scratch_.bpe.lost.begin();
     const auto next_kept = [&] {
@@ -266,14 +275,15 @@ Tokenizer::Tokenizer(std::shared_ptr<const State> state) : state_(std::move(stat
 
 namespace {
 
-// Names what a folder without tokenizer.json holds in its place.
+// Error kIo for a folder without tokenizer.json; the message names the tokenizer file of another format that the folder
+// holds.
 void check_tokenizer_is_there(const std::filesystem::path& dir) {
   if (std::filesystem::exists(dir / "tokenizer.json")) return;
   for (const char* other : {"tekken.json", "tokenizer.model", "tiktoken.model", "vocab.json", "vocab.txt"}) {
     TESSERA_CHECK(!std::filesystem::exists(dir / other), ErrorKind::kIo,
-                  "[text.tokenizer] {}: holds {} and no tokenizer.json, which alone is read. Write it once in Python: "
-                  "transformers.AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR), or take it from a copy of the "
-                  "model on the Hub that has one.",
+                  "[text.tokenizer] {}: holds {} but no tokenizer.json, the only format that is read. Convert it once "
+                  "in Python: transformers.AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR), or take "
+                  "tokenizer.json from a copy of the model on the Hub that has one.",
                   dir.string(), other);
   }
   raise(ErrorKind::kIo,
@@ -282,8 +292,9 @@ void check_tokenizer_is_there(const std::filesystem::path& dir) {
         dir.string());
 }
 
-// Tokens of special_tokens_map.json beside those of special_token_keys(). transformers reads them where
-// tokenizer_config.json has no added_tokens_decoder; a list of further tokens counts where the config has none.
+// Copies from special_tokens_map.json (`map`) to tokenizer_config.json (`config`) the tokens under keys other than
+// special_token_keys(). Like transformers, it does so only where the config has no added_tokens_decoder, and copies a
+// list of additional tokens only where the config has no such list.
 void take_more_tokens(const Json& map, Json& config) {
   if (config.contains("added_tokens_decoder")) return;
   const auto standard = special_token_keys();
@@ -295,7 +306,8 @@ void take_more_tokens(const Json& map, Json& config) {
   }
 }
 
-// tokenizer_config.json with the tokens of special_tokens_map.json where that file has others.
+// The content of tokenizer_config.json, in which the special tokens of special_tokens_map.json replace different ones
+// (special_tokens_of has the precedence).
 Json config_of_tokenizer(const std::filesystem::path& dir, const std::string& where) {
   Json config = read_object_if_there(dir / "tokenizer_config.json", where, /*max_keys=*/4'000'000);
   const Json map = read_special_tokens_map(dir);
@@ -304,7 +316,7 @@ Json config_of_tokenizer(const std::filesystem::path& dir, const std::string& wh
   const Json special_tokens = special_tokens_of(map, config);
   for (const auto& [name, text] : special_tokens.items()) {
     const auto found = config.find(name);
-    const bool is_object = found != config.end() && found->is_object();  // with flags, which stay
+    const bool is_object = found != config.end() && found->is_object();  // an object has flags, which are kept
     if (!is_object || found->value("content", Json()) != text) config[name] = text;
   }
   return config;

@@ -10,11 +10,12 @@ namespace {
 
 constexpr const char* kFirst = "qfirstq";
 constexpr const char* kSecond = "qsecondq";
-constexpr const char* kUnread = "qunreadq";  // under a key that no template reads
+constexpr const char* kUnread = "qunreadq";  // the value of a key that no template reads
 
 Json part(const std::string& text) { return {{"type", "text"}, {"text", text}}; }
 
-// A conversation in which a message of this role has this content, and the others a text, or one part each.
+// A conversation with one message of `role` that has `content`. The content of the other messages is a string, or a
+// list of one part. A "tool" message comes after an assistant message with a tool call, as templates require.
 Json probe(const std::string& role, const Json& content, bool others_in_parts) {
   const auto text = [&](const char* words) { return others_in_parts ? Json::array({part(words)}) : Json(words); };
   const Json user = {{"role", "user"}, {"content", text("a")}};
@@ -30,7 +31,8 @@ Json probe(const std::string& role, const Json& content, bool others_in_parts) {
   return Json::array({user, caller, message});
 }
 
-// What the template prints of it, empty where it refuses the conversation.
+// The text that the template prints for the conversation of probe(); empty where the template refuses the conversation.
+// Templates that read only one form refuse the other messages in the wrong form, so both forms are tried.
 std::string printed(const ChatTemplate& chat, const std::string& role, const Json& content) {
   for (const bool others_in_parts : {false, true}) {
     const auto messages = probe(role, content, others_in_parts);
@@ -49,7 +51,8 @@ ContentForm find_content_form(const ChatTemplate& chat, const std::string& role)
   Json first = part(kFirst);
   first["unread"] = kUnread;
   const auto parts = printed(chat, role, Json::array({first, part(kSecond)}));
-  // A template for texts prints a list as Python does, with all that is in it.
+  // A template that reads only strings prints a list as Python's str() does, with all keys; then kUnread is in the
+  // output. A template that reads parts prints only their texts.
   form.reads_parts = holds(parts, kFirst) && !holds(parts, kUnread);
   form.reads_all_parts = form.reads_parts && holds(parts, kSecond);
   form.reads_text = takes_text || !form.reads_parts;

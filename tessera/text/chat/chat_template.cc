@@ -24,16 +24,16 @@ struct ChatTemplate::State {
   std::string name;
   ChatTemplateLimits limits;
   jinja::Template tree;
-  std::optional<jinja::Template> with_tools;  // the "tool_use" template of a list
+  std::optional<jinja::Template> with_tools;  // the template named "tool_use", where chat_template is a list
   Json special_tokens = Json::object();
   mutable std::mutex content_forms_mutex;
-  mutable std::map<std::string, ContentForm> content_forms;  // by role, those that were asked for
+  mutable std::map<std::string, ContentForm> content_forms;  // by role, filled by content_form()
 };
 
 namespace {
 
 [[noreturn]] void raise_at(const std::string& name, int line, const std::string& message) {
-  constexpr size_t kMaxMessageBytes = 1000;  // some of it is what a template gave to raise_exception
+  constexpr size_t kMaxMessageBytes = 1000;  // the text that a template passes to raise_exception has any length
   std::string one_line = message.substr(0, kMaxMessageBytes);
   std::replace_if(
       one_line.begin(), one_line.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
@@ -52,7 +52,7 @@ jinja::Template parse_source(const std::string& source, const std::string& name,
   }
 }
 
-// What the caller gives is no work of the template's.
+// A budget without limits, for converting the caller's values: the template does not pay for this work.
 jinja::Budget unlimited() { return {~size_t{0}, ~size_t{0}, 0}; }
 
 Value value_of(const Json& json, int depth, int max_depth) {
@@ -67,7 +67,7 @@ Value value_of(const Json& json, int depth, int max_depth) {
         return Value::big_integer(std::to_string(json.get<uint64_t>()));
       }
       return Value::integer(json.get<int64_t>());
-    case Json::value_t::binary: {
+    case Json::value_t::binary: {  // a number with its exact digits (base/text/json_numbers.h)
       const auto digits = *exact_digits(json);
       return is_integer_text(digits) ? Value::big_integer(std::string(digits)) : Value::real(nearest_double(digits));
     }
@@ -94,7 +94,8 @@ Value value_of(const Json& json, int depth, int max_depth) {
   }
 }
 
-// A message's reasoning goes by three names; transformers fills the standard one and the one of older templates.
+// Clients send the reasoning of a message under one of three keys. Like transformers, this function copies it to
+// "reasoning_content", the standard key, and to "thinking", the key that older templates read.
 Value with_reasoning(const Value& message) {
   const auto& fields = message.get<jinja::Dict>();
   auto budget = unlimited();
@@ -222,7 +223,8 @@ ChatTemplate ChatTemplate::at_time(std::time_t seconds) const {
 bool ChatTemplate::marks_generation() const { return state_->tree.has_generation; }
 
 ContentForm ChatTemplate::content_form(const std::string& role) const {
-  // Roles beyond these few are of one kind: a server is sent as many names of them as a client likes.
+  // All unknown roles share one entry, because a client may send any number of different role names and the map must
+  // not grow with them.
   const bool known = role == "system" || role == "user" || role == "assistant" || role == "tool";
   const std::lock_guard lock(state_->content_forms_mutex);
   const auto [form, added] = state_->content_forms.try_emplace(known ? role : "other");
