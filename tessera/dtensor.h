@@ -1,5 +1,5 @@
-// Distributed tensors: DeviceMesh, placements, redistribution, sharding rules for operations of your own.
-// PyTorch: torch.distributed.device_mesh and torch.distributed.tensor.
+// Public header of distributed tensors: DeviceMesh, placements, redistribution, and sharding rules for a user's own
+// operations. It corresponds to torch.distributed.device_mesh and torch.distributed.tensor of PyTorch.
 //
 //   const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"dp", "tp"});
 //   const at::Tensor weight = distribute_tensor(values, mesh, {Replicate(), Shard(0)});

@@ -1,4 +1,4 @@
-// Tensors that may be distributed or plain.
+// Helpers for tensors that may be DTensors or plain tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,11 +7,11 @@
 
 namespace tessera {
 
-// to_local of a DTensor; a plain tensor as it is. No communication.
+// The local tensor of a DTensor; a plain tensor is returned unchanged. No communication.
 inline at::Tensor local_part(const at::Tensor& tensor) { return is_dtensor(tensor) ? to_local(tensor) : tensor; }
 
-// A plain tensor that all ranks have alike, as operations take it beside `other`: of a DTensor replicated on its mesh,
-// else as it is. No communication.
+// Makes a plain tensor with equal values on all ranks usable in an operation with `other`. Returns a replicated DTensor
+// on the mesh of `other` if `other` is a DTensor, else the tensor itself. No communication.
 inline at::Tensor replicated_beside(const at::Tensor& tensor, const at::Tensor& other) {
   if (is_dtensor(tensor) || !is_dtensor(other)) return tensor;
   return from_local(tensor, device_mesh(other), Placements(placements(other).size(), Replicate()));
