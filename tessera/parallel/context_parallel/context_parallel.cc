@@ -36,7 +36,8 @@ void check_sequences(const char* verb, const std::vector<at::Tensor>& buffers, c
   }
 }
 
-// The tensor itself shows other data. A graph that saved it finds another version of it.
+// Replaces the data of the tensor and increments its version. set_data alone keeps the version, and a graph that saved
+// the tensor would read the new data without an error.
 void show(const at::Tensor& buffer, const at::Tensor& data) {
   buffer.set_data(data);
   buffer.unsafeGetTensorImpl()->bump_version();
@@ -71,6 +72,7 @@ ContextParallel::ContextParallel(const MeshPtr& mesh, const ContextParallelOptio
                   "[parallel.context_parallel] found buffer {}, {}, more than once, wanted each once.", i,
                   c10::str(buffers[i].sizes()));
   }
+  // The shards and the scope are made before the first buffer is replaced, so an error leaves every buffer as it was.
   const auto layout = kernels::ContextLayout::of_pytorch(buffers[0].size(options.buffer_seq_dims[0]), mesh->size());
   const nn::ContextParallelism how{.group = mesh->group(0), .rotate = scope_rotate_method};
   const c10::NoGradGuard no_grad;
@@ -112,6 +114,7 @@ std::vector<at::Tensor> context_parallel_unshard(const MeshPtr& mesh, const std:
   if (buffers.empty()) return {};
   const c10::NoGradGuard no_grad;
   const auto& group = mesh->group(0);
+  // Shards may have uneven lengths, so the length of the sequence is the sum over the ranks.
   const auto tokens = at::full({1}, buffers[0].size(seq_dims[0]), at::kLong).to(mesh->device());
   comm::all_reduce(*group, tokens, comm::ReduceOp::kSum, "context_parallel_unshard").wait();
   const auto layout = kernels::ContextLayout::of_pytorch(tokens.item<int64_t>(), mesh->size());

@@ -62,7 +62,9 @@ void check_expert_parallel(nn::Module& model, const ExpertParallelOptions& optio
   TESSERA_CHECK(replicas || !options.sequence_parallel, ErrorKind::kConfig,
                 "[parallel.experts] sequence_parallel without tensor_parallel: nothing is sharded along sequences");
   const int64_t ranks = options.mesh->size(options.mesh->dim_of("ep"));
+  // With tensor parallelism a rank routes only its share of each sequence, so it cannot count a capacity per sequence.
   const bool cuts_sequences = replicas && replicas->size() > 1;
+  // All checks run before apply_expert_parallel changes the first block: an error leaves the model as it was.
   for (const auto& [path, block] : nn::modules_of<nn::MoE>(model)) check_block(path, *block, ranks, cuts_sequences);
 }
 
@@ -73,6 +75,8 @@ void apply_expert_parallel(nn::Module& model, const ExpertParallelOptions& optio
   const auto exchange = std::make_shared<AllToAllExchange>(mesh, replicas, options.sequence_parallel);
   for (const auto& [path, block] : nn::modules_of<nn::MoE>(model)) {
     for (auto& slot : block->experts->own_parameters()) {
+      // Every rank takes its experts from its own copy (no source rank): the parameters are equal on all ranks or on
+      // the meta device.
       auto part = distribute_tensor(slot.parameter.detach(), mesh, {Shard(0)}, /*src_data_rank=*/std::nullopt);
       part.set_requires_grad(slot.parameter.requires_grad());
       nn::Module::set_parameter(slot, part);
@@ -100,7 +104,7 @@ at::Tensor settle_router_statistics(nn::RouterStatistics& statistics, comm::Grou
   const auto own = statistics.sums(group.carries(device.type()) ? device : c10::Device(c10::kCPU));
   auto all = at::empty({group.size(), own.numel()}, own.options());
   comm::all_gather_into(group, all, own, "router statistics").wait();
-  statistics.finish(all.sum(0));  // in the order of the ranks: alike on all of them
+  statistics.finish(all.sum(0));  // in rank order, so all ranks get the same bits
   return statistics.loss();
 }
 

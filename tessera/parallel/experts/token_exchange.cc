@@ -17,7 +17,8 @@ std::vector<int64_t> row_sums(const at::Tensor& counts) {
   return {sums.const_data_ptr<int64_t>(), sums.const_data_ptr<int64_t>() + sums.numel()};
 }
 
-// counts[r][e]: rows for expert e of rank r. What the ranks have for the experts here, in the same form.
+// Exchanges row counts. counts[r][e]: the rows that this rank sends for expert e of rank r. Returns in the same form
+// the rows that each rank r sends for the experts of this rank, on the CPU.
 at::Tensor exchange_counts(const at::Tensor& counts, const DeviceMesh& mesh) {
   const auto sent = sent_to(mesh.device(), counts).contiguous();
   auto received = at::empty_like(sent);
@@ -25,7 +26,8 @@ at::Tensor exchange_counts(const at::Tensor& counts, const DeviceMesh& mesh) {
   return received.to(at::kCPU);
 }
 
-// Rows that lie by (rank, expert), brought in the order of (expert, rank).
+// The permutation from (rank, expert) order to (expert, rank) order. Rows arrive grouped by sending rank and then by
+// expert, as counts [ranks, experts] says; a grouped matrix product needs all rows of one expert together.
 at::Tensor by_expert_then_rank(const at::Tensor& counts) {
   const int64_t ranks = counts.size(0), experts = counts.size(1);
   const auto* rows = counts.const_data_ptr<int64_t>();
@@ -45,7 +47,7 @@ at::Tensor by_expert_then_rank(const at::Tensor& counts) {
 
 at::Tensor flat(const at::Tensor& mask) { return mask.defined() ? mask.reshape({-1}) : mask; }
 
-// This rank's shard of `dim`.
+// This rank's shard of `dim`, empty where the dim is too short.
 at::Tensor cut(const at::Tensor& tensor, int64_t dim, const DeviceMesh& mesh) {
   if (!tensor.defined()) return tensor;
   const auto range = local_range(tensor.size(dim), mesh.size(0), mesh.local_rank(0));
@@ -54,6 +56,10 @@ at::Tensor cut(const at::Tensor& tensor, int64_t dim, const DeviceMesh& mesh) {
 
 }  // namespace
 
+// Two all-to-alls around the experts' products. The counts go first, because the sizes of an uneven all-to-all must be
+// known on both sides. The way back uses the same sizes in the other direction, so the results arrive in the order of
+// `sorted`. Autograd runs both all-to-alls in reverse: every rank calls them, even without rows, so no rank waits for
+// another.
 at::Tensor AllToAllExchange::results_of(nn::MoE& block, const at::Tensor& sorted, const at::Tensor& counts) const {
   const int64_t ranks = experts_->size(0);
   if (ranks == 1) return (*block.experts)(sorted, counts);
@@ -75,7 +81,8 @@ at::Tensor AllToAllExchange::of_own_rows(nn::MoE& block, const at::Tensor& rows,
   return nn::combine(results_of(block, sorted, order.counts), order, routing.weights);
 }
 
-// x [B, T, width] lies as Shard(1), and so does the result.
+// x [B, T, width] is a DTensor Shard(1); the result, too. The mask is for whole sequences, so this rank's tokens are
+// cut from it.
 at::Tensor AllToAllExchange::of_sequence_shards(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const {
   const auto here = to_local(x);
   const auto own = mask.defined() ? cut(mask, 1, *replicas_) : mask;
@@ -83,7 +90,8 @@ at::Tensor AllToAllExchange::of_sequence_shards(nn::MoE& block, const at::Tensor
   return from_local(y, replicas_, {Shard(1)}, FromLocalOptions::contiguous(x.sizes().vec()));
 }
 
-// x is plain, alike on all of `replicas_`, and so is the result. Each rank's share of the gradient is gathered.
+// x is a plain tensor with equal values along `replicas`; the result, too. Each rank computes a shard of the rows. In
+// backward the gradients of these shards are all-gathered, so every rank has the gradient of the whole x.
 at::Tensor AllToAllExchange::of_replicas(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const {
   const auto rows = x.reshape({-1, x.size(-1)});
   const auto own = redistribute(from_local(rows, replicas_, {Replicate()}), {Shard(0)});

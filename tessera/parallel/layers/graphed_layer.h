@@ -1,4 +1,4 @@
-// A layer that is to be a graph of its device, as it is in this forward, and what tells recordings of it apart.
+// The state of a layer that decides whether it can be captured as a CUDA graph, and which recording fits a call.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,27 +11,30 @@
 
 namespace tessera {
 
+// The result of look_at: the tensors of a layer in one forward.
 struct GraphedLayer {
   ShownParameters parameters;
   std::vector<at::Tensor> buffers;
-  std::vector<uint64_t> packed;          // PackedWeight::serial
-  bool hooked = false, sharded = false;  // modules below it; checkpoints are no hooks
+  std::vector<uint64_t> packed;  // PackedWeight::serial of each packed weight
+  bool hooked = false,
+       sharded = false;  // some module below the layer has hooks (checkpoints do not count), or is sharded
 };
-// One walk over its modules. Errors kConfig: what cannot be a graph (layer_graphs.h).
+// Inspects all modules of a layer. Errors kConfig: a layer that cannot be a graph, with the reasons listed in
+// layer_graphs.h.
 GraphedLayer look_at(nn::Module& layer);
 
-// A recording serves the calls of one kind: the same shapes, numbers and wants of gradients, and the same places of
-// what stays.
+// The key of a recording. A recording serves all calls with the same input shapes, dtypes, numbers and requires_grad
+// flags, and with parameters and buffers at the same addresses.
 struct RecordingKind {
-  std::vector<int64_t> shapes;
+  std::vector<int64_t> shapes;  // shapes, dtypes, requires_grad, strides and ForwardCall::numbers in one list
   std::vector<uint64_t> packed;
   std::vector<const void*> parameters, buffers;
   bool operator==(const RecordingKind&) const = default;
 };
-// `call` has numbers.
+// The key of a call. ForwardCall::numbers must be set.
 RecordingKind kind_of(const nn::Module& module, const nn::ForwardCall& call, const GraphedLayer& layer);
 
-// Null where undefined.
+// Data pointers; null for an undefined tensor.
 std::vector<const void*> addresses(const std::vector<at::Tensor>& tensors);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// The parameters that a module's forward reads, and leaves of another graph in their place: for who runs a forward
-// whose gradients are to go another way than where it was called.
+// The tensors that a module's forward reads as parameters, and their replacement by leaves of another graph. Activation
+// checkpoints and CUDA graphs use this to compute gradients in a graph of their own.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,21 +11,21 @@
 
 namespace tessera {
 
-// Members that a module's forward reads and that are not registered as parameters, because they are views of a flat
-// parameter (FSDP1 without use_orig_params). One list for the process, safe to use from several threads.
+// Registers a tensor member that a module's forward reads and that is no registered parameter: a view of a flat
+// parameter (FSDP1 without use_orig_params). There is one list per process. Thread-safe.
 void add_unregistered_member(const nn::Module& module, at::Tensor* member);
 void remove_unregistered_member(const nn::Module& module, at::Tensor* member);
 
-// Each once, with all members of modules that show it.
+// The distinct parameters, and for each of them all module members that hold it.
 struct ShownParameters {
   std::vector<at::Tensor> tensors;
   std::vector<std::vector<at::Tensor*>> members;
-  void add_own(nn::Module& module);  // those that are no child's
+  void add_own(nn::Module& module);  // adds the parameters of this module, without those of its children
 };
-// As they are shown now: whole ones inside the hooks of sharding.
+// The parameters that the members hold now: unsharded ones inside the hooks of sharding, else shards.
 ShownParameters shown_parameters(nn::Module& module);
 
-// While it lives, the members show these, one for each parameter.
+// While this object lives, the members hold `leaves`, one for each parameter.
 class ShowLeaves {
  public:
   ShowLeaves(const ShownParameters& shown, const std::vector<at::Tensor>& leaves);
@@ -34,13 +34,14 @@ class ShowLeaves {
   ShowLeaves& operator=(const ShowLeaves&) = delete;
 
  private:
-  std::vector<std::pair<at::Tensor*, at::Tensor>> before_;
+  std::vector<std::pair<at::Tensor*, at::Tensor>> before_;  // each member, and the tensor that it held before
 };
 
-// Those of both, in this order, that require a gradient.
+// The defined tensors that require a gradient, of `first` and then of `second`.
 std::vector<at::Tensor> that_require_grad(const std::vector<at::Tensor>& first, const std::vector<at::Tensor>& second);
 
-// The same values as leaves, which require a gradient where the tensors do. Undefined ones stay so.
+// The same values as leaves of a new graph, which require a gradient where the given tensors do. Undefined tensors stay
+// undefined.
 std::vector<at::Tensor> leaves_of(const std::vector<at::Tensor>& tensors);
 
 }  // namespace tessera

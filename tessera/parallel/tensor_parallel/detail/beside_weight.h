@@ -1,4 +1,4 @@
-// The adapters of a Linear and its packed weight, laid as its weight is.
+// Placements of a Linear's LoRA adapter and packed weight, which follow the placement of the Linear's weight.
 #pragma once
 
 #include "tessera/nn/layers.h"
@@ -6,12 +6,13 @@
 
 namespace tessera::detail {
 
-// [out, in] of its weight, be it a parameter or packed.
+// The sizes [out, in] of the Linear's weight, which is a parameter or a packed weight.
 std::pair<int64_t, int64_t> weight_sizes(nn::Linear& linear);
-// Of an nn::LoraLinear whose weight is Shard(0): A is replicated, B and magnitudes Shard(0); Shard(1): A is Shard(1), B
-// and magnitudes are replicated; Replicate: all are. Their gradients are reduced to that where gradients of data
-// parallelism are. A packed weight, which is whole on every rank, is told so. Other modules are left alone. COLLECTIVE
-// as StyleContext::distribute.
+// Distributes the adapter of an nn::LoraLinear by the placement of its weight. Weight Shard(0): A is replicated, B and
+// the magnitudes are Shard(0). Weight Shard(1): A is Shard(1), B and the magnitudes are replicated. Weight Replicate:
+// all are replicated. The gradients of the adapter reach these placements where data parallelism reduces gradients. A
+// packed weight stays whole on every rank; the mesh and placement are recorded in it. Other modules are not changed.
+// COLLECTIVE as StyleContext::distribute.
 void distribute_beside(nn::Module& module, const Placement& weight, const StyleContext& context);
 
 }  // namespace tessera::detail
