@@ -1,17 +1,19 @@
-// A stream of an accelerator beside the one that computes: for copies, and to start collectives that are not to come
-// behind all that has been launched so far. The CPU has none: there nothing here does anything.
+// A second stream of an accelerator, and events to order it with the current stream. It is used for copies and for
+// collectives that must not wait for all work launched so far. On a device without streams, such as the CPU, all
+// functions do nothing.
 //
 //   SideStream copies(mesh->device());
-//   copies.follow_current();                      // comes behind what this thread has launched so far
+//   copies.follow_current();                      // the side stream waits for the work launched so far
 //   {
-//     const auto entered = copies.enter();        // this thread launches there
+//     const auto entered = copies.enter();        // the side stream is this thread's current stream
 //     there = host.to(device, /*non_blocking=*/true);
 //   }
 //   const StreamMark copied = copies.mark();
-//   copied.hold_current();                        // what this thread launches next comes behind the copy
+//   copied.hold_current();                        // the current stream waits for the copy
 //
-// "Current" is the stream that libtorch holds for the calling thread. Memory belongs to the stream that was current
-// when it was made: before it is freed, that one must come behind all that use it. No communication.
+// "Current stream" is libtorch's current stream of the calling thread. The caching allocator assigns memory to the
+// stream that was current at allocation. Before the memory is freed, that stream must wait for all streams that use it.
+// No communication.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -23,18 +25,19 @@
 
 namespace tessera {
 
-// A place in the order of a stream: behind what it had been given. One that was made from nothing holds nobody.
+// An event: a point in the work of a stream. A default-constructed mark has no event, and waiting for it returns at
+// once.
 class StreamMark {
  public:
   StreamMark() = default;
   explicit StreamMark(c10::Stream stream);
-  // Of this thread's current stream of the device.
+  // Records an event on this thread's current stream of the device.
   static StreamMark here(c10::Device device);
 
-  // What this thread launches next comes behind it; the host goes on.
+  // The current stream (or `stream`) waits for the event; the host does not wait.
   void hold_current() const;
   void hold(c10::Stream stream) const;
-  void wait() const;  // the host waits
+  void wait() const;  // the host waits for the event
 
  private:
   std::optional<c10::Event> event_;
@@ -42,24 +45,24 @@ class StreamMark {
 
 class SideStream {
  public:
-  SideStream() = default;  // none
+  SideStream() = default;  // no stream; all functions do nothing
   explicit SideStream(c10::Device device, bool high_priority = true);
 
   bool exists() const { return stream_.has_value(); }
-  // What it is given next comes behind the mark, or behind what this thread has launched so far.
+  // The side stream waits for the mark, or for the work that this thread has launched on its current stream so far.
   void follow(const StreamMark& mark) const;
   void follow_current() const;
-  // What this thread launches next comes behind all that it was given.
+  // The current stream waits for all work launched on the side stream so far.
   void hold_current() const { mark().hold_current(); }
   StreamMark mark() const;
-  // Until the end of the returned object this thread launches there.
+  // The side stream is this thread's current stream until the returned object is destroyed.
   [[nodiscard]] c10::OptionalStreamGuard enter() const { return c10::OptionalStreamGuard(stream_); }
 
  private:
   std::optional<c10::Stream> stream_;
 };
 
-// Whether the device has streams: an accelerator that this libtorch has.
+// Whether the device is an accelerator that is present and supported by this libtorch.
 bool has_streams(c10::Device device);
 
 }  // namespace tessera

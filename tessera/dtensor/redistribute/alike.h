@@ -1,4 +1,4 @@
-// Whether ranks have the same plain tensor.
+// Tests whether all ranks hold the same plain tensor.
 #pragma once
 
 #include <ATen/core/TensorBase.h>
@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-// Compares a hash of the values, in which all zeros are one. cause: of the collective, for observers. False for tensors
-// without values. COLLECTIVE over the mesh.
+// Compares a hash of the values over the mesh; all tensors of zeros have one hash. `cause` names the collective for
+// observers. Returns false for a tensor without values (meta). COLLECTIVE over the mesh.
 bool is_alike(const at::TensorBase& tensor, const DeviceMesh& mesh, const std::string& cause);
 
 }  // namespace tessera

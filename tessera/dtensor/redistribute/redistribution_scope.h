@@ -1,4 +1,5 @@
-// Surrounds one redistribution: refuses it where only explicit ones are allowed, and records what it moved.
+// A scope around one redistribution. It raises an error where ExplicitRedistribution forbids it, and records its
+// collectives.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,13 +16,13 @@ class RedistributionScope {
   struct What {
     const char* cause;
     const char* argument;
-    int element;               // of a list; -1
-    const at::Tensor& tensor;  // as it lies before
+    int element;               // position in a list; -1
+    const at::Tensor& tensor;  // the tensor before the redistribution
     const Placements& to;
     const Steps& steps;
     bool asked_for;
   };
-  // Error kShape for one that is not allowed.
+  // Error kShape for a redistribution that is not allowed.
   explicit RedistributionScope(const What& what);
   ~RedistributionScope();
   RedistributionScope(const RedistributionScope&) = delete;

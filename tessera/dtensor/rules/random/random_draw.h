@@ -1,4 +1,4 @@
-// What the rules of random operations share.
+// Shared by the rules of random operations.
 #pragma once
 
 #include "tessera/base/error.h"
@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-// The arguments of a call on the parts, by name, and its stream of numbers.
+// Arguments, by name, of a random operation on local tensors, and the call's stream of random numbers.
 class Draw {
  public:
   Draw(const LocalCall& call, const Region& region) : call_(call), region_(region) {}
@@ -38,14 +38,14 @@ class Draw {
     fill(u, {Law::kUniform, 0, 1});
     return u;
   }
-  // True with probability p, a number or a tensor that broadcasts.
+  // A bool tensor, true with probability p. `p` is a number or a tensor that broadcasts.
   at::Tensor coins(const at::Tensor& like, const c10::IValue& p) {
     if (!p.isTensor()) return at::lt(uniform(like), p.toScalar());
     const at::Tensor& odds = p.toTensor();
     return at::lt(uniform(odds.is_floating_point() ? odds : like), odds);
   }
 
-  // Where the values go: out, self of an in-place form, or a new tensor like `like`.
+  // The tensor for the result: the out argument, self for an in-place form, or a new tensor like `like`.
   at::Tensor target(const at::Tensor& like) const {
     if (has("out")) return tensor("out");
     if (call_.op.return_alias[0] >= 0) return call_.arg(call_.op.return_alias[0]).toTensor();
@@ -56,7 +56,7 @@ class Draw {
   }
   void finish(const at::Tensor& result) const { call_.finish({result}); }
   const LocalCall& call() const { return call_; }
-  // Takes a stream at its first call.
+  // The key of the call's stream. The first call takes the stream.
   const RandomKey& key() {
     if (!key_) {
       key_ =
@@ -71,16 +71,16 @@ class Draw {
   std::optional<RandomKey> key_;
 };
 
-// Draws a call's result on this rank.
+// Computes the result of a random operation on this rank.
 using Body = void (*)(Draw&);
 
-// Every elementwise placement of the operands, broadcast together.
+// Proposes every elementwise placement of the operands, broadcast together.
 void propose_elementwise(const OpCall& call, Proposal& proposal, Body body);
 inline Rule elementwise(Body body) {
   return [body](const OpCall& call, Proposal& proposal) { propose_elementwise(call, proposal, body); };
 }
 
-// The names: random.cc, random_variates.cc.
+// Registers the names in random_variates.cc.
 void add_random_variate_rules(RuleTable& table);
 
 }  // namespace tessera

@@ -1,5 +1,4 @@
-// What reading and writing at the places that index tensors name share: where dims stand in what is selected, and
-// indices out of range.
+// Shared by reading and writing at index tensors: the positions of dims in the selection, and checks of indices.
 #pragma once
 
 #include <algorithm>
@@ -9,35 +8,35 @@
 
 namespace tessera {
 
-// Where the dims of self stand in what index tensors select of it.
+// The dims of self in the result of indexing self with index tensors.
 struct Selection {
   std::vector<bool> indexed;
   int64_t broadcast_dims = 0;
-  int64_t front = 0;  // dims of the selection before those of the index tensors
+  int64_t front = 0;  // number of dims of the result before the dims of the index tensors
   bool masks = false;
 
   int64_t dims() const { return broadcast_dims + std::ranges::count(indexed, false); }
-  // Of a dim that is not indexed.
+  // Position in the result of dim `dim` of self, which must not be indexed.
   int64_t position(int64_t dim) const {
     const int64_t seen = std::count(indexed.begin(), indexed.begin() + dim, false);
     return seen < front ? seen : seen + broadcast_dims;
   }
 };
-// Of the first input by the list of index tensors at a schema position. The dims of the index tensors stand where the
-// first indexed dim is, or in front when indexed dims are apart.
+// Reads the list of index tensors at a schema position; self is the first input. The dims of the index tensors take the
+// place of the first indexed dim, or come first when the indexed dims are not adjacent.
 Selection read_selection(const OpCall& call, int indices_arg);
 
-// An index tensor among the arguments and how long the dim is that it reads or writes.
+// An index tensor among the arguments, and the size of the dim that it indexes.
 struct Places {
   int arg;
-  int element;  // of a list; -1: the argument itself
+  int element;  // position in a list; -1 for the argument itself
   int64_t size;
-  bool from_end;  // negative ones count from the end
+  bool from_end;  // negative indices count from the end
 };
 
-// Kernels look at no index on ranks whose part has no elements, and the ranks that have elements would raise alone.
-// For Proposal::local: null where the part of the first input has elements, else the operation after a check of the
-// indices, which raises Error kShape.
+// Kernels do not read the index on a rank whose part has no elements, so an index out of range would raise an error on
+// the other ranks only. For Proposal::local: returns null if this rank's part of the first input has elements, else a
+// function that checks the indices (Error kShape) and then runs the operation.
 LocalFunction checked_where_empty(const OpCall& call, const Choice& choice, std::vector<Places> places);
 
 }  // namespace tessera
