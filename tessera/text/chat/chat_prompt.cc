@@ -81,8 +81,8 @@ class ControlTokenMarker {
 // Removes the marks from the text and returns the barriers for the tokenizer (EncodeOptions::barriers), sorted: the
 // position of each mark, and each character boundary between the two marks of a pair. A template may cut a text, so one
 // mark of a pair may be missing. The barriers behind the first character after a begin mark, and in front of the last
-// character before an end mark, keep any token from starting at a begin mark or ending at an end mark in this case,
-// too.
+// character before an end mark, make sure that no token of several characters starts at a begin mark or ends at an end
+// mark in this case.
 std::vector<size_t> take_marks(std::string& text) {
   std::vector<size_t> places;
   std::string without;

@@ -10,6 +10,7 @@ namespace {
 
 constexpr size_t kMaxContentBytes = 4096;
 
+// Whether a word character ends at text[at], or one begins there: a `single_word` token must have neither.
 bool word_before(std::string_view text, size_t at) {
   return at > 0 && (char_class(decode_utf8(previous_char(text.data() + at)).code) & kWord);
 }
@@ -83,12 +84,15 @@ std::vector<std::pair<size_t, size_t>> AddedMatcher::find_all(std::string_view t
   return found;
 }
 
+// Scans from left to right. A rejected match is skipped as a whole, as in the `tokenizers` library, so no shorter or
+// later match inside its bytes is tried. `lstrip` and `rstrip` tokens take the whitespace next to them, but not bytes
+// that an earlier token already has.
 void AddedMatcher::split(std::string_view text, const AddedWanted& wanted, std::vector<AddedPart>& parts) const {
   parts.clear();
   const auto part = [&](size_t begin, size_t end, int32_t id) {
     parts.push_back({{static_cast<uint32_t>(begin), static_cast<uint32_t>(end)}, id});
   };
-  size_t done = 0;  // everything before is in parts
+  size_t done = 0;  // text[0, done) is covered by `parts`
   TextTree::Place end_place = TextTree::kNowhere;
   for (size_t at = 0; at < text.size() && !empty();) {
     const size_t length = may_begin_with(text[at]) ? longest(text, at, end_place) : 0;
@@ -110,7 +114,7 @@ void AddedMatcher::split(std::string_view text, const AddedWanted& wanted, std::
     if (token.rstrip) {
       while (end < text.size() && is_space(text.data() + end)) end += utf8_length(text[end]);
     }
-    if (begin >= end) continue;  // a token before took all of it
+    if (begin >= end) continue;  // an earlier rstrip token has all bytes of this match
     if (done < begin) part(done, begin, AddedPart::kText);
     part(begin, end, token.id);
     done = end;
@@ -118,11 +122,13 @@ void AddedMatcher::split(std::string_view text, const AddedWanted& wanted, std::
   if (done < text.size()) part(done, text.size(), AddedPart::kText);
 }
 
+// Follows AddedVocabulary::add_tokens of the `tokenizers` library, so that ids and precedence agree: special tokens are
+// matched before other tokens with the same pattern, and the last token that is listed for an id gives its flags.
 AddedTokens::AddedTokens(const JsonReader& root, std::span<const AddedToken> named, const TokenTable& vocab,
                          const Normalizer& normalizer) {
   std::vector<AddedToken> special, plain;
   std::unordered_map<int32_t, AddedToken> by_id;
-  int64_t largest = -1;  // of added ids
+  int64_t largest = -1;  // the largest id of an added token so far
   std::vector<AddedToken> tokens;
   if (root.has("added_tokens")) {
     for (const auto& item : root.at("added_tokens").items()) tokens.push_back(read_token(item));
@@ -156,7 +162,7 @@ AddedTokens::AddedTokens(const JsonReader& root, std::span<const AddedToken> nam
   for (const auto& [id, token] : by_id) strings_[id] = token.normalized ? normalize(token.content) : token.content;
   special.insert(special.end(), plain.begin(), plain.end());
   for (const AddedToken& listed : special) {
-    AddedToken token = by_id.at(ids_.at(listed.content));  // flags of the last token that took the id
+    AddedToken token = by_id.at(ids_.at(listed.content));  // has the flags of the last token listed for this id
     token.special = special_.contains(token.content);
     if (token.special) written_.add(token.content, token);
     all_written_.add(token.content, token);

@@ -14,7 +14,7 @@ namespace {
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 constexpr size_t kMaxDecodedBytes = size_t{1} << 32;
 
-// A token that spells bytes as those bytes; any other stays as it is.
+// Replaces a token in the byte-level alphabet by the bytes that it spells. Other tokens are not changed.
 void take_bytes(std::string& token) {
   if (auto bytes = bytes_of_token(token)) token = std::move(*bytes);
 }
@@ -40,7 +40,7 @@ DecoderStep replace_step(TextPattern pattern, std::string content) {
     for (auto& token : tokens) {
       matches.clear();
       pattern.find_all(token, scratch, matches);
-      total += token.size() + matches.size() * content.size();  // before it is made
+      total += token.size() + matches.size() * content.size();  // checked before the text is built
       TESSERA_CHECK(total <= kMaxDecodedBytes, ErrorKind::kFormat,
                     "[text.decode] the decoder's Replace makes more than {} bytes", kMaxDecodedBytes);
       std::string text;
@@ -55,7 +55,8 @@ DecoderStep replace_step(TextPattern pattern, std::string content) {
   return {.apply = apply};
 }
 
-// The byte of <0xHH>: two hexadecimal digits, or '+' and one, as Rust's parser reads them.
+// The byte of a token "<0xHH>", or nullopt. HH is two hexadecimal digits, or '+' and one digit, as Rust's parser
+// accepts them.
 std::optional<char> fallback_byte(const std::string& token) {
   if (token.size() != 6 || !token.starts_with("<0x") || token[5] != '>') return std::nullopt;
   unsigned value = 0;
@@ -66,6 +67,8 @@ std::optional<char> fallback_byte(const std::string& token) {
   return static_cast<char>(value);
 }
 
+// Joins consecutive byte tokens. As in the `tokenizers` library, a run that is not valid UTF-8 becomes one U+FFFD per
+// byte.
 DecoderStep byte_fallback_step() {
   const auto apply = [](std::vector<std::string>& tokens) {
     std::vector<std::string> result;
@@ -174,6 +177,7 @@ std::string Decoder::decode(std::vector<std::string> tokens) const {
   return text;
 }
 
+// After a step that fuses, the token is somewhere in the middle of one long text, so steps that trim do not reach it.
 std::string Decoder::bytes_of(std::string token) const {
   bool fused = false;
   for (const auto& step : steps_) {

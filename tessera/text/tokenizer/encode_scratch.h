@@ -1,6 +1,7 @@
-// What encoding needs beside the tokenizer: buffers and the word cache. Kept between calls, one per concurrent caller.
+// The buffers and the word cache of one encode call. A pool keeps them between calls; each concurrent caller has its
+// own.
 //
-//   const auto lease = pool.take();      // thread-safe; given back at the end of the scope
+//   const auto lease = pool.take();      // thread-safe; returned to the pool at the end of the scope
 //   lease->ids...
 #pragma once
 
@@ -55,7 +56,7 @@ class ScratchPool {
 
  private:
   static constexpr size_t kMaxKept = 64;
-  static constexpr size_t kMaxKeptBytes = size_t{64} << 20;  // of buffers: one huge text does not hold memory for ever
+  static constexpr size_t kMaxKeptBytes = size_t{64} << 20;  // larger buffers are freed, not kept in the pool
 
   void give_back(std::unique_ptr<EncodeScratch> scratch) {
     if (scratch->bytes() > kMaxKeptBytes) return;

@@ -32,7 +32,7 @@ struct NamedToken {
   bool operator==(const NamedToken&) const = default;
 };
 
-// A string, or an object with its flags. Any other value names no token.
+// Reads a token: a string, or an object with flags. nullopt for a value of any other type.
 std::optional<NamedToken> token_of(const JsonReader& node) {
   if (node.is_object()) return NamedToken{token_of_object(node), true};
   if (!node.value().is_string()) return std::nullopt;
@@ -41,6 +41,7 @@ std::optional<NamedToken> token_of(const JsonReader& node) {
   return named;
 }
 
+// Collects the tokens in the order in which transformers 5 adds them, with its rules for duplicates and flags.
 class NamedTokens {
  public:
   NamedTokens(const JsonReader& config, const JsonReader& file) {
@@ -65,30 +66,30 @@ class NamedTokens {
       }
     }
   }
-  // An equal token that was named before is not added again, so that of unequal ones the last new one counts. A string
-  // and an object are never equal.
+  // Adds the token unless an equal one was added before. Tokens with the same text and different flags are all added;
+  // later steps use the last one. A token given as a string never equals one given as an object.
   void add(const NamedToken& named) {
     auto& before = named_[named.token.content];
     if (std::ranges::find(before, named) != before.end()) return;
     before.push_back(named);
     auto token = named.token;
     const auto found = known_.find(token.content);
-    // Beside an added_tokens_decoder, a token of tokenizer.json that it does not list keeps its flags.
+    // With an added_tokens_decoder, a token of tokenizer.json that the decoder does not list keeps its own flags.
     if (found == known_.end() && of_file_.contains(token.content)) return;
     if (found != known_.end()) token = found->second;
     token.special = true;
     tokens_.push_back(std::move(token));
   }
-  // A token of the list of further special ones: one that a file has added already keeps its flags.
+  // Adds a token of the list of additional special tokens; a token that a file already lists keeps its flags.
   void add_listed(const NamedToken& named) {
     if (!known_.contains(named.token.content)) add(named);
   }
   std::vector<AddedToken> take() { return std::move(tokens_); }
 
  private:
-  std::unordered_map<std::string, AddedToken> known_;  // by their text
-  std::unordered_set<std::string> of_file_;            // texts of tokenizer.json's; empty without added_tokens_decoder
-  std::unordered_map<std::string, std::vector<NamedToken>> named_;  // so far, by their text
+  std::unordered_map<std::string, AddedToken> known_;  // tokens with known flags, by text
+  std::unordered_set<std::string> of_file_;  // texts of tokenizer.json's tokens; empty without added_tokens_decoder
+  std::unordered_map<std::string, std::vector<NamedToken>> named_;  // arguments of add() so far, by text
   std::vector<AddedToken> tokens_;
 };
 
@@ -105,7 +106,9 @@ std::vector<AddedToken> named_tokens(const JsonReader& config, const JsonReader&
   for (const std::string key : standard) {
     if (config.has(key)) add(config.at(key));
   }
-  bool has_own = false;  // a token under a name of the model's own, beside which transformers ignores the last object
+  // A token under a key of the model's own ("image_token", ...). transformers then ignores
+  // "model_specific_special_tokens".
+  bool has_own = false;
   for (const auto& [key, node] : config.members()) {
     const bool is_own = key.ends_with("_token") && std::ranges::find(standard, key) == standard.end();
     if (is_own && add(node)) has_own = true;
