@@ -40,8 +40,8 @@ class BpeModel {
  public:
   BpeModel(TokenizerFile& file, bool byte_level);
 
-  // Appends the ids of `word`. The caller guarantees that `readable` bytes from word.data() on may be read; the word
-  // cache is faster when they are more than the word.
+  // Appends the ids of `word`. The caller guarantees that `readable` bytes from word.data() on may be read; the lookup
+  // in the word cache is faster when these are at least WordCache::kMaxBytes.
   void encode(std::string_view word, size_t readable, BpeScratch& scratch, std::vector<int32_t>& ids) const;
   // Encodes `word` to symbols with lengths, for offsets. The result is in scratch.symbols and scratch.lost.
   void encode_symbols(std::string_view word, BpeScratch& scratch) const;

@@ -106,8 +106,8 @@ std::vector<AddedToken> named_tokens(const JsonReader& config, const JsonReader&
   for (const std::string key : standard) {
     if (config.has(key)) add(config.at(key));
   }
-  // A token under a key of the model's own ("image_token", ...). transformers then ignores
-  // "model_specific_special_tokens".
+  // A token has been found under a key of the model's own ("image_token", ...) or in the object "extra_special_tokens";
+  // transformers then ignores "model_specific_special_tokens".
   bool has_own = false;
   for (const auto& [key, node] : config.members()) {
     const bool is_own = key.ends_with("_token") && std::ranges::find(standard, key) == standard.end();

@@ -12,7 +12,8 @@ namespace {
 constexpr std::array<const char*, 7> kNames = {"bos_token", "eos_token", "unk_token", "sep_token",
                                                "pad_token", "cls_token", "mask_token"};
 
-// Puts the token into `tokens`: a string, or an object with "content".
+// Copies the text of token `name` from `from` to `tokens`, if it is there. A token is a string, or an object with
+// "content".
 void take_token(const Json& from, const char* name, Json& tokens) {
   const auto found = from.find(name);
   if (found == from.end()) return;

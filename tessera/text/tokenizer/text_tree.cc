@@ -10,15 +10,18 @@ size_t TextTree::most_bytes(const std::vector<std::string_view>& texts) {
   return bytes;
 }
 
+// Builds the branches in breadth-first order, so that children are next to each other and `begin` ascends. In sorted
+// order the texts of a branch are a contiguous group, and the common prefix of a group is that of its first and its
+// last text.
 TextTree::TextTree(std::vector<std::string_view> texts) {
   std::ranges::sort(texts);
   texts.erase(std::unique(texts.begin(), texts.end()), texts.end());
   struct Group {
-    size_t first, last;  // texts that have the bytes of the branch in common
-    size_t depth;        // bytes
+    size_t first, last;  // the range of texts that begin with the prefix of the branch
+    size_t depth;        // bytes of this prefix
   };
   branches_.push_back({});
-  std::vector<Group> groups = {{0, texts.size(), 0}};  // of each branch
+  std::vector<Group> groups = {{0, texts.size(), 0}};  // one per branch
   for (size_t branch = 0; branch < branches_.size(); ++branch) {
     auto [first, last, depth] = groups[branch];
     if (first < last && texts[first].size() == depth) {
@@ -45,11 +48,13 @@ TextTree::TextTree(std::vector<std::string_view> texts) {
   branches_.shrink_to_fit();
 }
 
-// `place` is that of a byte in the text of the branch; the result is the place behind the byte.
+// `place` is the position of a byte of the branch; the result is the place after this byte.
 TextTree::Place TextTree::behind(int32_t branch, int32_t place) const {
   return place + 1 == branches_[static_cast<size_t>(branch)].end ? ~branch : place + 1;
 }
 
+// Inside a branch only one byte can follow, and a binary search over `begin` finds the branch of the position. At the
+// end of a branch a binary search over the first bytes of the children finds the child.
 TextTree::Place TextTree::next(Place place, uint8_t byte) const {
   const auto byte_at = [&](int32_t at) { return static_cast<uint8_t>(text_[static_cast<size_t>(at)]); };
   if (place >= 0) {
@@ -92,8 +97,10 @@ uint8_t TextTree::largest_byte(Place place) const {
   return static_cast<uint8_t>(text_[static_cast<size_t>(at)]);
 }
 
+// In UTF-8 all bytes of non-ASCII characters are 0x80 or larger, so the largest next byte decides.
 bool TextTree::goes_on_beyond_ascii(Place place) const { return largest_byte(place) >= 0x80; }
 
+// Inside a character every next byte is a continuation byte, 10xxxxxx; elsewhere none is.
 bool TextTree::is_inside_character(Place place) const { return (largest_byte(place) & 0xC0) == 0x80; }
 
 }  // namespace tessera::text

@@ -1,5 +1,5 @@
-// Texts as a tree of what they begin with. It takes a byte for each byte of theirs in which they differ from the text
-// before them, and 20 for each place where they part.
+// A radix tree (compressed trie) of a set of texts. Memory: one byte for each byte that a text does not share with the
+// text before it in sorted order, and 20 bytes for each branch.
 //
 //   const TextTree tree({"red", "green", "grey"});
 //   auto place = TextTree::kRoot;
@@ -21,35 +21,37 @@ namespace tessera::text {
 
 class TextTree {
  public:
+  // A place stands for a prefix of one or more of the texts.
   using Place = int32_t;
   static constexpr Place kRoot = -1, kNowhere = std::numeric_limits<Place>::min();
 
   explicit TextTree(std::vector<std::string_view> texts = {});
-  Place next(Place place, uint8_t byte) const;
-  bool is_end(Place place) const;   // a text ends here
-  bool goes_on(Place place) const;  // a text goes on here
+  Place next(Place place, uint8_t byte) const;  // the prefix and `byte`; kNowhere when no text begins with it
+  bool is_end(Place place) const;               // the prefix is a whole text
+  bool goes_on(Place place) const;              // a text is longer than the prefix
   std::bitset<256> next_bytes(Place place) const;
-  // Of texts in UTF-8: one goes on here with a character that is no ASCII, or with the next byte of one that is begun.
+  // For texts in UTF-8: a text continues the prefix with a byte of a non-ASCII character.
   bool goes_on_beyond_ascii(Place place) const;
+  // For texts in UTF-8: the prefix ends inside a character.
   bool is_inside_character(Place place) const;
 
-  // In bytes: no tree of these texts takes more.
+  // An upper bound of the tree's memory, in bytes.
   static size_t most_bytes(const std::vector<std::string_view>& texts);
 
  private:
-  // Bytes that several texts have in common, behind those of the branch that it is a child of. The children of a
-  // branch lie side by side, in the order of their first bytes.
+  // A branch has the bytes that a group of texts has in common after the bytes of the parent branch. The children of a
+  // branch are next to each other in branches_, sorted by their first byte.
   struct Branch {
-    int32_t begin, end;  // in text_
+    int32_t begin, end;  // byte range in text_
     int32_t first_child, children;
-    int32_t is_end;
+    int32_t is_end;  // 1: a text ends after the last byte
   };
   Place behind(int32_t branch, int32_t place) const;
-  uint8_t largest_byte(Place place) const;  // with which a text goes on here; 0 where none does
+  uint8_t largest_byte(Place place) const;  // the largest byte that continues the prefix; 0 when none does
 
-  // A place that is not negative is that of the next byte in text_; ~place is a branch that is read to its end.
+  // A place >= 0 is the position in text_ of the next byte of the prefix; a place < 0 is the end of branch ~place.
   std::string text_;
-  std::vector<Branch> branches_;  // in the order of `begin`
+  std::vector<Branch> branches_;  // sorted by `begin`; the first one is the root
 };
 
 }  // namespace tessera::text
