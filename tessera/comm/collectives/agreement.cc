@@ -10,7 +10,7 @@
 namespace tessera::comm {
 namespace {
 
-// The kind of any exception as a digit, then its message.
+// Encodes an exception as one digit (its ErrorKind) followed by the first line of its message.
 std::string packed(const std::exception& error) {
   return static_cast<char>('0' + static_cast<int>(as_error(error).kind())) + first_line(error);
 }
@@ -31,6 +31,8 @@ Facts parse_facts(const std::string& text, int rank) {
 
 }  // namespace
 
+// Every rank reaches the all-gather whether or not its action threw, so no rank waits for a failed one. All ranks
+// receive the same outcomes and therefore throw the same error; an empty outcome is success.
 void attempt_together(Group& group, const std::function<void()>& action) {
   if (group.size() == 1) return action();
   std::string outcome;
@@ -47,6 +49,9 @@ void attempt_together(Group& group, const std::function<void()>& action) {
   }
 }
 
+// The facts of all ranks are gathered as JSON and compared by position with those of the group's first rank. Every rank
+// compares the same data, so all ranks throw or none does. Ranks may pass different numbers of facts: a missing fact is
+// shown as "nothing".
 void check_same(Group& group, const Facts& facts, std::string_view remedy) {
   if (group.size() == 1) return;
   Json own = Json::array();

@@ -36,13 +36,19 @@ std::string where(const State& state) {
 
 bool on_device(const State& state) { return !state.buffers.empty() && !state.buffers.front().is_cpu(); }
 
-// Back-ends of our own say so by the type, libtorch's in words alone.
+// Tessera's back-ends throw TimedOut. libtorch's back-ends have no type for time-outs, so their message is searched for
+// "timed out" in either case of the first letter.
 bool is_timeout(const std::exception& error) {
   if (dynamic_cast<const Error*>(&error)) return dynamic_cast<const TimedOut*>(&error) != nullptr;
   return first_line(error).find("imed out") != std::string::npos;
 }
 
-// What a call that ended badly throws: the verdict of all ranks when there is one, else what this rank saw.
+// Throws the error of a call that failed. Four cases, in this order:
+// - Ranks made different calls: Disagreement, which is also reported to the peers.
+// - The arguments do not fit the back-end (any kind but kComm): the error itself, and the call is no longer recorded as
+//   under way.
+// - The monitor receives one common failure reason for all ranks (up to 4 s, Monitor::fail): that reason.
+// - Otherwise this rank's own view: TimedOut, or PeerFailed when a connection broke.
 [[noreturn]] void throw_failed(const State& state, const std::exception& error) {
   const auto* own = dynamic_cast<const Error*>(&error);
   const std::string reason = own ? own->what() : plain_reason(error);
@@ -51,7 +57,7 @@ bool is_timeout(const std::exception& error) {
     if (state.monitor) state.monitor->fail_with(state.ticket, message);
     throw Disagreement(message);
   }
-  if (own && own->kind() != ErrorKind::kComm) {  // the call does not fit its back-end, or the ranks do not fit together
+  if (own && own->kind() != ErrorKind::kComm) {  // the arguments do not fit the back-end, or the ranks cannot connect
     if (state.monitor) state.monitor->withdraw(state.ticket);
     throw Error(own->kind(), reason.starts_with('[') ? reason : fmt::format("{}: {}", where(state), reason));
   }
@@ -111,6 +117,8 @@ at::Tensor CollectiveStart::keep_output(const at::Tensor& tensor) {
   return keep(tensor);
 }
 
+// Collectives are numbered per group, messages per (sender, receiver, tag). Both ends count on their own, so equal
+// numbers name the same call as long as all ranks make the same calls in the same order.
 void CollectiveStart::sign(SignatureFields call) {
   if (group_.size() == 1) return;
   call.group = group_.name();
@@ -131,13 +139,15 @@ void CollectiveStart::sign(SignatureFields call) {
   if (state_->monitor) state_->ticket = state_->monitor->start(state_->signature);
 }
 
+// A back-end that compares signatures itself (shared memory) is given the signature; for other back-ends, comm.check:
+// always gathers the signatures through the group first.
 bool CollectiveStart::prepare() {
   if (bytes_) CollectiveObserver::notify(op_, *bytes_, group_);
   state_->backend = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&group_.backend(device_));
   if (state_->backend.get() == &group_.backend() && group_.comparing_backend()) {
     group_.comparing_backend()->announce(state_->signature);
   } else if (compares_first()) {
-    if (op_ == Op::kRecv) return false;  // the sender's signature may be long in coming
+    if (op_ == Op::kRecv) return false;  // the sender's signature may arrive much later: recv() must not block here
     compare();
   }
   if (state_->monitor && on_device(*state_)) state_->monitor->begin_on_device(state_->ticket, state_->signature);
@@ -203,7 +213,8 @@ Pending& Pending::operator=(Pending&& other) noexcept {
 
 namespace {
 
-// A receive that had to wait for what its sender announces; the monitor knows that it waits.
+// Compares the sender's announced signature and then starts the receive. The monitor has marked the call as waiting; a
+// device's call is marked as waiting again after its start, because begun_on_device() clears the mark.
 void begin_receive(State& state) {
   if (!on_device(state)) {
     state.work = state.begin();
@@ -217,7 +228,8 @@ void begin_receive(State& state) {
 
 bool is_message_of_host(const State& state) { return is_message(state.signature.op) && !on_device(state); }
 
-// After abort() of the back-end, which ends most waits at once. False: a work of Gloo's threads stands (end_message.h).
+// Waits until the works of this call have ended. Called after abort() of the back-end, which ends most waits at once.
+// Returns false at the time limit: a thread of Gloo can hang in a work (end_message.h).
 bool end_soon(State& state) {
   using Clock = std::chrono::steady_clock;
   const auto limit = state.monitor ? state.monitor->end_of_patience() : Clock::now() + Monitor::kPatience;
@@ -235,28 +247,32 @@ bool end_soon(State& state) {
   return true;
 }
 
-// While an error unwinds the stack this rank is on its way out: it waits for nobody.
+// Ends a call while an exception unwinds the stack. This rank is about to fail, so it must not wait for its peers: the
+// back-end is aborted, and only then are the works waited for, up to Monitor::kPatience. A work that has not ended by
+// then is leaked on purpose: a thread of the back-end may still write to its buffers.
 void abandon(std::unique_ptr<State> state) noexcept {
   const auto monitor = state->monitor;
-  const auto closes = monitor ? monitor->close() : nullptr;  // of a group that is gone the back-end ends here
+  const auto closes = monitor ? monitor->close() : nullptr;  // `state` may hold the last reference to the back-end
   if (monitor) monitor->give_up();
   try {
     state->backend->abort();
-  } catch (...) {  // the connections were gone already
+  } catch (...) {  // the connections were closed before
   }
-  if (state->begin) return;  // nothing is under way
+  if (state->begin) return;  // the receive has not started
   if (!end_soon(*state)) {
-    static_cast<void>(state.release());  // what a work that stands still uses is left to the end of the process
+    static_cast<void>(state.release());
     return;
   }
   try {
     Pending(std::move(state)).wait();
-  } catch (...) {  // the error that unwinds the stack says more
+  } catch (...) {  // the exception that unwinds the stack is the one to report
   }
 }
 
 }  // namespace
 
+// More uncaught exceptions than at the start of the call mean that an exception destroys this Pending. A count is
+// compared, not a flag: a collective may itself run inside a destructor during unwinding.
 Pending::~Pending() {
   if (!state_ || state_->failure) return;
   if (std::uncaught_exceptions() > state_->unwinding) {
@@ -270,6 +286,9 @@ Pending::~Pending() {
   }
 }
 
+// The first failure is kept and rethrown by later calls; `state_` then stays, so that the buffers live on. When the
+// group has been broken off (Monitor::end_messages), a message of the host is ended first: Gloo would not wake its
+// wait.
 void Pending::wait() {
   if (!state_) return;
   const CommunicationTimer timer;
@@ -283,7 +302,7 @@ void Pending::wait() {
         if (*work && ends_now) end_message(**work);
         if (*work) TESSERA_CHECK((*work)->wait(), ErrorKind::kComm, "broken off");
       }
-      // There it is only ordered on the stream.
+      // On a device, work->wait() only orders the current stream after the collective; the collective may still run.
       if (state_->monitor && on_device(*state_)) state_->monitor->leave_running(state_->ticket);
     } catch (const std::exception& error) {
       throw_failed(*state_, error);

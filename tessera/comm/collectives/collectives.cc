@@ -17,7 +17,8 @@ namespace {
 
 int64_t size_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
-// Data that is only moved travels as bytes, so that every dtype does. One element may have any stride.
+// Collectives that only move data pass it to the back-end as bytes, so that they work for every dtype. as_strided is
+// needed because a contiguous tensor of one element may have any stride, which view(kByte) refuses.
 at::Tensor bytes_of(const at::Tensor& tensor) {
   return tensor.view({-1}).as_strided({tensor.numel()}, {1}).view(at::kByte);
 }
@@ -29,10 +30,11 @@ void require_reducible(const CollectiveStart& call, at::ScalarType type, ReduceO
                                                  to_string(op), reducible_types(op)));
 }
 
-// For back-ends that add but do not divide: what they do, and what is done here with the sum they `carried`, which for
-// half precision is another tensor, in float32.
+// For back-ends that have no average: they sum, and divide_and_round() divides afterwards.
 c10d::ReduceOp::RedOpType undivided(ReduceOp op) { return carried_op(op == ReduceOp::kAvg ? ReduceOp::kSum : op); }
 
+// After the work: divides the back-end's result `carried` for averages and copies it to `target`. For half precision
+// `carried` is a float32 tensor, so the result is rounded once; otherwise it is `target` itself.
 void divide_and_round(CollectiveStart& call, const at::Tensor& target, const at::Tensor& carried, ReduceOp op,
                       int size) {
   call.on_finish([target, carried, op, size]() mutable {
@@ -41,7 +43,8 @@ void divide_and_round(CollectiveStart& call, const at::Tensor& target, const at:
   });
 }
 
-// Fresh large memory costs far more than the copy into it, so the group keeps one buffer.
+// Takes the group's scratch buffer, or allocates a larger one. The buffer is kept between calls because the page faults
+// of fresh memory cost far more than the copy into it.
 at::Tensor take_scratch(at::TensorBase& kept_by_group, int64_t bytes, at::Device device) {
   at::Tensor kept(std::exchange(kept_by_group, at::TensorBase()));
   if (!kept.defined() || kept.numel() < bytes || kept.device() != device) {
@@ -94,8 +97,13 @@ Pending all_gather_into(Group& group, const at::Tensor& output, const at::Tensor
   return call.start([&](c10d::Backend& backend) { return backend._allgather_base(out, in); });
 }
 
-// Over Gloo each rank sends every other rank its part and adds what it receives itself: half the traffic of Gloo's
-// all-reduce, a fixed order of additions, and half precision travels as it is yet is summed in float32.
+// Three ways, by the back-end's capabilities:
+// - The back-end reduces as Tessera promises (shared memory): one call.
+// - The back-end has reduce-scatter of sums (NCCL): half precision is converted to float32 first; averages are divided
+//   after the sum.
+// - Otherwise (Gloo): an all-to-all sends each rank its part, and the receiver adds the parts in rank order. This has
+//   half the traffic of Gloo's all-reduce and a fixed order of additions; half precision is sent as it is and summed in
+//   float32.
 Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Tensor& input, ReduceOp op,
                             std::string_view subject) {
   if (sums_by_parts(input, op) && output.is_complex()) {
@@ -133,7 +141,7 @@ Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Te
     divide_and_round(call, out, sum, op, group.size());
     return call.start([&](c10d::Backend& backend) { return backend._reduce_scatter_base(sum, parts, options); });
   }
-  const auto kept = group.scratch();  // the group itself may end before the call does
+  const auto kept = group.scratch();  // shared: the group may be destroyed before the call has ended
   at::Tensor scratch = take_scratch(*kept, in.numel(), input.device());
   at::Tensor received = scratch.narrow(0, 0, in.numel());
   call.on_finish([kept, size = group.size(), scratch, received, out, op] {
@@ -261,11 +269,12 @@ void barrier(Group& group) { barrier(group, c10::DeviceType::CPU); }
 void barrier(Group& group, c10::Device device) {
   if (group.size() == 1) return;
   CollectiveStart call(group, Op::kBarrier, "");
-  if (!device.is_cpu()) call.keep(at::empty({0}, device));  // says which back-end
+  if (!device.is_cpu()) call.keep(at::empty({0}, device));  // selects the back-end of the device
   call.sign({});
   call.start([](c10d::Backend& backend) { return backend.barrier(); }).wait();
 }
 
+// Gathers the lengths first, then the strings, padded with zeros to the longest.
 std::vector<std::string> all_gather_bytes(Group& group, std::string_view bytes) {
   at::Tensor length = at::empty({1}, at::kLong), lengths = at::empty({group.size()}, at::kLong);
   *length.mutable_data_ptr<int64_t>() = static_cast<int64_t>(bytes.size());

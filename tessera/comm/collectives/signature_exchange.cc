@@ -28,7 +28,8 @@ std::vector<Signature> gather(Group& group, const Signature& mine) {
   return result;
 }
 
-// Where announcements of messages with `tag` travel, apart from the messages themselves.
+// The tag under which the announcement of a message with `tag` is sent: 2^30 + tag, so announcements and messages
+// cannot be confused.
 int announcement_tag(int tag) {
   constexpr int kFirst = 1 << 30;
   TESSERA_CHECK(tag >= 0 && tag < kFirst, ErrorKind::kConfig,

@@ -42,7 +42,7 @@ void Group::abort() noexcept {
   for (const auto* backend : {&backend_, &context_.accelerator}) {
     try {
       if (*backend) (*backend)->abort();
-    } catch (...) {  // the connections were gone already
+    } catch (...) {  // the connections were closed before
     }
   }
 }

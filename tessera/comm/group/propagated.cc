@@ -12,7 +12,8 @@ namespace {
 
 constexpr std::string_view kSlotName = "tessera";
 
-// Ours among what libtorch carries along; an enumeration until torch 2.12.
+// The kind under which libtorch keeps our entry in its thread-local debug info. DebugInfoKind is an enumeration until
+// torch 2.12 and a class made from a name after that; 0x54 is a value that libtorch does not use.
 template <class Kind>
 Kind own_kind() {
   if constexpr (std::is_enum_v<Kind>) {
@@ -29,12 +30,14 @@ const c10::DebugInfoKind& slot() {
 
 }  // namespace
 
+// One scope in the linked list of scopes. libtorch copies the pointer to the top frame to other threads, so a frame is
+// shared and may outlive its scope.
 struct Propagated::Frame final : c10::DebugInfoBase, std::enable_shared_from_this<Propagated::Frame> {
   const PropagatedKind* kind = nullptr;
-  std::atomic<void*> value{nullptr};  // null once the scope has ended, for those who still hold the frame
+  std::atomic<void*> value{nullptr};  // null once the scope has ended: other threads may still hold the frame
   std::shared_ptr<Frame> outer;
-  std::shared_ptr<c10::ThreadLocalDebugInfo> before;
-  const c10::ThreadLocalDebugInfo* own = nullptr;  // which holds this
+  std::shared_ptr<c10::ThreadLocalDebugInfo> before;  // state of the thread when the scope began
+  const c10::ThreadLocalDebugInfo* own = nullptr;     // libtorch's entry that holds this frame
 
   static Frame* current() noexcept { return static_cast<Frame*>(c10::ThreadLocalDebugInfo::get(slot())); }
 };
@@ -49,7 +52,9 @@ Propagated::Propagated(const PropagatedKind& kind, void* value) : frame_(std::ma
   frame_->own = ThreadLocalDebugInfo::current().get();
 }
 
-// What is on top goes, and with it what ended before it did. A scope that is not on top stays without a value.
+// Removes the frames on top whose scopes have ended. A frame that is not on top only loses its value, and is removed
+// when all frames above it are. libtorch's state is restored only where our entry is its top entry: other code may have
+// pushed an entry of its own since.
 Propagated::~Propagated() {
   frame_->value = nullptr;
   for (;;) {

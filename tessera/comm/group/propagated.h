@@ -1,13 +1,14 @@
-// Values that are in force for all that is called while a scope lives: on its thread, and on those threads to which
-// libtorch carries a thread's state, as it does for a backward pass on an accelerator.
+// A context variable: a value that functions find without a parameter while a scope object lives. The value is visible
+// on the thread of the scope, and on the threads to which libtorch copies its thread-local state, such as the threads
+// of a backward pass on an accelerator.
 //
-//   const PropagatedKind kVerbose{"verbose"};        // its address is its name
+//   const PropagatedKind kVerbose{"verbose"};        // identified by its address
 //   int level = 3;
-//   const Propagated scope(kVerbose, &level);        // until it is destroyed
-//   Propagated::innermost(kVerbose);                 // &level, also in the backward hooks of this scope
+//   const Propagated scope(kVerbose, &level);        // until the scope is destroyed
+//   Propagated::innermost(kVerbose);                 // &level, also in backward hooks that run during the scope
 //
-// Scopes end on the thread that made them, usually in the reverse order. A value must be ready to be used from several
-// threads, one backward being at work on several devices. No communication.
+// A scope must be destroyed on the thread that made it, usually in reverse order of construction. Several threads may
+// use the value at once, because a backward pass may run on several devices. No communication.
 #pragma once
 
 #include <functional>
@@ -21,15 +22,15 @@ struct PropagatedKind {
 
 class Propagated {
  public:
-  // The value must outlive this.
+  // `value` must outlive the scope.
   Propagated(const PropagatedKind& kind, void* value);
   ~Propagated();
   Propagated(const Propagated&) = delete;
   Propagated& operator=(const Propagated&) = delete;
 
-  // Null when no scope of the kind lives.
+  // Returns the value of the innermost scope of this kind, null when there is none.
   static void* innermost(const PropagatedKind& kind) noexcept;
-  // Innermost first.
+  // Calls `visit` with the value of each scope of this kind, innermost first.
   static void for_each(const PropagatedKind& kind, const std::function<void(void*)>& visit);
 
  private:

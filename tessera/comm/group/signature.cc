@@ -56,12 +56,15 @@ Signature sign(const SignatureFields& fields) noexcept {
   put_text(result.group, fields.group);
   put_text(result.subject, fields.subject);
 
-  Signature hashed = result;  // with what both ends of a message have in common
+  // A send and its receive must have one hash although their fields differ (operation, peer, subject). So the hash of a
+  // message is taken over a copy in which both ends have the same fields: sender, receiver, tag, number and tensor.
+  // max(hash, 1) keeps 0 free for "no call".
+  Signature hashed = result;
   if (is_message(fields.op)) {
     const bool sends = fields.op == Op::kSend;
     hashed.op = Op::kSend;
-    hashed.root = sends ? fields.rank : fields.root;                                                // from
-    hashed.hash = static_cast<uint64_t>(static_cast<uint32_t>(sends ? fields.root : fields.rank));  // to
+    hashed.root = sends ? fields.rank : fields.root;                                                // sender
+    hashed.hash = static_cast<uint64_t>(static_cast<uint32_t>(sends ? fields.root : fields.rank));  // receiver
     std::memset(hashed.subject, 0, sizeof hashed.subject);
   }
   result.hash = std::max<uint64_t>(XXH3_64bits(&hashed, sizeof hashed), 1);
