@@ -10,8 +10,8 @@ namespace tessera::dtensor {
 
 namespace {
 
-// What a part of a tensor that is still to be reduced holds where another rank of the mesh dim has the values: what
-// leaves those as they are. None where the part has the values itself.
+// The value that a local tensor holds under Partial if another rank of the mesh dim holds the real values: 0 for a sum,
+// 1 for a product. nullopt if this rank holds the real values.
 std::optional<int> neutral_of(const char* verb, const DeviceMesh& mesh, const Placements& placements) {
   std::optional<int> neutral;
   for (size_t i = 0; i < placements.size(); ++i) {
@@ -25,6 +25,8 @@ std::optional<int> neutral_of(const char* verb, const DeviceMesh& mesh, const Pl
   return neutral;
 }
 
+// `fill(local, placements, counts)` writes the values. `counts` is false if this rank's values are replaced by the
+// neutral value or if the rank is outside the mesh; random factories then only count the operation.
 template <class Fill>
 at::Tensor make(const char* verb, const std::vector<int64_t>& size, const MeshPtr& mesh, Placements placements,
                 const FactoryOptions& options, c10::ScalarType default_type, Fill fill) {
@@ -65,7 +67,8 @@ at::Tensor make_random(const char* verb, const std::vector<int64_t>& size, const
                   skip_random_operation(*mesh);
                   return;
                 }
-                const RandomKey key = next_random_key(*mesh, std::nullopt);  // in step also where zeros go
+                const RandomKey key = next_random_key(
+                    *mesh, std::nullopt);  // also where the neutral value is used: all ranks count the operation
                 if (counts) fill_random(local, Region(size, *mesh, checked), key, distribution);
               });
 }
@@ -82,7 +85,7 @@ at::Tensor empty(const std::vector<int64_t>& size, const MeshPtr& mesh, Placemen
 
 at::Tensor zeros(const std::vector<int64_t>& size, const MeshPtr& mesh, Placements placements,
                  const FactoryOptions& options) {
-  // The product of ones on the other ranks with the zeros of the first is right for Partial(product) too.
+  // For Partial(product) the first rank has zeros and the others have ones, so the product is zero as well.
   return make_filled("zeros", size, 0, mesh, std::move(placements), options, default_type());
 }
 

@@ -19,6 +19,8 @@ using torch::autograd::variable_list;
 
 namespace {
 
+// The backward of each function is the transposed collective along the same mesh dim, written with the functions of
+// this file, so that it is differentiable again. `Along` is kept in saved_data for it.
 void save(AutogradContext* ctx, const Along& along) { ctx->saved_data["along"] = hold_value(along); }
 
 const Along& along_of(AutogradContext* ctx) { return held_value<Along>(ctx->saved_data["along"]); }
@@ -38,7 +40,7 @@ int64_t checked_dim(const char* verb, const at::Tensor& tensor, int64_t dim) {
   return dim < 0 ? dim + ndim : dim;
 }
 
-// Gradient of a reduction: what each rank's gradient is multiplied with after it was summed.
+// Factor for the summed gradients in the backward of a reduction: 1 for sums, 1/ranks for averages.
 double weight_of(const char* verb, ReduceOp op, int64_t ranks) {
   TESSERA_CHECK(op == ReduceOp::kSum || op == ReduceOp::kAvg, ErrorKind::kShape,
                 "[functional.{}] backward only supports 'sum' and 'avg' reductions, got '{}'.", verb,
@@ -48,6 +50,8 @@ double weight_of(const char* verb, ReduceOp op, int64_t ranks) {
 
 at::Tensor scaled(const at::Tensor& tensor, double weight) { return weight == 1.0 ? tensor : tensor * weight; }
 
+// result = sum over ranks of x_r, and each rank's loss depends on it. So the gradient of x is the sum of all ranks'
+// gradients.
 struct AllReduce : Function<AllReduce> {
   static Variable forward(AutogradContext* ctx, const Variable& tensor, const Along& along, ReduceOp op) {
     save(ctx, along);
@@ -73,6 +77,7 @@ struct AllGather : Function<AllGather> {
     sizes.insert(sizes.begin(), group.size());
     const at::Tensor all = at::empty(sizes, tensor.options().requires_grad(false));
     comm::all_gather_into(group, all, tensor.detach().contiguous(), "functional").wait();
+    // The collective stacks the ranks' tensors along a new first dim, which moves to `dim` here.
     sizes.erase(sizes.begin());
     sizes[dim] *= group.size();
     return dim == 0 ? all.view(sizes) : all.movedim(0, dim).reshape(sizes);
@@ -91,6 +96,8 @@ struct ReduceScatter : Function<ReduceScatter> {
     std::vector<int64_t> sizes = tensor.sizes().vec();
     sizes[dim] /= group.size();
     at::Tensor input = tensor.detach();
+    // The collective scatters slices of the first dim, so the dim is split into [ranks, size / ranks] and the ranks
+    // come first.
     if (dim != 0) {
       std::vector<int64_t> split = tensor.sizes().vec();
       split[dim] /= group.size();
@@ -123,6 +130,7 @@ struct AllToAll : Function<AllToAll> {
         .wait();
     return output;
   }
+  // The gradient takes the way back, so the two lists of splits are exchanged.
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
     return {all_to_all(gradients[0], along_of(ctx), ctx->saved_data["input_splits"].toIntVector(),
                        ctx->saved_data["output_splits"].toIntVector()),
@@ -141,6 +149,7 @@ struct Broadcast : Function<Broadcast> {
     return result;
   }
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
+    // Only the root's tensor was used. The other ranks get sum * 0, which keeps the graph for a second derivative.
     const Along& along = along_of(ctx);
     const at::Tensor sum = all_reduce(gradients[0], along);
     const bool is_root = along.mesh->local_rank(along.mesh_dim) == ctx->saved_data["root"].toInt();

@@ -56,7 +56,7 @@ void capture(DeviceGraph& graph, const SideStream& stream, const std::function<v
   } catch (...) {
     try {
       graph.end_capture();
-    } catch (...) {  // follows from the first
+    } catch (...) {  // caused by the first error
     }
     throw;
   }

@@ -50,7 +50,7 @@ const std::shared_ptr<comm::Group>& DeviceMesh::group(int64_t dim) const {
 }
 
 const std::shared_ptr<comm::Group>& DeviceMesh::group(const std::string& name) const {
-  // The slot lives as long as the root's table.
+  // The table of the root owns the slot, so the returned reference stays valid.
   return has_dim(name) ? group(dim_of(name))
                        : DeviceMeshBuilder::group_of(*this, DeviceMeshBuilder::named_dim(*this, name).slot);
 }
@@ -73,7 +73,7 @@ const std::shared_ptr<comm::Group>& DeviceMesh::group(const std::vector<int64_t>
     slot = flattened_->slot_of(DeviceMeshBuilder::ranks_over(*this, dims),
                                fmt::format("mesh_dims_{}", fmt::join(dims, "_")));
   }
-  return DeviceMeshBuilder::group_of(*this, slot);  // the slot lives as long as the root's table
+  return DeviceMeshBuilder::group_of(*this, slot);  // the table of the root owns the slot
 }
 
 MeshPtr DeviceMesh::slice(const std::vector<std::string>& names) const {
@@ -95,6 +95,9 @@ MeshPtr DeviceMesh::slice(const std::vector<std::string>& names) const {
              : DeviceMeshBuilder::submesh(*this, named, DeviceMeshBuilder::ranks_over(*this, dims));
 }
 
+// All flattened meshes with one name share the slot that the root's table has for their ranks, so they share one group.
+// The table also records the dims that were flattened; a flattened dim is replaced by the dims it consists of, so that
+// slice() can locate the name in an arrangement of the root. A rank outside the mesh registers nothing.
 MeshPtr DeviceMesh::flatten(const std::string& name) const {
   if (ndim() == 1 && (name.empty() || (!dim_names_.empty() && dim_names_[0] == name))) return shared_from_this();
   std::string flat_name = name;
@@ -140,11 +143,14 @@ std::string DeviceMesh::to_string() const {
   return "DeviceMesh((" + dims + "), '" + c10::DeviceTypeName(device_type_, /*lower_case=*/true) + "')";
 }
 
+// The hash is compared first because it decides most cases.
 bool DeviceMesh::operator==(const DeviceMesh& other) const {
   return this == &other || (hash_ == other.hash_ && world_ == other.world_ && device_type_ == other.device_type_ &&
                             shape_ == other.shape_ && ranks_ == other.ranks_ && dim_names_ == other.dim_names_);
 }
 
+// The new dims get new slots; the other dims keep their slots and thus their groups. The new arrangement is recorded at
+// the root, so that slice() and concatenate() find dims of both the old and the new shape.
 MeshPtr DeviceMesh::unflatten(int64_t dim, const std::vector<int64_t>& sizes,
                               const std::vector<std::string>& names) const {
   TESSERA_CHECK(dim >= 0 && dim < ndim(), ErrorKind::kShape, "[mesh.unflatten] {}: found dim {}, wanted 0..{}.",

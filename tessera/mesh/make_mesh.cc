@@ -1,4 +1,4 @@
-// Meshes made of a world, of groups, and of other meshes.
+// Creates meshes from a world, from groups and from other meshes.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ c10::DeviceType checked_type(const std::string& device_type) {
   return *type;
 }
 
-// Number of ranks.
+// Checks shape and names. Returns the number of ranks in the shape, which must not exceed `most`.
 int64_t checked_shape(const std::vector<int64_t>& shape, const std::vector<std::string>& dim_names, int64_t most) {
   TESSERA_CHECK(!shape.empty(), ErrorKind::kShape, "[mesh.init] shape: found no dims, wanted at least one.");
   TESSERA_CHECK(dim_names.empty() || dim_names.size() == shape.size(), ErrorKind::kShape,
@@ -80,6 +80,8 @@ MeshPtr make_device_mesh(const std::shared_ptr<comm::World>& world, const std::s
   return DeviceMeshBuilder::root(world, type, shape, dim_names, ranks);
 }
 
+// The mesh is made as usual; then each dim's slot gets the given group instead of a new one. use_group() checks that
+// the group has the ranks of this rank's row.
 MeshPtr mesh_from_groups(const std::shared_ptr<comm::World>& world, const std::string& device_type,
                          const std::vector<std::shared_ptr<comm::Group>>& groups, const std::vector<int>& ranks,
                          const std::vector<int64_t>& shape, const std::vector<std::string>& dim_names) {

@@ -46,6 +46,8 @@ std::shared_ptr<DeviceMesh> DeviceMeshBuilder::make(const std::shared_ptr<comm::
   return mesh;
 }
 
+// Enumerates the coordinates over `dims`, of which the last varies fastest, with this rank's coordinate on all other
+// dims. Hence every rank of the group computes the same list.
 std::vector<int> DeviceMeshBuilder::ranks_over(const DeviceMesh& mesh, const std::vector<int64_t>& dims) {
   int64_t count = 1;
   for (const int64_t dim : dims) count *= mesh.shape_[dim];
@@ -75,6 +77,9 @@ void DeviceMeshBuilder::add_slots(DeviceMesh& mesh) {
   }
 }
 
+// new_group_of_parts splits the world's communicator, so all ranks of the world must call it together, in the order of
+// the dims. `part` numbers the rows along a dim; ranks with an equal number form one group. A dim of one rank needs no
+// group, and a dim with all ranks uses the world's group.
 void DeviceMeshBuilder::split_groups(const DeviceMesh& mesh) {
   if (mesh.device_type_ == c10::DeviceType::CPU || mesh.size() != mesh.world_->size()) return;
   if (!comm::device_backend_settings().split_groups) return;
@@ -89,6 +94,7 @@ void DeviceMeshBuilder::split_groups(const DeviceMesh& mesh) {
   }
 }
 
+// Submeshes with equal shape and ranks get one id, so caches find plans of an equal submesh that was made before.
 void DeviceMeshBuilder::join(DeviceMesh& mesh, const std::shared_ptr<DeviceMesh::FlattenedMeshes>& root) {
   mesh.flattened_ = root;
   std::lock_guard lock(root->mutex);
@@ -133,7 +139,8 @@ MeshPtr DeviceMeshBuilder::submesh(const DeviceMesh& from, const std::vector<Nam
 
 namespace {
 
-// Which dims of `all` these are made of, one after the other; nothing where not all of them lie in it.
+// The dims of mesh `all` that `dims` consist of, in the order of `dims`. nullopt if a name is missing in `all` or
+// stands for other ranks there.
 std::optional<std::vector<int64_t>> dims_within(const DeviceMesh& all,
                                                 const std::vector<DeviceMeshBuilder::NamedDim>& dims) {
   std::vector<int64_t> within;
@@ -157,6 +164,8 @@ std::vector<DeviceMesh::FlattenedMeshes::Arrangement> DeviceMeshBuilder::arrange
   return mesh.flattened_->arrangements;
 }
 
+// Looks for an arrangement of the root in which all requested dims occur, and takes the ranks over these dims from it.
+// The dims must be in ascending order and disjoint.
 MeshPtr DeviceMeshBuilder::slice_flattened(const DeviceMesh& from, const std::vector<NamedDim>& dims) {
   if (dims.size() == 1) return submesh(from, dims, dims[0].slot->ranks);
   std::vector<std::string> names;
@@ -200,6 +209,8 @@ void DeviceMeshBuilder::use_group(const DeviceMesh& mesh, int64_t dim, const std
   mesh.slots_[dim]->group = group;
 }
 
+// Creates the group at the first call. The slot's mutex makes this happen once, also if several meshes share the slot.
+// A group over all ranks of the world in order is the world's own group.
 const std::shared_ptr<comm::Group>& DeviceMeshBuilder::group_of(const DeviceMesh& mesh,
                                                                 const std::shared_ptr<DeviceMesh::GroupSlot>& slot) {
   TESSERA_CHECK(mesh.coordinate_.has_value(), ErrorKind::kShape,

@@ -15,6 +15,7 @@ bool has_streams(c10::Device device) {
   return !device.is_cpu() && !device.is_meta() && comm::visible_devices(device.type()) > 0;
 }
 
+// An event is recorded when the mark is made, so the mark covers the work launched before it and nothing later.
 StreamMark::StreamMark(c10::Stream stream) {
   event_.emplace(stream.device_type());
   event_->record(stream);

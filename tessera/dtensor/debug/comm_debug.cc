@@ -12,6 +12,7 @@ namespace tessera {
 
 namespace {
 
+// Names of the modules that this thread is inside of, in the order of entry. A recursive module has several entries.
 thread_local std::vector<std::string> modules;
 
 void add(CommTally& tally, CommKind kind, int64_t bytes) {
@@ -54,6 +55,8 @@ std::string CommTally::table(const std::string& name) const {
   return text;
 }
 
+// The mutex is needed because autograd's threads report the collectives of a backward. Each of these threads has its
+// own list of modules. A collective counts once for a module name, even if the list has the name twice.
 void CommDebugMode::on_collective(CommKind kind, int64_t bytes, const comm::Group&) {
   std::lock_guard lock(mutex_);
   add(all_, kind, bytes);

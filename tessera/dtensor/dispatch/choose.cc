@@ -1,5 +1,5 @@
-// Which of a rule's strategies a call uses. Semantics of upstream's single-dim strategies: all combinations over the
-// mesh dims, of which the cheapest to reach is taken.
+// Chooses the strategies of a call. As in PyTorch's single-dim strategies, the candidates are all combinations of one
+// strategy for each mesh dim, and the combination that is cheapest to reach is chosen.
 #include <algorithm>
 #include <limits>
 
@@ -23,6 +23,7 @@ bool is_whole(const Strategy& strategy) {
   return std::ranges::all_of(strategy.inputs, [](const Placement& p) { return p.is_replicate(); });
 }
 
+// The strategy with each Shard replaced by a StridedShard of this factor.
 Strategy with_split(Strategy strategy, int32_t split_factor) {
   for (auto* list : {&strategy.inputs, &strategy.outputs}) {
     for (auto& placement : *list) {
@@ -32,6 +33,10 @@ Strategy with_split(Strategy strategy, int32_t split_factor) {
   return strategy;
 }
 
+// The search. `per_dim_[m]` holds the candidates on mesh dim m: those of the rule that respect written arguments and
+// fixed outputs. If the present placements match a candidate on each mesh dim and the rule accepts them, nothing has to
+// move and the search ends there. Otherwise the search compares the cost of all combinations. The result depends only
+// on global shapes and placements, so all ranks choose the same.
 class Chooser {
  public:
   Chooser(const OpCall& call, const Proposal& proposal, size_t output_count, const FixedOutputs& fixed)
@@ -103,7 +108,8 @@ class Chooser {
     for (size_t i = 0; i < call_.inputs.size(); ++i) {
       const Placement& wanted = strategy.inputs[i];
       if (wanted == now(i, m)) continue;
-      // What is written to cannot move; the parts of a norm are not negative, which values may be.
+      // A written argument cannot be redistributed. A Replicate value cannot become a partial norm, because partial
+      // norms are not negative and the value may be.
       if (call_.inputs[i].mutated || wanted.kind == Placement::Kind::kNormPartial) return false;
     }
     if (crowds(m, m + 1, [&](size_t i, int64_t) { return strategy.inputs[i]; })) return false;
@@ -112,8 +118,9 @@ class Chooser {
     });
   }
 
-  // Nothing is cut into more parts than it has elements, but to follow what is written or lies so already. Whether that
-  // happens on the mesh dims [first, last) where placement(i, m) says how input i lies.
+  // Whether inputs would be redistributed to more shards than they have elements, on the mesh dims [first, last) if
+  // input i has placement(i, m). This is allowed only if an argument is written, or if an input with too many shards
+  // keeps its placements.
   template <class PlacementOf>
   bool crowds(int64_t first, int64_t last, PlacementOf placement) const {
     bool moves_to_crowded = false;
@@ -147,7 +154,8 @@ class Chooser {
           call_.describe(), fixed.empty() ? "of its own" : fixed, m);
   }
 
-  // Strategies that fit the inputs as they are: the last one listed, as upstream.
+  // Finds strategies that match the placements of the inputs on each mesh dim. Of several the last one is used, as in
+  // PyTorch.
   bool exact(Picks& picks) const {
     for (int64_t m = 0; m < ndim_; ++m) {
       const auto& list = per_dim_[m];
@@ -184,12 +192,12 @@ class Chooser {
            !crowds(0, ndim_, [&](size_t i, int64_t m) { return choice.inputs[i][m]; }) && suits(choice);
   }
 
-  // Whether the operation can work on such parts.
+  // Whether the operation can run with these placements.
   bool suits(const Choice& choice) const {
     return (proposal_.empty_parts || !has_empty_part(choice)) && (!proposal_.legal || proposal_.legal(call_, choice));
   }
 
-  // Whether some rank would have no element of an input that has some.
+  // Whether some rank would have no element of an input that has elements. The last rank has the smallest shard.
   bool has_empty_part(const Choice& choice) const {
     for (size_t i = 0; i < choice.inputs.size(); ++i) {
       Sizes least(call_.inputs[i].sizes.begin(), call_.inputs[i].sizes.end());
@@ -218,6 +226,7 @@ class Chooser {
     return total;
   }
 
+  // Tries all combinations and stops at the first one that costs nothing.
   Choice cheapest() const {
     Choice best;
     double least = std::numeric_limits<double>::infinity();
@@ -245,7 +254,7 @@ class Chooser {
     return best;
   }
 
-  // Next combination, the last mesh dim fastest.
+  // Moves to the next combination; the last mesh dim varies fastest.
   bool advance(Picks& picks) const {
     for (int64_t m = ndim_; m-- > 0;) {
       if (++picks[m] < per_dim_[m].size()) return true;
@@ -254,8 +263,8 @@ class Chooser {
     return false;
   }
 
-  // Too many combinations to try all: keep on each mesh dim the few that are cheapest on their own, and the whole,
-  // which always suits.
+  // Reduces the candidates when there are too many combinations. Each mesh dim keeps the 8 candidates that are cheapest
+  // on their own, and the one with all inputs whole, which is always legal.
   void narrow_down() {
     constexpr size_t kKept = 8;
     for (int64_t m = 0; m < ndim_; ++m) {

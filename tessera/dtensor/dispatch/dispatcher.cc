@@ -1,4 +1,4 @@
-// The kernel behind every operation on DTensors: find the plan of the call, or make one, and carry it out.
+// The kernel of every operation on DTensors. It looks up the plan of the call, or makes one, and runs it.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
@@ -17,7 +17,7 @@ namespace tessera {
 
 namespace {
 
-// Finds the rule at the first miss. False when the operation decomposes instead.
+// Looks up the rule when a call has no cached plan. Returns false if the operation is decomposed instead.
 bool has_rule(const OpEntry& op) {
   if (op.rule.load(std::memory_order_acquire) != nullptr) return true;
   if (const Rule* rule = find_rule(op)) {
@@ -28,11 +28,12 @@ bool has_rule(const OpEntry& op) {
     op.handler.store(decompose, std::memory_order_release);
     return false;
   }
-  return true;  // make_plan says what is missing
+  return true;  // make_plan raises the error for a missing rule
 }
 
-// A derivative's formula that writes to a tensor of its own cannot be told to redistribute it before: it becomes whole
-// where it is, on all ranks. Views are written as they lie. False: there is nothing to move. COLLECTIVE over the mesh.
+// Makes written arguments whole, for derivative formulas that write to tensors of their own. The user cannot
+// redistribute such a tensor before the write, so it is replaced by its whole value on all ranks. Views and parameters
+// are not replaced. Returns false if no argument was replaced. COLLECTIVE over the mesh.
 bool make_written_whole(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
   bool moved = false;
   for (const int arg : op.tensor_args) {
@@ -48,7 +49,7 @@ bool make_written_whole(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
   return moved;
 }
 
-// Null where what is written was moved, and the call is another one now.
+// Makes the plan of a call. Returns null if written arguments were made whole, because the call then has another key.
 std::shared_ptr<const Plan> plan_of(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
   if (!op.mutates || !in_backward()) return make_plan(op, args);
   try {
@@ -61,6 +62,8 @@ std::shared_ptr<const Plan> plan_of(const OpEntry& op, c10::ArrayRef<c10::IValue
 
 }  // namespace
 
+// The key is rebuilt in a thread-local buffer at each call. A lookup first compares with a recent plan and needs the
+// hash of the key only if that fails.
 void dispatch_by_rule(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack) {
   const c10::ArrayRef<c10::IValue> args(stack.data() + stack.size() - op.args.size(), op.args.size());
   static thread_local CallKey key;
@@ -78,7 +81,7 @@ void dispatch_by_rule(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack)
   } else if (!has_rule(op)) {
     return decompose(op, keys, &stack);
   } else {
-    const CallKey own = key;  // a rule that runs operations on DTensors changes the thread's
+    const CallKey own = key;  // rules that run operations on DTensors overwrite `key`
     plan = plan_of(op, args);
     if (plan == nullptr) return dispatch_by_rule(op, keys, stack);
     if (cacheable && plan->cacheable) cache.insert(hash, own.words(), plan);
@@ -98,15 +101,15 @@ struct Kernel final : c10::OperatorKernel {
   const OpEntry* entry;
 };
 
-// For operations of other libraries that are no composites and were never registered with us.
+// For operations of other libraries that are not composite and have no kernel registered here.
 struct FallbackKernel final : c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) {
-    const OpEntry entry(handle);  // has no rule, which make_plan says
+    const OpEntry entry(handle);  // the entry has no rule, so make_plan raises an error
     make_plan(entry, c10::ArrayRef<c10::IValue>(stack->data() + stack->size() - entry.args.size(), entry.args.size()));
   }
 };
 
-// Everything registered; lives as long as the process, since the dispatcher keeps calling it.
+// All registrations. The object is never destroyed because the dispatcher keeps calling its kernels.
 struct Registry {
   std::mutex mutex;
   torch::Library aten{torch::Library::IMPL, "aten", kDTensorKey, __FILE__, __LINE__};
@@ -125,7 +128,7 @@ struct Registry {
 
   Registry() {
     any.fallback(torch::CppFunction::makeFromBoxedFunctor(std::make_unique<FallbackKernel>()));
-    // As for the other back-ends: operations without a derivative say so in backward.
+    // As for other back-ends: backward of an operation without a derivative raises an error.
     any_autograd.fallback(torch::autograd::basicAutogradNotImplementedFallback());
     auto& dispatcher = c10::Dispatcher::singleton();
     for (const auto& name : dispatcher.getAllOpNames()) {
@@ -142,14 +145,14 @@ struct Registry {
 };
 
 Registry& registry() {
-  static Registry* const made = new Registry();  // never destroyed: see Registry
+  static Registry* const made = new Registry();  // never destroyed, see Registry
   return *made;
 }
 
 }  // namespace
 
-// Those that have a kernel of their own besides (silu_backward, mish_backward, native_channel_shuffle) are not: their
-// rules know them, and their operands move once, not at each use.
+// Some operations have a composite kernel and a CPU kernel (silu_backward, mish_backward, native_channel_shuffle). They
+// are not treated as composite: they have rules, so that their operands are redistributed once and not at each use.
 bool is_composite(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
          !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);

@@ -1,6 +1,7 @@
-// Operations that are made of others and give new tensors: einsum, tensordot, bilinear, ... On the way they take views
-// of tensors that nobody else sees. Where such a view cannot alias, because a dim is cut unevenly, it is of a gathered
-// copy, as plain tensors refuse none of these operations. They also make plain tensors, which count as replicated.
+// Composite operations that return new tensors: einsum, tensordot, bilinear, ... Inside they take views of tensors that
+// no other code sees. A view that cannot alias, because a dim is sharded unevenly, is then a view of a gathered copy
+// instead of an error, since plain tensors support these operations for every shape. Plain tensors that the operations
+// make count as replicated.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -17,7 +18,8 @@ namespace {
 thread_local bool views_gather = false;
 thread_local const std::string* makes_plain_tensors = nullptr;
 
-// Those that results may be views of, though no schema says so (einsum of one operand, meshgrid).
+// The bases of the arguments. Results may be views of them although the schemas do not declare this (einsum of one
+// operand, meshgrid).
 using Bases = c10::SmallVector<at::Tensor, 4>;
 Bases bases_of(c10::ArrayRef<c10::IValue> args) {
   Bases bases;
@@ -37,7 +39,8 @@ Bases bases_of(c10::ArrayRef<c10::IValue> args) {
   return bases;
 }
 
-// A view of what was made on the way becomes a tensor of its own; one of an argument keeps refusing writes.
+// Clones a result that is a view of a gathered copy, unless it is a view of an argument; the latter keeps refusing
+// writes.
 void own(c10::IValue& result, const Bases& bases) {
   if (!result.isTensor() || !is_copied_view(result.toTensor()) || !result.toTensor().is_view()) return;
   const at::TensorBase& base = result.toTensor()._base();
@@ -94,11 +97,13 @@ bool GatheringViews::in_force() { return views_gather; }
 
 at::Tensor own_result(const at::Tensor& result) { return is_copied_view(result) ? result.clone() : result; }
 
+// Registers the kernel for each composite aten operation that returns new tensors and has no kernel for DTensors yet,
+// so it must be called after all other registrations.
 void register_gathering_composites(torch::Library& dtensor, torch::Library& autograd) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);
-    // Named dims have no boxed form.
+    // Operations with named dims cannot be called boxed.
     const bool named = name.overload_name.find("dimname") != std::string::npos ||
                        name.overload_name.find("names") != std::string::npos;
     if (!op || name.getNamespace() != "aten" || named || !is_composite(*op) || !gives_new_tensors(op->schema()) ||

@@ -1,4 +1,4 @@
-// What is known of an operation, and one call of it as rules see it.
+// Facts about an operation, and one call of it as rules see it.
 #include <fmt/ranges.h>
 
 #include "tessera/base/error.h"
@@ -23,6 +23,8 @@ bool holds_tensors(const c10::Type& type) {
   return false;
 }
 
+// Reads the schema. A return with a write annotation is the argument with the same alias set. A return with an
+// annotation without write is a view of the argument that has such an annotation, too.
 OpEntry::OpEntry(const c10::OperatorHandle& op) : handle(op), name(toString(op.operator_name())), id(next_op_id()) {
   const auto& schema = op.schema();
   for (const auto& argument : schema.arguments()) {
@@ -49,7 +51,7 @@ OpEntry::OpEntry(const c10::OperatorHandle& op) : handle(op), name(toString(op.o
     }
     return_alias.push_back(alias);
   }
-  // Their schemas do not say that training moves the statistics.
+  // The schemas of batch norm do not declare that training writes the running statistics.
   if (name.starts_with("aten::native_batch_norm") || name.starts_with("aten::cudnn_batch_norm") ||
       name.starts_with("aten::miopen_batch_norm")) {
     written_if = -1;

@@ -1,4 +1,4 @@
-// Sizes, strides and dtypes of results where the rule does not say them: those of the operation on meta tensors.
+// Sizes, strides and dtypes of results that the rule does not give. They come from the operation on meta tensors.
 #include <ATen/ATen.h>
 #include <ATen/TensorIterator.h>
 
@@ -15,8 +15,9 @@ at::Tensor to_meta(const at::Tensor& tensor, c10::IntArrayRef strides) {
   return meta;
 }
 
-// The tensors of an argument on the meta device. What a view gathers is dense, in the same order of dims; all else lies
-// as it is, whatever its parts are moved to, so that results lie as those of plain tensors do.
+// The tensors of an argument on the meta device. An input that a view gathers is dense with the same order of dims.
+// Every other input keeps its global strides, whether or not it is redistributed, so that results get the strides of
+// plain tensors.
 c10::IValue to_meta(const OpCall& call, int arg, const std::vector<bool>& moved) {
   return map_tensors(call.args[arg], [&](const at::Tensor& tensor, int element) {
     bool gathered = false;
@@ -81,7 +82,7 @@ bool all_contiguous(const OpCall& call) {
   return std::ranges::all_of(call.inputs, [](const TensorInput& input) { return input.tensor->is_contiguous(); });
 }
 
-// Of the result of a pointwise operation of the tensors.
+// Shape and strides of the result of a pointwise operation on the inputs.
 std::vector<OutputShape> pointwise_output(const OpCall& call) {
   at::TensorIteratorConfig config;
   config.set_check_mem_overlap(false)
@@ -94,12 +95,12 @@ std::vector<OutputShape> pointwise_output(const OpCall& call) {
   return {{operands.output().sizes().vec(), operands.output().strides().vec()}};
 }
 
-// None where nothing tells: contiguous, then.
+// The shapes on meta tensors; empty if there is no source for them. The strides are then contiguous.
 std::vector<OutputShape> infer_outputs_if_told(const OpCall& call, const std::vector<bool>& moved,
                                                const Proposal& proposal) {
   try {
     if (call.op.handle.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) return infer_outputs(call, moved);
-  } catch (const std::exception&) {  // the kernel for meta tensors gives up, or is one that only raises
+  } catch (const std::exception&) {  // the meta kernel fails or only raises an error
   }
   const bool pointwise = proposal.lies_as_pointwise && proposal.outputs.size() == 1;
   return pointwise ? pointwise_output(call) : std::vector<OutputShape>();
@@ -107,6 +108,9 @@ std::vector<OutputShape> infer_outputs_if_told(const OpCall& call, const std::ve
 
 }  // namespace
 
+// Two things can be missing: strides, which are needed only if an operand is not contiguous, and the dtype on a rank
+// outside the mesh, which runs no operation. In all other cases the meta tensors are not needed, and the function
+// returns early.
 void complete_outputs(const OpCall& call, const Choice& choice, bool inferred, Proposal& proposal) {
   auto& shapes = proposal.outputs;
   const std::vector<bool> moved = moved_inputs(call, choice);

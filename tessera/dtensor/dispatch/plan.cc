@@ -1,4 +1,4 @@
-// From the arguments of a call to its plan.
+// Makes the plan of a call from its arguments.
 #include "tessera/dtensor/dispatch/plan.h"
 
 #include <ATen/ATen.h>
@@ -13,13 +13,13 @@ namespace tessera {
 
 namespace {
 
-// A plain tensor counts as replicated only where that cannot be wrong.
+// A plain tensor counts as replicated only if its values are certainly the same on all ranks; else Error kShape.
 void check_plain(const OpEntry& op, const DeviceMesh& mesh, const at::Tensor& tensor, int arg, int element) {
   const bool read = !op.args[arg].mutated;
   const auto* operation = PlainFromWithin::operation();
-  // The autograd engine writes plain zeros for gradients that nobody gave, and formulas of derivatives make plain
-  // ones and ranges; sums of gradients are begun in zeros that a formula made. So do operations made of others. A
-  // plain tensor of the user's may differ between ranks: all compare theirs. COLLECTIVE over the mesh.
+  // A backward contains plain tensors that no user made: the autograd engine's zeros for undefined gradients, and ones,
+  // ranges and zeros in derivative formulas. Composite operations make such tensors, too. A plain tensor of the user
+  // may differ between ranks, so all ranks compare a hash of it. COLLECTIVE over the mesh.
   const bool may_be_made = in_backward() || (read && operation != nullptr);
   const bool may = (read && (tensor.numel() == 1 || implicit_replication_enabled())) ||
                    (may_be_made && is_alike(tensor, mesh, op.name));
@@ -37,6 +37,7 @@ void check_plain(const OpEntry& op, const DeviceMesh& mesh, const at::Tensor& te
       op.name, op.args[arg].name, element < 0 ? "" : fmt::format("[{}]", element), fmt::join(tensor.sizes(), ", "));
 }
 
+// Reads the arguments. All DTensors must be on one mesh. `written` respects flags such as batch norm's `training`.
 OpCall read_call(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
   MeshPtr mesh;
   for_each_tensor(op, args, [&](const at::Tensor& tensor, int, int) {
@@ -64,6 +65,7 @@ OpCall read_call(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
   return OpCall(op, args, std::move(mesh), std::move(inputs), std::move(outs));
 }
 
+// Number of output placements: one for each returned tensor, or for each element of a returned list.
 size_t count_outputs(const OpCall& call, const std::vector<OutputShape>& shapes) {
   size_t tensors = 0;
   for (const auto& returned : call.op.handle.schema().returns()) {
@@ -80,7 +82,7 @@ bool returns_new_tensors(const OpEntry& op) {
   return false;
 }
 
-// In-place and out= forms: the returned tensors that are arguments keep the placements those have.
+// In-place and out= forms: returned tensors that are arguments keep the placements of these arguments.
 FixedOutputs fixed_outputs(const OpCall& call) {
   FixedOutputs fixed;
   for (size_t i = 0; i < call.op.return_alias.size(); ++i) {
@@ -121,7 +123,7 @@ void check_outs(const OpCall& call, const Choice& choice, const std::vector<Outp
   }
 }
 
-// A local function gives new tensors; those of an out= call belong in the caller's.
+// Copies the results of a local function, which are new tensors, into the caller's out= tensors.
 LocalFunction into_outs(const OpCall& call, LocalFunction local) {
   c10::SmallVector<int, 4> positions;
   for (const auto& out : call.outs) positions.push_back(out.arg);
@@ -147,6 +149,8 @@ TensorSpec spec_of(const OpCall& call, const Placements& placements, const Outpu
   return spec;
 }
 
+// `choice.outputs` and `shapes` have one entry for each output tensor, in the order of the returns; `next` counts them.
+// A returned list takes all remaining entries.
 std::vector<OutputPlan> plan_outputs(const OpCall& call, const Choice& choice, const std::vector<OutputShape>& shapes) {
   const auto& returns = call.op.handle.schema().returns();
   std::vector<OutputPlan> outputs(returns.size());
@@ -174,6 +178,9 @@ std::vector<OutputPlan> plan_outputs(const OpCall& call, const Choice& choice, c
 
 }  // namespace
 
+// The order matters. The rule proposes; output shapes are inferred if the rule gives none, because choose() needs their
+// number; then the placements are chosen and the checks raise their errors; strides are completed for the choice.
+// Nothing here communicates, except the comparison of plain tensors in check_plain().
 std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
   const OpCall call = read_call(op, args);
   TESSERA_CHECK(!op.in_place_view, ErrorKind::kShape,

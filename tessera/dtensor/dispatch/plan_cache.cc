@@ -9,6 +9,7 @@ namespace tessera {
 
 namespace {
 
+// Each argument begins with a word whose low byte is a tag, so that arguments of different kinds never give equal keys.
 enum class Tag : uint8_t {
   kUndefined = 1,
   kDTensor,
@@ -25,6 +26,8 @@ enum class Tag : uint8_t {
 
 constexpr uint64_t word(Tag tag, uint64_t rest = 0) { return static_cast<uint64_t>(tag) | rest << 8; }
 
+// The properties of a tensor that plans depend on, packed into one word: number of dims, dtype, device type,
+// contiguity, and whether it is a wrapped number (which does not take part in type promotion).
 uint64_t describe(const at::TensorBase& tensor, const c10::TensorImpl& impl, bool contiguous) {
   return static_cast<uint64_t>(impl.dim()) | static_cast<uint64_t>(tensor.scalar_type()) << 8 |
          static_cast<uint64_t>(static_cast<uint8_t>(tensor.device().type())) << 16 |
@@ -43,7 +46,7 @@ bool CallKey::add(const at::Tensor& tensor) {
   if (!is_dtensor_impl(impl)) {
     words_.push_back(word(Tag::kPlain, describe(tensor, impl, true)));
     words_.append(sizes.begin(), sizes.end());
-    // Otherwise whether it may count as replicated depends on its values.
+    // With several elements and without ImplicitReplication the plan depends on the values, so it is not cached.
     return impl.numel() == 1 || implicit_replication_enabled();
   }
   const auto& dtensor = static_cast<const DTensorImpl&>(impl);
@@ -113,6 +116,7 @@ bool CallKey::assign(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
   return cacheable;
 }
 
+// Mixes the words. Equal hashes only select the bucket; find() compares all words.
 uint64_t CallKey::hash() const {
   uint64_t hash = 0x9e3779b97f4a7c15ULL;
   for (const uint64_t piece : words_) hash = std::rotl(hash ^ piece, 23) * 0xff51afd7ed558ccdULL;
@@ -133,7 +137,7 @@ PlanCache::Map::iterator PlanCache::lookup(Map& map, uint64_t hash, c10::ArrayRe
 }
 
 PlanCache::Slot& PlanCache::slot_of(c10::ArrayRef<uint64_t> words) {
-  // The operation, a size and the last argument.
+  // The slot is selected by the operation, a word in the middle (usually a size) and the last argument.
   const uint64_t mixed = words.front() + (words[words.size() / 2] << 17) + (words.back() << 34) + words.size();
   return recent_[mixed * 0x9e3779b97f4a7c15ULL >> 56];
 }
@@ -150,6 +154,8 @@ const std::shared_ptr<const Plan>* PlanCache::find_recent(c10::ArrayRef<uint64_t
   return &slot.entry->plan;
 }
 
+// A plan found in the old half moves to the young half, so plans in use survive when the old half is dropped.
+// make_room() may drop the old half, hence the node is extracted before.
 const std::shared_ptr<const Plan>* PlanCache::find(uint64_t hash, c10::ArrayRef<uint64_t> words) {
   if (const auto at = lookup(young_, hash, words); at != young_.end()) {
     ++hits;

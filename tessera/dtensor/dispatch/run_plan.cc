@@ -1,4 +1,4 @@
-// Carries a plan out on the parts.
+// Runs a plan on the local tensors.
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "tessera/base/error.h"
@@ -11,10 +11,10 @@ namespace tessera {
 
 namespace {
 
-// Replaces DTensors on the stack by their local parts, redistributed where the plan says so.
+// Replaces DTensors on the stack by their local tensors and redistributes where the plan says so.
 class Localizer {
  public:
-  // Keeps what stood at argument `kept`.
+  // Keeps the original value of argument `kept`, which owns the mesh.
   Localizer(const OpEntry& op, const Plan& plan, const DeviceMesh& mesh, int kept)
       : op_(op), mesh_(mesh), next_(plan.redistributions.begin()), end_(plan.redistributions.end()), kept_arg_(kept) {}
 
@@ -25,7 +25,7 @@ class Localizer {
     if (arg == kept_arg_) kept_ = std::move(local);
   }
 
-  // Of the local tensors, below autograd and autocast, which have had their turn.
+  // Dispatch keys of the local tensors, without autograd and autocast, whose kernels have run already.
   c10::DispatchKeySet keys() const { return keys_ & c10::after_ADInplaceOrView_keyset; }
 
  private:
@@ -54,7 +54,7 @@ bool holds_dtensor(const c10::IValue& value) { return value.isTensor() && is_dte
 
 struct FirstDTensor {
   int arg;
-  const MeshPtr& mesh;  // lives as long as the argument
+  const MeshPtr& mesh;  // valid as long as the argument
 };
 
 FirstDTensor first_dtensor(c10::ArrayRef<c10::IValue> args, const OpEntry& op) {
@@ -110,7 +110,8 @@ void wrap_outputs(const Plan& plan, const MeshPtr& mesh, Stack& stack, c10::Arra
   }
 }
 
-// A rank outside the mesh computes nothing: its results are empty. wrap_outputs() puts arguments to their places.
+// A rank outside the mesh computes nothing: its results are empty tensors. wrap_outputs() then inserts returned
+// arguments.
 void push_empty_results(const OpEntry& op, const Plan& plan, const DeviceMesh& mesh, Stack& stack) {
   torch::jit::drop(stack, op.args.size());
   for (const OutputPlan& output : plan.outputs) {
@@ -128,7 +129,7 @@ void push_empty_results(const OpEntry& op, const Plan& plan, const DeviceMesh& m
   }
 }
 
-// A write that would be lost must not pass for one.
+// Raises an error for a write to a view of a gathered copy, because the viewed tensor would not get the value.
 void refuse_copied_views(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
   for_each_tensor(op, args, [&](const at::Tensor& tensor, int arg, int) {
     if (op.args[arg].mutated && is_copied_view(tensor)) [[unlikely]] {
@@ -141,7 +142,7 @@ void refuse_copied_views(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
   });
 }
 
-// Counts a write to each tensor that the operation writes to, or to those of lists only.
+// Increments the version counter of each written tensor, or only of those in lists.
 void bump_versions(const OpEntry& op, c10::ArrayRef<c10::IValue> args, bool lists_only) {
   for_each_tensor(op, args, [&](const at::Tensor& tensor, int arg, int element) {
     const bool counts = op.args[arg].mutated && (element >= 0 || !lists_only);
@@ -149,7 +150,7 @@ void bump_versions(const OpEntry& op, c10::ArrayRef<c10::IValue> args, bool list
   });
 }
 
-// Calls visit(tensor, output, element) for each DTensor among new results at the end of the stack.
+// Calls visit(tensor, output, element) for each DTensor among the new results at the end of the stack.
 template <class Visit>
 void for_each_result(const Plan& plan, const Stack& stack, Visit visit) {
   const size_t base = stack.size() - plan.outputs.size();
@@ -163,13 +164,16 @@ void for_each_result(const Plan& plan, const Stack& stack, Visit visit) {
   }
 }
 
-// What a view that had to gather was made of, so that it can be made again.
+// A view that had to gather, with the call that made it, so that it can be made again. The view reads the version
+// counter of the tensor it is taken from. When an operation has written that tensor, part() runs the call again.
+// Operations increment the counter equally on all ranks, so all ranks run the call again at the same use, as its
+// collectives require.
 class CopiedView final : public LocalSource {
  public:
   struct Made {
     const OpEntry& op;
     std::shared_ptr<const Plan> plan;
-    Stack args;  // with the tensor it is taken of
+    Stack args;  // with the viewed tensor
   };
   CopiedView(std::shared_ptr<const Made> made, at::Tensor local, size_t output, size_t element)
       : made_(std::move(made)),
@@ -194,7 +198,8 @@ class CopiedView final : public LocalSource {
   bool is_copied_view() const override { return true; }
 
  private:
-  // Of what a view of it is taken of in the end.
+  // The version counter of the viewed tensor. For a view of a view of a copy this is the counter of the first viewed
+  // tensor.
   static c10::VariableVersion version_of(const DTensorImpl& viewed) {
     return viewed.is_copied_view() ? static_cast<const CopiedView&>(*viewed.source()).version_
                                    : viewed.version_counter();
@@ -202,21 +207,22 @@ class CopiedView final : public LocalSource {
   uint32_t current() const { return version_.enabled() ? version_.current_version() : 0; }
 
   std::shared_ptr<const Made> made_;
-  c10::VariableVersion version_;  // counts what operations wrote, alike on all ranks
+  c10::VariableVersion version_;  // incremented by operations on DTensors, equally on all ranks
   uint32_t seen_;
   at::Tensor local_;
   size_t output_;
   size_t element_;
 };
 
-// A gathered copy lies in memory as what it is gathered of, so that what can be viewed of that can be of the copy.
+// Gives a gathered copy the memory order of the viewed tensor, so that every view of the tensor is a view of the copy,
+// too.
 void lay_as_gathered_of(const DTensorImpl& viewed, c10::IValue& value) {
   const at::Tensor& copy = value.toTensor();
   const at::AutoDispatchBelowADInplaceOrView below;
   value = lying_as(copy, strides_of_gathered(copy.sizes(), viewed.strides()));
 }
 
-// The results are views of a gathered copy, or of such a view.
+// Marks results that are views of a gathered copy, or views of such a view.
 void mark_copied_views(const std::shared_ptr<const CopiedView::Made>& made, const Stack& stack) {
   for_each_result(*made->plan, stack, [&](const at::Tensor& tensor, size_t output, size_t element) {
     DTensorImpl& impl = *impl_of(tensor);
@@ -226,6 +232,9 @@ void mark_copied_views(const std::shared_ptr<const CopiedView::Made>& made, cons
 
 }  // namespace
 
+// On a rank outside the mesh no operation runs, but the count of random operations, version counters and the results'
+// global sizes are the same as inside. Arguments that are returned are kept first, because they are replaced by local
+// tensors.
 void run_plan(const OpEntry& op, const std::shared_ptr<const Plan>& shared_plan, Stack& stack) {
   const Plan& plan = *shared_plan;
   const size_t base = stack.size() - op.args.size();
@@ -237,7 +246,7 @@ void run_plan(const OpEntry& op, const std::shared_ptr<const Plan>& shared_plan,
   const auto [mesh_arg, mesh] = first_dtensor(args, op);
   if (op.mutates) {
     refuse_copied_views(op, args);
-    bump_versions(op, args, /*lists_only=*/true);  // autograd counts those of single tensors
+    bump_versions(op, args, /*lists_only=*/true);  // autograd increments those of single tensors
   }
   std::shared_ptr<CopiedView::Made> copied;
   const auto views_a_copy = [&] { return args[op.view_of].isTensor() && is_copied_view(args[op.view_of].toTensor()); };
@@ -245,7 +254,7 @@ void run_plan(const OpEntry& op, const std::shared_ptr<const Plan>& shared_plan,
     copied = std::make_shared<CopiedView::Made>(CopiedView::Made{op, shared_plan, args.vec()});
     c10::IValue& viewed = copied->args[op.view_of];
     const DTensorImpl& impl = *impl_of(viewed.toTensor());
-    viewed = at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), true));  // holds no history
+    viewed = at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), true));  // without autograd history
   }
   Localizer localizer(op, plan, *mesh, mesh_arg);
   for (const int arg : op.tensor_args) localizer.replace(stack[base + arg], arg);
@@ -257,7 +266,8 @@ void run_plan(const OpEntry& op, const std::shared_ptr<const Plan>& shared_plan,
     push_empty_results(op, plan, *mesh, stack);
   } else {
     for (const auto& [arg, value] : plan.rewrites) stack[base + arg] = value;
-    // Operations on the parts do not touch the version counters that to_local's readers see.
+    // The operation runs below the key that increments version counters. Users of to_local() rely on those of the local
+    // tensors, so they are incremented here.
     if (op.mutates) bump_versions(op, args, /*lists_only=*/false);
     if (plan.local) {
       plan.local(LocalCall{op, stack, *mesh, localizer.keys()});

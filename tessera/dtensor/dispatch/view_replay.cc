@@ -1,7 +1,10 @@
-// Views of DTensors under autograd. A write to a view changes its base's history: autograd then needs the view of the
-// base's gradient, which it takes by as_strided, that DTensors lack, or by calling the operation again, if it was told
-// to remember it. It is told so here, for every operation that gives a view. Strides tell as_strided what a base is
-// whose shape was changed in place; here a view remembers what its base was like, and what happened to itself.
+// Views of DTensors under autograd. When a view is written, autograd needs the same view of the base's gradient. It
+// takes it with as_strided, which DTensors do not support, or by calling the view operation again ("view replay") if
+// replay was enabled when the view was made. The kernels in this file enable replay for every view operation.
+//
+// In-place changes of shape need more. For plain tensors as_strided works although the base's shape has changed since,
+// because strides describe memory. A replayed view would be taken of a base of another shape. Therefore a view of a
+// DTensor records the layout of its base (ViewOfBase) and its own later changes of shape (ViewOfView).
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/AutogradState.h>
@@ -28,7 +31,7 @@ class RememberViews {
   bool before_;
 };
 
-// One view after another.
+// A view function followed by another view function.
 class ViewOfView final : public torch::autograd::ViewFunc {
  public:
   using Next = std::function<at::Tensor(const at::Tensor&)>;
@@ -45,20 +48,21 @@ class ViewOfView final : public torch::autograd::ViewFunc {
   Next next_;
 };
 
+// The ViewInfo of a view that autograd replays; null for other tensors.
 torch::autograd::ViewInfo* replayed_view(const at::Tensor& view) {
   auto* meta = torch::autograd::impl::get_view_autograd_meta(view);
   const bool replayed = meta != nullptr && meta->has_bw_view() && meta->get_backward_view().has_view_fn();
   return replayed ? &const_cast<torch::autograd::ViewInfo&>(meta->get_backward_view()) : nullptr;
 }
 
-// A view whose shape was changed in place is taken again with that change.
+// Records an in-place change of a view's shape: the replayed view gets the same change.
 void remember_change(const at::Tensor& view, ViewOfView::Next change) {
   if (auto* info = replayed_view(view)) {
     info->view_fn_ = std::make_unique<ViewOfView>(std::move(info->view_fn_), std::move(change));
   }
 }
 
-// A view of a base whose own shape may be changed in place later: it is taken of the base as that was.
+// A view of a base whose shape may be changed in place later. The base is brought back to its recorded layout first.
 class ViewOfBase final : public torch::autograd::ViewFunc {
  public:
   ViewOfBase(Sizes sizes, Sizes strides, PlacementsPtr placements, std::unique_ptr<torch::autograd::ViewFunc> view)
@@ -77,7 +81,7 @@ class ViewOfBase final : public torch::autograd::ViewFunc {
   }
 
  private:
-  // The dims of the mesh that cut this dim, a bit each.
+  // The mesh dims that shard tensor dim `dim`, one bit for each.
   static uint64_t cuts_of(const Placements& placements, size_t dim) {
     uint64_t cuts = 0;
     for (size_t m = 0; m < placements.size(); ++m) {
@@ -87,7 +91,7 @@ class ViewOfBase final : public torch::autograd::ViewFunc {
     return cuts;
   }
 
-  // What strides do not tell: a dim of one element that was cut may be another one now.
+  // A sharded dim of one element has no significant stride, so its mesh dims are compared instead.
   bool is_cut_otherwise(const at::Tensor& base) const {
     const auto& now = impl_of(base)->placements();
     for (size_t i = 0; i < sizes_.size(); ++i) {
@@ -97,7 +101,9 @@ class ViewOfBase final : public torch::autograd::ViewFunc {
     return false;
   }
 
-  // Dims of more than one element are told by their strides, those of one by how they are cut; others come and go.
+  // Undoes in-place changes of the base's shape. A dim of several elements is found again by its size and stride, a
+  // sharded dim of one element by its mesh dims. Other dims of one element may have been added or removed, so they are
+  // dropped and added again.
   at::Tensor restored(const at::Tensor& base) const {
     const auto& placements = impl_of(base)->placements();
     std::vector<int64_t> order;
@@ -108,7 +114,8 @@ class ViewOfBase final : public torch::autograd::ViewFunc {
       const uint64_t cuts = cuts_of(placements_->values, i);
       if (one && cuts == 0) continue;
       for (int64_t dim = 0; dim < base.dim() && !found[i]; ++dim) {
-        const bool same_stride = base.numel() == 0 || base.stride(dim) == strides_[i];  // of no elements: any
+        const bool same_stride =
+            base.numel() == 0 || base.stride(dim) == strides_[i];  // without elements strides mean nothing
         const bool same = one ? cuts_of(placements, static_cast<size_t>(dim)) == cuts : same_stride;
         if (!is_taken(dim) && base.size(dim) == sizes_[i] && same) {
           order.push_back(dim);
@@ -162,7 +169,7 @@ struct Replayed<Op, Result(const at::Tensor&, Args...)> {
 inline int64_t held(int64_t dim) { return dim; }
 inline std::vector<int64_t> held(c10::IntArrayRef dims) { return dims.vec(); }
 
-// Op changes the shape in place as View does out of place.
+// Kernel of an operation that changes the shape in place. `View` is the same operation out of place.
 template <class Op, class View, class Schema = typename Op::schema>
 struct ChangedInPlace;
 template <class Op, class View, class... Args>

@@ -1,5 +1,5 @@
-// Random numbers on devices for which there is no loop of our own: Philox written with integer tensor operations. About
-// eighty passes over memory, so a kernel would be faster; the bits are those of random_fill.cc.
+// Random numbers on devices without a loop of our own: Philox in integer tensor operations. It takes about 80 passes
+// over memory, so a kernel would be faster. The bits are those of random_fill.cc.
 #include <ATen/ATen.h>
 
 #include <array>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kLow32 = 0xffffffff;
 
-// Global linear index of every local element, in the order of a contiguous local tensor.
+// Global linear index of each local element, in the order of a contiguous local tensor.
 at::Tensor global_indices(const Region& region, c10::Device device) {
   at::Tensor index = at::zeros(Sizes(region.sizes.size(), 1), at::TensorOptions(at::kLong).device(device));
   int64_t stride = 1;
@@ -40,7 +40,8 @@ at::Tensor with_bits(const at::Tensor& words, uint32_t bits) {
   return at::bitwise_xor(words, static_cast<int64_t>(bits));
 }
 
-// The product of 32-bit numbers, one of which is a constant: its low and its high half, without overflow of int64.
+// The product of 32-bit numbers and a 32-bit constant, as its low and high halves. Products of 16-bit halves keep every
+// intermediate below 2^49, so int64 does not overflow.
 std::pair<at::Tensor, at::Tensor> multiply(const at::Tensor& x, uint32_t constant) {
   const at::Tensor low = at::bitwise_and(x, 0xffff) * static_cast<int64_t>(constant);  // below 2^48
   const at::Tensor high = right(x, 16) * static_cast<int64_t>(constant);               // below 2^48
@@ -48,6 +49,7 @@ std::pair<at::Tensor, at::Tensor> multiply(const at::Tensor& x, uint32_t constan
   return {at::bitwise_or(left(at::bitwise_and(sum, 0xffff), 16), at::bitwise_and(low, 0xffff)), right(sum, 16)};
 }
 
+// The four 32-bit words of each block, as int64 tensors. The operations are those of base/philox.h.
 std::array<at::Tensor, 4> philox_of(const RandomKey& key, const at::Tensor& block) {
   auto k0 = static_cast<uint32_t>(key.seed);
   auto k1 = static_cast<uint32_t>(key.seed >> 32);
@@ -64,21 +66,23 @@ std::array<at::Tensor, 4> philox_of(const RandomKey& key, const at::Tensor& bloc
   return c;
 }
 
-// lanes[lane] element by element.
+// Element by element lanes[lane].
 at::Tensor pick(const std::array<at::Tensor, 4>& lanes, const at::Tensor& lane) {
   at::Tensor picked = lanes[0];
   for (int i = 1; i < 4; ++i) picked = at::where(lane == i, lanes[i], picked);
   return picked;
 }
 
-// 53 bits of two words as a fraction.
+// A fraction in [0, 1) of the upper 53 bits of two words.
 at::Tensor fraction(const at::Tensor& high, const at::Tensor& low) {
   return at::bitwise_or(left(high, 21), right(low, 11)).to(at::kDouble) * 0x1p-53;
 }
 
+// The values of a law from the words of their blocks. A block gives 2 values in double and 4 in float, as in
+// random_fill.cc.
 struct LawDraw {
   const std::array<at::Tensor, 4> lanes;
-  const at::Tensor within;  // position in the block
+  const at::Tensor within;  // index of the value in its block
   bool doubles;
 
   at::Tensor fractions(int digits) const {
@@ -102,14 +106,15 @@ struct LawDraw {
   }
 };
 
-// word % range for words of 64 unsigned bits.
+// The remainder of an unsigned 64-bit word, given as two 32-bit halves, although int64 is signed. A power of two needs
+// a mask, a range below 2^31 the remainders of the halves, and a larger range a division bit by bit.
 at::Tensor unsigned_remainder(const at::Tensor& high, const at::Tensor& low, uint64_t range) {
   if (std::has_single_bit(range) || range == 0) {
     return at::bitwise_and(at::bitwise_or(left(high, 32), low), static_cast<int64_t>(range - 1));
   }
   TESSERA_CHECK(range < uint64_t{1} << 62, ErrorKind::kShape,
                 "[dtensor.random] integers: found a range of {}, wanted less than 2^62 on this device.", range);
-  if (range >> 31 != 0) {  // bit by bit: (2 r + bit) mod range never overflows while range < 2^62
+  if (range >> 31 != 0) {  // (2 r + bit) mod range does not overflow as range < 2^62
     at::Tensor rest = at::zeros_like(high);
     for (int bit = 63; bit >= 0; --bit) {
       const at::Tensor& word = bit >= 32 ? high : low;
@@ -159,7 +164,8 @@ void fill_by_operations(const at::Tensor& part, const Region& region, const Rand
       values = (draw.double_fractions(digits_of(type)).neg().log1p() / std::log1p(-d.a)).ceil().clamp_min(1);
       break;
   }
-  if (values.scalar_type() == at::kDouble && !doubles) values = values.to(at::kFloat);  // as the CPU rounds
+  if (values.scalar_type() == at::kDouble && !doubles)
+    values = values.to(at::kFloat);  // rounded to float once, as on the CPU
   part.copy_(values.view(part.sizes()));
 }
 

@@ -1,8 +1,8 @@
-// The CPU's way to fill a tensor with random numbers: block by block along stretches that are contiguous both in this
-// rank's memory and in the global tensor. Every element goes through the same scalar code wherever it lies in a
-// stretch: vectorised logarithms differ from scalar ones in the last bit, and which elements are vectorised depends on
-// the sharding. What goes through a logarithm or an angle does so in float64 and is rounded once: other devices, whose
-// functions have other last bits, then round to the same float32, or to the one beside it.
+// Fills a tensor on the CPU with random numbers, along ranges that are contiguous both in this rank's memory and in the
+// global tensor. Every element is computed by the same scalar code. Vectorised logarithms differ from scalar ones in
+// the last bit, and the sharding would decide which elements are vectorised. Logarithms and angles are computed in
+// float64 and rounded once; other devices, whose functions differ in the last bits of float64, then give the same
+// float32 or a neighbour of it.
 #include "tessera/dtensor/random/random_fill.h"
 
 #include <ATen/ATen.h>
@@ -19,11 +19,12 @@ namespace tessera {
 
 namespace {
 
-// Local memory as stretches of consecutive global elements.
+// Divides local memory into ranges of consecutive global elements.
 class Stretches {
  public:
   explicit Stretches(const Region& region) : region_(region), ndim_(region.sizes.size()) {
-    // Trailing dims that are whole are one stretch; the first dim before them may have several.
+    // Trailing dims that are whole form one range. The dim before them may have several runs; a "row" is one index of
+    // the dims before.
     size_t dim = ndim_;
     while (dim > 0 && region.sizes[dim - 1] == region.global[dim - 1]) inner_ *= region.global[--dim];
     outer_dims_ = dim == 0 ? 0 : dim - 1;
@@ -55,7 +56,7 @@ class Stretches {
   }
 
  private:
-  // Global index of the first element of a row, whose outer indices are local.
+  // Global index of the first element of a row. The row number counts local indices of the outer dims.
   int64_t global_start(int64_t row) const {
     int64_t start = 0;
     int64_t stride = global_row_;
@@ -83,7 +84,8 @@ class Stretches {
   int64_t global_row_ = 0;
 };
 
-// make(block of bits, values) gives W values.
+// Computes W values from each Philox block with make(bits, values). The block number is the global index / W, so a
+// value depends on the global index only, also if a range starts inside a block.
 template <int W, class T, class Make>
 void fill(T* out, const Region& region, const RandomKey& key, Make make) {
   const Stretches stretches(region);
@@ -100,17 +102,17 @@ void fill(T* out, const Region& region, const RandomKey& key, Make make) {
   });
 }
 
-// A fraction in [0, 1) of that many digits.
+// A fraction in [0, 1) with this number of binary digits.
 float fraction(uint32_t bits, int digits) { return std::ldexp(static_cast<float>(bits >> (32 - digits)), -digits); }
 double fraction(uint32_t high, uint32_t low) {
   return static_cast<double>((uint64_t{high} << 32 | low) >> 11) * 0x1p-53;
 }
 
-// Values of a block: two of doubles, four of floats.
+// Number of values in a block: two doubles or four floats.
 template <class T>
 constexpr int kValuesOfBlock = std::is_same_v<T, double> ? 2 : 4;
 
-// The fractions of a block, which are u[0] to u[kValuesOfBlock - 1].
+// Writes the fractions of a block to u[0] ... u[kValuesOfBlock - 1].
 template <class T>
 void fractions(const PhiloxBlock& bits, int digits, T* u) {
   for (int i = 0; i < kValuesOfBlock<T>; ++i) {
@@ -122,7 +124,7 @@ void fractions(const PhiloxBlock& bits, int digits, T* u) {
   }
 }
 
-// Two normal values from two fractions (Box and Muller), the first of which must not be 0.
+// Two normal values from two fractions (Box-Muller). The first fraction must not be 0.
 void normal_pair(double u1, double u2, double* z) {
   const double radius = std::sqrt(-2 * std::log(u1));
   const double angle = 2 * std::numbers::pi * u2;
@@ -130,13 +132,13 @@ void normal_pair(double u1, double u2, double* z) {
   z[1] = radius * std::sin(angle);
 }
 
-// Of the bits of W values.
+// Normal values from the bits of one block.
 template <class T>
 void normals(const PhiloxBlock& bits, double* z) {
   if constexpr (std::is_same_v<T, double>) {
     normal_pair(fraction(bits[0], bits[1]) + 0x1p-54, fraction(bits[2], bits[3]), z);
   } else {
-    for (int i = 0; i < 4; i += 2) {  // all 32 bits of the radius, for the tails
+    for (int i = 0; i < 4; i += 2) {  // the radius uses all 32 bits, for the tails
       normal_pair(static_cast<float>(bits[i]) * 0x1p-32f + 0x1p-33f, fraction(bits[i + 1], 24), z + i);
     }
   }
@@ -172,7 +174,7 @@ void fill_real(T* out, const Region& region, const RandomKey& key, const Distrib
         case Law::kCauchy:
           values[i] = static_cast<T>(d.a + d.b * std::tan(std::numbers::pi * (u - 0.5)));
           break;
-        default:  // geometric: 1 - u lies in (0, 1]
+        default:  // kGeometric: 1 - u is in (0, 1]
           values[i] = static_cast<T>(std::max(std::ceil(std::log1p(-u) / log_failure), 1.0));
           break;
       }
@@ -203,7 +205,7 @@ void fill_random(const at::Tensor& part, const Region& region, const RandomKey& 
                 "parts of other sizes?");
   const auto type = part.scalar_type();
   if (part.numel() == 0) return;
-  if (at::isComplexType(type)) {  // real and imaginary part are independent, and the whole has the deviation asked for
+  if (at::isComplexType(type)) {  // real and imaginary part are independent; together they have the deviation
     TESSERA_CHECK(distribution.law == Law::kNormal, ErrorKind::kShape,
                   "[dtensor.random] found dtype {}, wanted a real one for this distribution.", c10::toString(type));
     Distribution half = distribution;

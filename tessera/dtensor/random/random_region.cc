@@ -2,6 +2,7 @@
 
 namespace tessera {
 
+// A dim without elements has no runs.
 Region::Region(c10::IntArrayRef global_sizes) : global(global_sizes.begin(), global_sizes.end()), sizes(global) {
   for (const int64_t size : global) runs.push_back(size > 0 ? Runs{{0, size}} : Runs{});
 }

@@ -9,7 +9,7 @@ namespace tessera {
 
 namespace {
 
-// Not negative.
+// A hash of the values; not negative, so that it can be negated. Zeros of any dtype hash to 0.
 int64_t hash_of(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
   if (tensor._is_zerotensor() || !at::any(tensor).item<bool>()) return 0;
@@ -19,6 +19,8 @@ int64_t hash_of(const at::Tensor& tensor) {
 
 }  // namespace
 
+// The minima of hash and -hash give the smallest and the largest hash of all ranks; they are equal exactly if all
+// hashes are. Reducing one mesh dim after another covers the whole mesh.
 bool is_alike(const at::TensorBase& tensor, const DeviceMesh& mesh, const std::string& cause) {
   if (tensor.is_meta()) return false;
   const int64_t hash = hash_of(at::Tensor(tensor));

@@ -25,16 +25,17 @@ Placements partial_to_replicated(Placements placements) {
 
 namespace {
 
-// A part of a tensor of these global strides, which are empty where it is contiguous.
+// Brings a local tensor to the memory order of these global strides. Empty strides mean contiguous: nothing to do.
 at::Tensor laid_out(at::Tensor local, const Sizes& strides) {
   if (strides.empty()) return local;
   const auto order = strides_in_order(local.sizes(), strides);
   return lying_as(std::move(local), order);
 }
 
+// The local tensor of an async_op. The first part() waits for the collective; an error is kept and thrown at each call.
 class PendingSteps final : public LocalSource {
  public:
-  // The mesh owns the group that the collective runs on. `strides` as of laid_out().
+  // The mesh is kept because it owns the group that the collective runs on. `strides` as in laid_out().
   PendingSteps(MeshPtr mesh, InFlight started, Sizes strides)
       : mesh_(std::move(mesh)), started_(std::move(started)), strides_(std::move(strides)) {}
   const at::Tensor& part() override {
@@ -44,7 +45,7 @@ class PendingSteps final : public LocalSource {
       try {
         local_ = laid_out(started_.end(), strides_);
       } catch (...) {
-        failure_ = std::current_exception();  // there never will be a part
+        failure_ = std::current_exception();  // the local tensor will never exist
         throw;
       }
     }
@@ -69,7 +70,7 @@ at::Tensor redistribute_values(const at::Tensor& tensor, const Placements& to, b
   at::AutoDispatchBelowADInplaceOrView below;
   const Steps steps = plan_redistribute(tensor.sizes(), *impl.mesh(), impl.placements(), to);
   const RedistributionScope scope({how.cause, "self", -1, tensor, to, steps, how.asked_for});
-  Sizes strides;  // as clone() lies
+  Sizes strides;  // strides that clone() would give
   if (!tensor.is_contiguous()) {
     const auto dense = at::infer_dense_strides(tensor.sizes(), tensor.strides());
     strides.assign(dense.begin(), dense.end());
@@ -86,7 +87,7 @@ at::Tensor redistribute_values(const at::Tensor& tensor, const Placements& to, b
 
 namespace {
 
-// What a conversion's backward needs beside tensors.
+// Data for the backward of a conversion, besides tensors.
 struct Saved {
   MeshPtr mesh;
   Placements placements;
@@ -113,8 +114,9 @@ at::Tensor gradient_in(const char* verb, const at::Tensor& gradient, const Place
 
 namespace {
 
-// A gradient that the engine or a formula made, plain and alike on all ranks, is whole. COLLECTIVE over the mesh where
-// it is plain.
+// Converts a plain gradient to a replicated DTensor if its values are the same on all ranks; the autograd engine and
+// derivative formulas make such gradients. Other gradients are returned unchanged. COLLECTIVE over the mesh for a plain
+// gradient.
 at::Tensor on_mesh(const char* verb, const at::Tensor& gradient, const MeshPtr& mesh) {
   const bool whole = !is_dtensor(gradient) && !gradient.requires_grad() && is_alike(gradient, *mesh, verb);
   return whole ? make_dtensor(gradient, mesh, share(Placements(static_cast<size_t>(mesh->ndim()), Replicate())),
@@ -122,6 +124,7 @@ at::Tensor on_mesh(const char* verb, const at::Tensor& gradient, const MeshPtr& 
                : gradient;
 }
 
+// Backward: the gradient is redistributed to the gradient placements and its local tensor is returned.
 struct FromLocal : Function<FromLocal> {
   static Variable forward(AutogradContext* ctx, const Variable& local, const MeshPtr& mesh,
                           const Placements& placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
@@ -140,6 +143,8 @@ struct FromLocal : Function<FromLocal> {
   }
 };
 
+// Backward: the local gradient becomes a DTensor with the gradient placements. If backward is recorded (a second
+// derivative), the conversion must be recorded, too.
 struct ToLocal : Function<ToLocal> {
   static Variable forward(AutogradContext* ctx, const Variable& tensor, const Placements& grad_placements) {
     const DTensorImpl& impl = *impl_of(tensor);
@@ -159,6 +164,8 @@ struct ToLocal : Function<ToLocal> {
   }
 };
 
+// Backward: the gradient is redistributed to the placements of the input, with Replicate for Partial, in backward_dtype
+// if set. `cause` is null for the user's own redistribute.
 struct Redistributed : Function<Redistributed> {
   static Variable forward(AutogradContext* ctx, const Variable& tensor, const Placements& to,
                           const RedistributeOptions& options, const char* cause) {

@@ -1,4 +1,4 @@
-// Between plain tensors and DTensors, and from one placement to another: the functions that tensor/dtensor.h declares.
+// Conversions between plain tensors and DTensors, and between placements: the functions that tensor/dtensor.h declares.
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
@@ -15,7 +15,8 @@ namespace tessera {
 
 namespace {
 
-// local size x mesh size on sharded dims; strides outside the sharded dim grow with it.
+// Global sizes and strides of evenly sharded tensors: the size of a sharded dim is multiplied by the mesh size, and so
+// are the strides of the dims that are outside of it in memory.
 void infer_global(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements, Sizes& sizes,
                   Sizes& strides) {
   sizes.assign(local.sizes().begin(), local.sizes().end());
@@ -34,7 +35,8 @@ void infer_global(const at::Tensor& local, const DeviceMesh& mesh, const Placeme
   }
 }
 
-// What this rank found, to all ranks of the mesh; dim by dim, so that in the end each rank knows what all others said.
+// Gathers the texts of all ranks of the mesh, one mesh dim after another. After dim i a rank has the texts of all ranks
+// whose coordinates differ from its own on dims 0 ... i only, so after the last dim it has all of them.
 std::set<std::string> gather_from_mesh(const std::string& own, const DeviceMesh& mesh) {
   std::set<std::string> all = {own};
   for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
@@ -50,7 +52,8 @@ std::set<std::string> gather_from_mesh(const std::string& own, const DeviceMesh&
   return all;
 }
 
-// All ranks learn of a difference, wherever in the mesh it is. `problem`: what is wrong here, if anything.
+// Error kShape on all ranks if the metadata differ between ranks or if any rank has a `problem` (empty: none). All
+// ranks take part in the gather, so no rank raises alone while others wait.
 void check_same_everywhere(const at::Tensor& local, const DeviceMesh& mesh, bool compare_shape,
                            const std::string& problem) {
   std::ostringstream text;
@@ -153,7 +156,8 @@ at::Tensor full_tensor(const at::Tensor& tensor, const std::optional<Placements>
 
 namespace {
 
-// Chunks of one rank's tensor for all ranks along one mesh dim.
+// Scatters the root's tensor along one mesh dim. Every chunk is padded to the size of the first, because scatter needs
+// equal shapes; the padding is removed after it.
 at::Tensor scatter_shards(const at::Tensor& tensor, comm::Group& group, const Placement& placement, int root) {
   const int64_t n = tensor.size(placement.dim);
   const int64_t k = group.size();
@@ -181,6 +185,9 @@ at::Tensor scatter_shards(const at::Tensor& tensor, comm::Group& group, const Pl
   return received.narrow(placement.dim, 0, local_extent(n, k, group.rank(), placement.split_factor)).contiguous();
 }
 
+// Takes one mesh dim after another. After dim i a rank holds data of the source if its coordinates on the later dims
+// are `src`, so the root of the next dim always holds such data. Without `src` every rank takes its part of its own
+// copy. Partial starts as a broadcast; run_steps then makes the Partial of it.
 at::Tensor spread(const at::Tensor& tensor, const MeshPtr& mesh, const Placements& placements, std::optional<int> src) {
   if (!mesh->coordinate()) return at::empty(Sizes(tensor.dim(), 0), tensor.options());
   at::Tensor local = tensor;

@@ -8,7 +8,7 @@ namespace tessera {
 
 namespace {
 
-// The ranks of the group over some mesh dims, in its order.
+// Coordinates of the ranks in the group over some mesh dims, in group order. Other coordinates are those of this rank.
 std::vector<Coordinate> members(const DeviceMesh& mesh, const MeshDims& dims) {
   int64_t count = 1;
   for (const int64_t dim : dims) count *= mesh.shape()[dim];
@@ -31,7 +31,8 @@ Part part_of(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Cuts& 
   return part;
 }
 
-// Where the elements of `inner`, which `outer` holds, lie in outer's memory.
+// Positions, in the memory of a rank that holds `outer`, of the elements `inner`. All elements of `inner` are in
+// `outer`, and both lists are in ascending order, so one pass over both is enough.
 Runs positions(const Runs& outer, const Runs& inner) {
   Runs found;
   int64_t before = 0;
@@ -51,6 +52,7 @@ Runs positions(const Runs& outer, const Runs& inner) {
   return found;
 }
 
+// Copies dim by dim. Each dim may consist of several ranges, so the recursion handles every combination of ranges.
 void put(const at::Tensor& tensor, const Part& held, const at::Tensor& values, const Part& given, size_t dim) {
   if (dim == held.size()) {
     tensor.copy_(values);
@@ -76,8 +78,9 @@ Movement movement_of(const Division& division, const DeviceMesh& mesh) {
   for (const Coordinate& member : members(mesh, mesh_dims)) {
     if (division.before) movement.before.push_back(part_of(sizes, mesh, from, member));
     if (division.after) movement.after.push_back(part_of(sizes, mesh, division.to, member));
-    // An element that several ranks hold comes from the one that agrees with the receiver on the mesh dims that do not
-    // cut what is held; it is the receiver itself where it has it.
+    // An element that several ranks hold is sent by one of them only: by the rank with the same coordinates as the
+    // receiver on all mesh dims that do not cut the tensor before the step. If the receiver has the element, this is
+    // the receiver itself.
     bool linked = true;
     for (const int64_t dim : mesh_dims) {
       const bool cuts = std::ranges::any_of(from, [dim](const Cut& cut) { return cut.mesh_dim == dim; });
@@ -96,7 +99,7 @@ Sizes sizes_of(const Part& part) {
 
 int64_t numel_of(const Part& part) { return c10::multiply_integers(sizes_of(part)); }
 
-// Runs are ascending, so the common ones are too.
+// Runs are ascending, so one pass gives the common runs in ascending order.
 Part common(const Part& a, const Part& b) {
   Part both;
   for (size_t dim = 0; dim < a.size(); ++dim) {
@@ -137,6 +140,7 @@ void put(const at::Tensor& tensor, const Part& held, const at::Tensor& values, c
   put(tensor, held, values, given, 0);
 }
 
+// Exactly one dim may be divided, and along it each part must be one range that starts where the previous part ends.
 std::optional<int64_t> dim_that_joins(const Part& whole, const std::vector<Part>& parts) {
   const auto is_cut = [&](size_t dim) {
     return std::ranges::any_of(parts, [&](const Part& part) { return part[dim] != whole[dim]; });
@@ -156,7 +160,7 @@ std::optional<int64_t> dim_that_joins(const Part& whole, const std::vector<Part>
   return next == length(whole[cut]) ? std::optional(static_cast<int64_t>(cut)) : std::nullopt;
 }
 
-// Along one dim only, which no dim with more than one element comes before.
+// The parts must be divided along one dim, and all dims before it must have one element.
 bool in_order(const Part& whole, const std::vector<Part>& parts) {
   if (whole.empty()) return parts.size() == 1;
   if (parts.size() == 1 && parts[0] == whole) return true;

@@ -1,4 +1,4 @@
-// What redistributions cost, by upstream's model: latency, hops and bytes of the slowest link.
+// Cost of redistributions by PyTorch's model: latency, number of hops, and bytes over the slowest link.
 #include <algorithm>
 #include <limits>
 
@@ -13,11 +13,12 @@ struct LinkCost {
   double bandwidth;
 };
 
-// Numbers of the upstream model: an NVLink-like link inside a host, a fifth of it across hosts.
+// Latency (us) and bandwidth (GB/s) of PyTorch's model: an NVLink-like link inside a host, 0.22 of its bandwidth across
+// hosts.
 LinkCost link_cost(const DeviceMesh& mesh, int64_t mesh_dim) {
   int64_t devices = 1;
   for (int64_t i = mesh.ndim() - 1; i >= mesh_dim; --i) devices *= mesh.shape()[i];
-  // Alike on all ranks: they must choose alike.
+  // The value is the same on all ranks (the smallest host), because all ranks must choose the same plan.
   const bool inside_host = devices <= mesh.world()->info().hosts.least_ranks;
   return inside_host ? LinkCost{0.6, 87.7} : LinkCost{2.7, 87.7 * 0.22};
 }
@@ -28,7 +29,7 @@ double parts_of(const Cuts& cuts, const DeviceMesh& mesh) {
   return parts;
 }
 
-// `whole`: GB of the global tensor.
+// Cost of a step in microseconds. `whole` is the size of the global tensor in GB.
 double price(const Step& step, double whole, const DeviceMesh& mesh) {
   if (!communicates(step)) return 0;
   double k = 1;
@@ -48,7 +49,7 @@ double price(const Step& step, double whole, const DeviceMesh& mesh) {
     case Step::Kind::kGather:
       received = whole / parts_of(step.to, mesh) * (k - 1) / k;
       break;
-    default: {  // of what this rank shall hold, a share as large as its share of the tensor is here already
+    default: {  // all_to_all: of this rank's new part it holds 1/cut already
       double cut = 1;
       for (const Cut& c : step.from) {
         const bool moves = std::ranges::find(step.mesh_dims, c.mesh_dim) != step.mesh_dims.end();

@@ -1,4 +1,4 @@
-// The planner: which steps lead from one list of placements to another. It keeps the cuts reached so far.
+// The planner: finds the steps from one list of placements to another. It tracks the cuts reached so far.
 #include <algorithm>
 #include <iterator>
 
@@ -17,8 +17,8 @@ Cuts of_dim(const Cuts& cuts, int64_t dim) {
   return found;
 }
 
-// The mesh dims whose cuts of `dim` hold that of mesh dim m: those outside it. For an m that does not cut it, the
-// earlier mesh dims.
+// Mesh dims whose cuts of tensor dim `dim` are outside the cut of mesh dim m. If m does not cut `dim`, these are the
+// mesh dims before m that do.
 MeshDims holders(const Cuts& cuts, int64_t dim, int64_t m) {
   MeshDims outside;
   MeshDims earlier;
@@ -30,6 +30,8 @@ MeshDims holders(const Cuts& cuts, int64_t dim, int64_t m) {
   return earlier;
 }
 
+// Placements in which shards that are nested last are written as ordinary shards; their position is in the list of
+// cuts.
 Placements with_plain_nested(const DeviceMesh& mesh, const Placements& placements) {
   Placements plain = placements;
   for (size_t i = 0; i < placements.size(); ++i) {
@@ -38,6 +40,9 @@ Placements with_plain_nested(const DeviceMesh& mesh, const Placements& placement
   return plain;
 }
 
+// Invariant: `now_` are the placements reached by `steps_`, and `cuts_` are the cuts of these placements, outermost
+// first. Each call of add() appends a step and sets `cuts_`. A plan is complete when `now_` equals `to_` and `cuts_`
+// equals `goal_`.
 class Planner {
  public:
   Planner(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& from, const Placements& to)
@@ -48,14 +53,14 @@ class Planner {
         cuts_(cuts_of(mesh, from)),
         goal_(cuts_of(mesh, to)) {}
 
-  // One mesh dim after another, as upstream.
+  // Changes one mesh dim after another, as PyTorch does.
   Steps one_by_one() {
     for (int64_t m = mesh_.ndim(); m-- > 0;) undo_if_misplaced(m);
     for (int64_t m = 0; m < mesh_.ndim(); ++m) {
       if (!done(m) && now_[m].is_partial() && to_[m].is_partial(ReduceOp::kProduct)) change(m, Replicate());
     }
-    // First to last, but a shard comes after the shards that hold it. One that others wait for while it waits itself is
-    // taken back.
+    // Goes from the first mesh dim to the last, but makes a shard only after the shards that must be outside of it. If
+    // no mesh dim is ready, shards wait for one another; then one of them is gathered.
     for (bool progress = true; progress;) {
       progress = false;
       for (int64_t m = 0; m < mesh_.ndim(); ++m) {
@@ -81,8 +86,8 @@ class Planner {
     return true;
   }
 
-  // Reductions, then all cuts that differ. cut_first: what will be cut anyway is cut before the reductions, which then
-  // have less to move.
+  // Reduces partial values, then changes all cuts that differ. With cut_first, mesh dims that are Replicate now and
+  // become shards are cut before the reductions, which then communicate less.
   Steps at_once(bool cut_first) {
     if (cut_first) {
       Cuts cut = cuts_;
@@ -104,8 +109,9 @@ class Planner {
     return std::ranges::all_of(dims, [&](int64_t i) { return done(i); });
   }
 
-  // Whether a shard's holders are there and nothing else cuts its dim, which would hold it, too; whether nothing is
-  // left to reduce that would add up the ones that fill up a product.
+  // Whether mesh dim m may get its final placement. For a shard, all shards outside of it must be final, and no other
+  // shard may cut the dim, since it would be outside, too. For a partial product no other mesh dim may still have to be
+  // reduced, because a sum would add the ones that fill up the product.
   bool ready(int64_t m) const {
     if (to_[m].is_partial(ReduceOp::kProduct)) {
       for (int64_t other = 0; other < mesh_.ndim(); ++other) {
@@ -120,7 +126,7 @@ class Planner {
            });
   }
 
-  // Mesh dims of one rank cut nothing.
+  // The cuts without those of mesh dims of one rank, which divide nothing.
   Cuts real(const Cuts& cuts) const {
     Cuts kept;
     std::copy_if(cuts.begin(), cuts.end(), std::back_inserter(kept),
@@ -128,6 +134,7 @@ class Planner {
     return kept;
   }
 
+  // Appends a step, unless it would change nothing. Mesh dims of one rank are left out.
   void add(Kind kind, MeshDims dims, const Cuts& to, const Placement& partial = Replicate()) {
     dims.erase(std::remove_if(dims.begin(), dims.end(), [&](int64_t dim) { return mesh_.shape()[dim] == 1; }),
                dims.end());
@@ -139,7 +146,8 @@ class Planner {
 
   // ---- one by one ----
 
-  // Gathers a shard that would not stay inside the same others, and before it those inside it.
+  // Gathers a strided shard that has to change, and a shard that has other shards outside of it now than in the goal.
+  // Shards inside it are gathered first.
   void undo_if_misplaced(int64_t m) {
     if (!now_[m].is_any_shard()) return;
     const int64_t dim = now_[m].dim;
@@ -149,7 +157,7 @@ class Planner {
     undo(m);
   }
 
-  // Gathers a shard, and before it those inside it.
+  // Gathers a shard, and before it the shards inside it.
   void undo(int64_t m) {
     const int64_t dim = now_[m].dim;
     const size_t outside = holders(cuts_, dim, m).size();
@@ -157,10 +165,12 @@ class Planner {
     for (size_t i = nested.size(); i-- > outside;) change(nested[i].mesh_dim, Replicate());
   }
 
+  // Appends the step that changes one mesh dim from its placement to `target`.
   void change(int64_t m, const Placement& target) {
     const Placement source = now_[m];
     if (source == target) return;
-    // A shard becomes partial, and a strided shard anything, by way of the whole.
+    // Some changes need an intermediate Replicate: from a shard or another Partial to Partial, and from or to a strided
+    // shard.
     const bool strided = source.is_strided_shard() || target.is_strided_shard();
     if (!source.is_replicate() && !target.is_replicate() && (strided || target.is_partial())) {
       change(m, Replicate());
@@ -182,7 +192,7 @@ class Planner {
 
   // ---- at once ----
 
-  // One step for each reduction.
+  // Appends one step for each kind of reduction.
   void reduce_partials(bool scatter) {
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
       MeshDims dims;
@@ -197,11 +207,13 @@ class Planner {
     }
   }
 
-  // From the cuts so far to the goal, in one step over the mesh dims whose cuts differ.
+  // Appends one step from the present cuts to the goal. For each tensor dim the cuts that both lists begin with stay.
+  // If the other cuts are only removed, the step is an all-gather; if they are only added, it is local; else it is an
+  // all-to-all.
   void move() {
     MeshDims dims;
-    bool undone = false;  // some cut is taken back
-    bool made = false;    // some cut is new
+    bool undone = false;  // some cut is removed
+    bool made = false;    // some cut is added
     const Cuts from = real(cuts_);
     const Cuts to = real(goal_);
     for (int64_t dim = 0; dim < static_cast<int64_t>(sizes_.size()); ++dim) {
@@ -234,7 +246,7 @@ class Planner {
 
 std::shared_ptr<const Movement> work_out(const Step& step, const DeviceMesh& mesh) {
   if (step.kind == Kind::kReduce || step.kind == Kind::kSpread) {
-    return nullptr;  // whole parts stay where they are
+    return nullptr;  // every rank keeps all its elements
   }
   const bool exchanges = step.kind == Kind::kExchange;
   return std::make_shared<Movement>(movement_of({step.global_sizes, step.mesh_dims, step.from, step.to,
@@ -248,6 +260,8 @@ Steps plan_one_by_one(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, con
   return from == to ? Steps{} : Planner(global_sizes, mesh, from, to).one_by_one();
 }
 
+// Both variants are planned and the cheaper one is returned. Cutting early reduces the reduced data, but may need
+// another step.
 std::optional<Steps> plan_at_once(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& from,
                                   const Placements& to) {
   const Planner planner(global_sizes, mesh, from, to);
@@ -262,7 +276,7 @@ Steps plan_redistribute(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, c
   if (!mesh.coordinate()) return {};
   Steps steps = plan_one_by_one(global_sizes, mesh, from, to);
   if (steps.size() > 1 && std::ranges::any_of(steps, communicates)) {
-    constexpr int64_t kItemBytes = 4;  // plans must not depend on more than shapes and placements
+    constexpr int64_t kItemBytes = 4;  // one item size for all dtypes: plans must depend on shapes and placements only
     auto at_once = plan_at_once(global_sizes, mesh, from, to);
     if (at_once && cost_of(*at_once, kItemBytes, mesh) < cost_of(steps, kItemBytes, mesh)) steps = *std::move(at_once);
   }

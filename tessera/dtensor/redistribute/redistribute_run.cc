@@ -1,5 +1,5 @@
-// Carries out steps. What lies where follows from the cuts: each rank knows the global indices that any other rank
-// holds before and after (Movement).
+// Runs the steps of a plan. The cuts determine the global indices that each rank holds before and after a step
+// (Movement), so ranks exchange elements without exchanging any metadata.
 #include <ATen/ATen.h>
 
 #include <cmath>
@@ -15,7 +15,7 @@ namespace {
 
 InFlight done(at::Tensor value) { return {std::move(value), {}, {}, false}; }
 
-// What follows the collective of a step is done by `then` when it has ended.
+// Appends `then` to the work after the collective of a step.
 InFlight with(InFlight started, std::function<at::Tensor(const at::Tensor&)> then) {
   started.finish = [before = std::move(started.finish), then = std::move(then), value = started.value] {
     return then(before ? before() : value);
@@ -23,8 +23,8 @@ InFlight with(InFlight started, std::function<at::Tensor(const at::Tensor&)> the
   return started;
 }
 
-// How values travel to be reduced. A norm's parts are combined as the p-th root of the sum of their p-th powers; order
-// 0 counts, infinite ones are extremes. Booleans travel as bytes.
+// How values are encoded for a reduction. A partial norm of order p is reduced as the sum of p-th powers, of which the
+// p-th root is taken; order 0 is a count and is summed; infinite orders are a maximum or minimum.
 struct Travel {
   explicit Travel(const Placement& partial) : op(partial.reduce_op) {
     if (partial.kind == Placement::Kind::kNormPartial) {
@@ -39,10 +39,10 @@ struct Travel {
     return with(std::move(started), [p = order](const at::Tensor& sum) { return sum.pow(1.0 / p); });
   }
   ReduceOp op;
-  double order = 0;  // 0: as they are
+  double order = 0;  // 0: values are sent unchanged
 };
 
-// All-reduce of booleans goes by bytes: any() is a sum, all() a product.
+// Booleans are reduced as bytes: "any" (a sum) is the maximum, "all" (a product) is the minimum.
 ReduceOp byte_op(ReduceOp op) {
   return op == ReduceOp::kProduct || op == ReduceOp::kMin ? ReduceOp::kMin : ReduceOp::kMax;
 }
@@ -60,13 +60,15 @@ InFlight reduce(const at::Tensor& local, comm::Group& group, const Step& step) {
   return travel.unpacked(std::move(started));
 }
 
+// Size of the largest part.
 int64_t most_of(const std::vector<Part>& parts) {
   int64_t most = 0;
   for (const Part& part : parts) most = std::max(most, numel_of(part));
   return most;
 }
 
-// Whether parts of which each takes as much room as the largest lie one after the other: only the last may be smaller.
+// Whether parts, each padded to `most` elements, are contiguous without gaps: all are full up to the last one with
+// elements.
 bool fills(const std::vector<Part>& parts, int64_t most, int64_t whole) {
   for (size_t i = 0; i < parts.size(); ++i) {
     if (numel_of(parts[i]) != std::clamp<int64_t>(whole - static_cast<int64_t>(i) * most, 0, most)) return false;
@@ -74,6 +76,9 @@ bool fills(const std::vector<Part>& parts, int64_t most, int64_t whole) {
   return true;
 }
 
+// Every rank contributes `most` elements, so smaller parts are padded. There are three ways to assemble the result: a
+// view, if the gathered rows are the whole tensor in order; a concatenation along one dim; else a copy of each part to
+// its indices.
 InFlight gather(const at::Tensor& local, comm::Group& group, std::shared_ptr<const Movement> movement) {
   const std::vector<Part>& parts = movement->before;
   const int64_t most = most_of(parts);
@@ -103,7 +108,8 @@ InFlight gather(const at::Tensor& local, comm::Group& group, std::shared_ptr<con
   });
 }
 
-// One piece a rank, each with as much room as the largest.
+// The input of a reduce-scatter: one row for each rank, padded to the size of the largest part. If all parts are equal
+// and in order, the local tensor is viewed instead of copied.
 at::Tensor stacked(const at::Tensor& local, const Movement& movement, int64_t most) {
   const std::vector<Part>& parts = movement.after;
   const auto count = static_cast<int64_t>(parts.size());
@@ -129,7 +135,7 @@ at::Tensor stacked(const at::Tensor& local, const Movement& movement, int64_t mo
 
 InFlight reduce_scatter(const at::Tensor& local, comm::Group& group, const Step& step,
                         const std::shared_ptr<const Movement>& movement) {
-  if (local.scalar_type() == at::kBool) {  // by way of the whole
+  if (local.scalar_type() == at::kBool) {  // booleans are reduced as a whole, then cut
     return with(reduce(local, group, step), [movement](const at::Tensor& value) {
       return take(value, movement->held, movement->wanted).clone(at::MemoryFormat::Contiguous);
     });
@@ -146,6 +152,9 @@ InFlight reduce_scatter(const at::Tensor& local, comm::Group& group, const Step&
   return travel.unpacked(std::move(started));
 }
 
+// Each rank sends to each linked rank the elements that both this rank holds and the other needs, ordered by global
+// index. The receiver computes the same intersection from the cuts, so it knows the size and the place of every
+// element.
 InFlight exchange(const at::Tensor& local, comm::Group& group, std::shared_ptr<const Movement> movement) {
   std::vector<at::Tensor> sent;
   std::vector<int64_t> sent_counts;
@@ -178,13 +187,15 @@ InFlight exchange(const at::Tensor& local, comm::Group& group, std::shared_ptr<c
               });
 }
 
+// Values on this rank whose reduction gives the replicated value. PyTorch divides a sum by the number of ranks, which
+// rounds; here the first rank keeps the value and the others have zeros.
 at::Tensor replicate_to_partial(const at::Tensor& local, const Placement& to, int64_t k, int64_t coordinate) {
   if (to.kind == Placement::Kind::kNormPartial) {
     if (to.norm_order() == 0) return local / static_cast<double>(k);
     return local / std::pow(static_cast<double>(k), 1.0 / to.norm_order());
   }
   switch (to.reduce_op) {
-    case ReduceOp::kSum:  // one has it all: no rounding, unlike upstream's division
+    case ReduceOp::kSum:  // no rounding
       return coordinate == 0 ? local : at::zeros_like(local);
     case ReduceOp::kProduct:
       return coordinate == 0 ? local : at::ones_like(local);
@@ -221,6 +232,7 @@ InFlight start_step(const at::Tensor& given, const DeviceMesh& mesh, const Step&
 
 }  // namespace
 
+// `finish` runs once, after the collective.
 at::Tensor InFlight::end() {
   work.wait();
   pending = false;
@@ -228,6 +240,8 @@ at::Tensor InFlight::end() {
   return value;
 }
 
+// Steps before the last collective wait for their result. The last collective is only started; the local steps after it
+// become part of `finish`, which keeps the mesh alive because it owns the group.
 InFlight start_steps(const at::Tensor& local, const DeviceMesh& mesh, const Steps& steps, bool may_alias) {
   at::Tensor now = local;
   for (size_t i = 0; i < steps.size(); ++i) {

@@ -42,10 +42,14 @@ std::map<std::string, CommTally> RedistributionLog::by_cause() const {
 ExplicitRedistribution::ExplicitRedistribution(const Options& options)
     : options_(options), in_force_(kExplicit, this) {}
 
+// An observer is attached only if a log, an ExplicitRedistribution or log level debug needs it. The check runs before
+// the redistribution, so a forbidden one communicates nothing. The placements decide, so all ranks of the mesh raise
+// the error.
 RedistributionScope::RedistributionScope(const What& what) {
   const auto* rule = static_cast<const ExplicitRedistribution*>(Propagated::innermost(kExplicit));
   const bool is_watched = rule != nullptr || Propagated::innermost(kLog) != nullptr || log_level() <= LogLevel::kDebug;
   if (!is_watched) return;
+  // A plain tensor counts as replicated and is exempt from the check.
   const DTensorImpl* impl = is_dtensor_impl(*what.tensor.unsafeGetTensorImpl()) ? impl_of(what.tensor) : nullptr;
   Redistribution record{what.cause,
                         what.element < 0 ? what.argument : fmt::format("{}[{}]", what.argument, what.element),

@@ -4,6 +4,7 @@
 
 namespace tessera {
 
+// Packs a placement into one word that is equal exactly for equal placements. Dims fit into 16 bits.
 uint64_t to_word(const Placement& p) {
   return static_cast<uint64_t>(p.kind) | static_cast<uint64_t>(p.reduce_op) << 8 |
          static_cast<uint64_t>(static_cast<uint16_t>(p.dim)) << 16 |
@@ -18,8 +19,9 @@ PlacementsPtr share(const Placements& placements) { return c10::make_intrusive<S
 
 namespace {
 c10::DispatchKeySet keys_for(const at::Tensor& local) {
-  // Autocast looks at the device, so the local tensor's autocast key belongs to the DTensor too.
-  // What is still to be conjugated or negated in the part is so in the whole, which is asked first.
+  // Autocast decides by device, so the DTensor has the autocast key of the local tensor. A local tensor with a pending
+  // conjugation or negation gives the DTensor the lazy key, because the dispatcher looks at the keys of the DTensor
+  // first.
   constexpr c10::DispatchKeySet kLazy({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
   return c10::DispatchKeySet({kDTensorKey, c10::DispatchKey::AutogradPrivateUse3, c10::DispatchKey::ADInplaceOrView}) |
          (local.key_set() & kLazy) | c10::getAutocastRelatedKeySetFromBackend(local.key_set().highestBackendKey());
@@ -49,8 +51,10 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool al
   return impl;
 }
 
+// A source that throws is kept, so that each later use throws again. A source that waits for a collective is dropped
+// after the wait; the source of a copied view is kept, because it has to check for writes at each use.
 void DTensorImpl::settle() const {
-  const auto source = source_;  // stays, should it throw
+  const auto source = source_;  // source_ is unchanged if part() throws
   local_ = source->part();
   if (!source->is_copied_view()) source_.reset();
 }

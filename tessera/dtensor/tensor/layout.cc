@@ -1,4 +1,4 @@
-// Which part of a tensor lies on this rank.
+// Computes which part of a tensor a rank holds.
 #include "tessera/dtensor/tensor/layout.h"
 
 #include <c10/util/strides.h>
@@ -17,8 +17,10 @@ LocalRange local_range(int64_t n, int64_t k, int64_t coordinate) {
   return {std::min(n, chunk * (coordinate + 1)) - offset, offset};
 }
 
+// The dim consists of n / piece full pieces and a smaller last one. This rank's extent is the sum of its chunks of all
+// pieces.
 int64_t local_extent(int64_t n, int64_t k, int64_t coordinate, int64_t pieces) {
-  const int64_t piece = (n + pieces - 1) / pieces;  // by torch.chunk's rule, too
+  const int64_t piece = (n + pieces - 1) / pieces;  // pieces are divided as by torch.chunk, too
   if (piece == 0) return 0;
   return n / piece * local_range(piece, k, coordinate).size + local_range(n % piece, k, coordinate).size;
 }
@@ -37,6 +39,8 @@ bool is_nested_last(const DeviceMesh& mesh, const Placements& placements, size_t
   return any && later == placements[i].split_factor;
 }
 
+// A shard that is nested last divides what the shards of later mesh dims leave, so it becomes an ordinary cut behind
+// them. Of several such shards that of the first mesh dim is innermost; hence the insertion at the front.
 Cuts cuts_of(const DeviceMesh& mesh, const Placements& placements) {
   Cuts cuts;
   Cuts last;
@@ -69,7 +73,7 @@ int64_t length(const Runs& runs) {
 
 namespace {
 
-// Appends the elements at positions offset..offset+size of `from`.
+// Appends the elements at positions offset ... offset + size - 1 of `from`, joining adjacent runs.
 void append_part(const Runs& from, int64_t offset, int64_t size, Runs& to) {
   for (const Run& run : from) {
     const int64_t skipped = std::min(offset, run.size);
@@ -100,6 +104,8 @@ Runs part_of_cut(const Runs& whole, int64_t k, int64_t i, int32_t pieces) {
   return part;
 }
 
+// Cuts apply from the outermost to the innermost: each one divides the elements that the cuts before it left to this
+// rank.
 Runs runs_of(int64_t n, int64_t dim, const DeviceMesh& mesh, const Cuts& cuts, c10::IntArrayRef coordinate) {
   Runs runs;
   if (n > 0) runs.push_back({0, n});
@@ -124,6 +130,8 @@ Sizes dense_strides(c10::IntArrayRef sizes) {
   return Sizes(strides.begin(), strides.end());
 }
 
+// Sorts the dims by the strides of `like`, largest first, and gives them dense strides in this order. Equal strides
+// keep the order of the dims.
 Sizes strides_in_order(c10::IntArrayRef sizes, c10::IntArrayRef like) {
   c10::SmallVector<size_t, 6> order(sizes.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -144,6 +152,7 @@ Sizes strides_of_gathered(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   return strides_in_order(sizes, strides);
 }
 
+// A tensor without elements has every layout.
 bool lies_as(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::IntArrayRef wanted) {
   bool same = true;
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -189,6 +198,7 @@ bool partials_go_together(const Placements& placements) {
   return true;
 }
 
+// An empty shard starts at the end of its dim; a dim of size 0 that is not cut starts at 0.
 LocalBox local_box(const std::vector<int64_t>& global_shape, const DeviceMesh& mesh, const Placements& placements) {
   Placements checked = placements;
   check_placements("local_box", mesh, checked, static_cast<int64_t>(global_shape.size()));

@@ -1,4 +1,4 @@
-// The picture of who holds what.
+// The table of visualize_sharding().
 #include <ATen/core/Tensor.h>
 #include <fmt/ranges.h>
 
@@ -12,7 +12,7 @@ namespace tessera {
 
 namespace {
 
-// The runs of all ranks cut into ranges that each rank holds whole or not at all.
+// Divides [0, n) at all ends of all ranks' runs. Each rank then holds a range completely or not at all.
 std::vector<Run> ranges_of(int64_t n, const std::vector<Runs>& by_rank) {
   std::set<int64_t> edges = {0, n};
   for (const Runs& runs : by_rank) {

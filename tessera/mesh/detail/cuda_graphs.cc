@@ -7,7 +7,8 @@
 namespace tessera::detail {
 namespace {
 
-// Keeps the pool while no graph does: one that everybody has left cannot be captured into again.
+// Holds a reference to the allocator's pool while no graph does: a pool without references cannot be captured into
+// again.
 class CudaGraphMemory final : public GraphMemory, public std::enable_shared_from_this<CudaGraphMemory> {
  public:
   explicit CudaGraphMemory(c10::Device device) : device_(device), pool_(at::cuda::graph_pool_handle()) {
@@ -30,7 +31,7 @@ class CudaGraph final : public DeviceGraph {
  public:
   explicit CudaGraph(std::shared_ptr<CudaGraphMemory> memory) : memory_(std::move(memory)) {}
 
-  // Other threads (of NCCL, of loaders) go on: what they call is not of the capture.
+  // The thread-local mode lets other threads (of NCCL, of data loaders) call CUDA during the capture.
   void begin_capture() override {
     const c10::DeviceGuard guard(memory_->device());
     graph_.capture_begin(memory_->pool(), cudaStreamCaptureModeThreadLocal);
@@ -43,7 +44,7 @@ class CudaGraph final : public DeviceGraph {
 
  private:
   std::shared_ptr<CudaGraphMemory> memory_;
-  at::cuda::CUDAGraph graph_;  // ends before its memory does
+  at::cuda::CUDAGraph graph_;  // destroyed before its memory
 };
 
 std::unique_ptr<DeviceGraph> CudaGraphMemory::make_graph() { return std::make_unique<CudaGraph>(shared_from_this()); }
