@@ -11,8 +11,10 @@
 
 namespace tessera {
 
+// The idle blocks, ordered by allocator and size. A block that is in use holds a weak reference to the shelf, so its
+// memory may outlive the pool; it then goes back to its allocator.
 struct BufferPool::Shelf {
-  using Kind = std::pair<c10::Allocator*, size_t>;  // whose, and bytes
+  using Kind = std::pair<c10::Allocator*, size_t>;  // allocator and bytes
   std::mutex mutex;
   std::multimap<Kind, c10::DataPtr> idle;
 };
@@ -35,7 +37,8 @@ void give_back(void* context) {
   shelf->idle.emplace(block->kind, std::move(block->memory));
 }
 
-// The smallest idle block that fits and wastes at most a quarter; null when there is none.
+// Takes the smallest idle block of the allocator that fits, if it is at most a quarter larger than needed, and writes
+// its size to `kind`. Null when there is none.
 c10::DataPtr take_idle(BufferPool::Shelf& shelf, BufferPool::Shelf::Kind& kind) {
   const auto& [allocator, bytes] = kind;
   const std::lock_guard lock(shelf.mutex);
@@ -57,7 +60,7 @@ BufferPool::~BufferPool() = default;
 c10::DataPtr BufferPool::allocate(size_t bytes, c10::Device device, c10::Allocator* allocator) {
   if (allocator == nullptr) allocator = c10::GetAllocator(device.type());
   if (!device.is_cpu()) {
-    const c10::DeviceGuard guard(device);  // allocators take the current one
+    const c10::DeviceGuard guard(device);  // allocators use the current device
     return allocator->allocate(bytes);
   }
   Shelf::Kind kind{allocator, std::max<size_t>(1, (bytes + kGranularity - 1) / kGranularity) * kGranularity};

@@ -36,6 +36,8 @@ void CommStreams::retire(c10::DataPtr&& memory) {
 
 void CommStreams::free_retired() {
   if (retired_.empty() && !retired_memory_) return;
+  // The buffers belong to the gather stream, whose allocator may reuse them for the next launch on that stream. The
+  // stream therefore first waits for the last use on the other stream.
   gather.follow(last_use_);
   retired_.clear();
   retired_memory_.clear();

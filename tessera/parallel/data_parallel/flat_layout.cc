@@ -18,6 +18,7 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kAlignElements = 64;
+// Copies on the CPU are split into segments of this size, so that threads share a large parameter.
 constexpr int64_t kPieceBytes = 1 << 20;
 
 int64_t align(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
@@ -44,14 +45,16 @@ void copy_segments(const std::vector<Segment>& segments) {
 
 char* bytes_of(const at::TensorBase& tensor) { return static_cast<char*>(tensor.mutable_data_ptr()); }
 
-// A byte view of a flat tensor.
+// A 1-d tensor as bytes.
 at::Tensor as_bytes(const at::TensorBase& tensor) { return at::Tensor(tensor).view(c10::kByte); }
 
 at::ScalarType type_of_size(int64_t itemsize) {
   return itemsize == 8 ? at::kLong : itemsize == 4 ? at::kInt : itemsize == 2 ? at::kShort : at::kByte;
 }
 
-// unpack_parts as one kernel: a column of the parts each, and what lies between them nowhere.
+// unpack_parts as one split_with_sizes_copy kernel. `gathered` is read as a matrix with one row per rank. Each
+// parameter is a range of columns, whose rows are its chunks in order. The gaps between parameters are columns, too,
+// and are copied to scratch tensors. Elements are read as integers of the common element size, or as bytes.
 void unpack_columns(const FlatLayout& layout, const at::Tensor& gathered, const at::Tensor& whole,
                     const std::vector<int64_t>& whole_offsets) {
   const auto& entries = layout.entries;
@@ -79,7 +82,8 @@ void unpack_columns(const FlatLayout& layout, const at::Tensor& gathered, const 
 
 void check_elements(const at::Tensor& gradient, const FlatEntry& entry) {
   TESSERA_CHECK(gradient.numel() == entry.numel(), ErrorKind::kInternal,
-                "[fsdp.backward] gradient of {} elements for a parameter of {}", gradient.numel(), entry.numel());
+                "[fsdp.backward] packing a gradient: found {} elements, expected the parameter's {}", gradient.numel(),
+                entry.numel());
 }
 
 }  // namespace
@@ -102,8 +106,8 @@ int64_t FlatLayout::append_extra(int64_t numel, int64_t itemsize) {
 void unpack_parts(const FlatLayout& layout, const at::TensorBase& gathered, const at::TensorBase& whole,
                   const std::vector<int64_t>& whole_offsets, size_t first) {
   if (!gathered.device().is_cpu()) {
-    TESSERA_CHECK(first == 0, ErrorKind::kInternal, "[fsdp.gather] unpacks a device's parameters from number {} on",
-                  first);
+    TESSERA_CHECK(first == 0, ErrorKind::kInternal,
+                  "[fsdp.gather] unpack_parts on an accelerator: found first parameter {}, expected 0", first);
     return unpack_columns(layout, as_bytes(gathered), as_bytes(whole), whole_offsets);
   }
   std::vector<Segment> segments;
@@ -120,11 +124,13 @@ void unpack_parts(const FlatLayout& layout, const at::TensorBase& gathered, cons
   copy_segments(segments);
 }
 
+// Chunk r moves from r * part_bytes down to r * chunk_bytes. Its target ends before the source of every later chunk,
+// because a chunk is never larger than a part; the data it overwrites has been moved already.
 void compact_first(const FlatLayout& layout, const at::TensorBase& gathered) {
   const auto& entry = layout.entries[0];
   if (entry.numel() == 0) return;
   char* data = bytes_of(gathered);
-  for (int64_t rank = 1; rank < layout.ranks; ++rank) {  // each moves down, over chunks that have moved already
+  for (int64_t rank = 1; rank < layout.ranks; ++rank) {
     std::memmove(data + rank * entry.chunk_bytes(), data + rank * layout.part_bytes,
                  static_cast<size_t>(entry.rows_on(rank) * entry.row_bytes()));
   }
@@ -144,7 +150,7 @@ void pack_gradient(const FlatLayout& layout, size_t index, const at::Tensor& gra
     }
     return copy_segments(segments);
   }
-  // All full chunks in one strided copy, then the short one.
+  // The full chunks in one strided copy, then the shorter last chunk.
   const auto put = [accumulate](const at::Tensor& to, const at::Tensor& from) {
     accumulate ? to.add_(from) : to.copy_(from);
   };
@@ -160,11 +166,14 @@ void pack_gradient(const FlatLayout& layout, size_t index, const at::Tensor& gra
   if (rest > 0) put(parts.as_strided({rest}, {1}, offset + full * part), flat.narrow(0, full * chunk, rest));
 }
 
+// _chunk_cat splits each tensor along dim 0 into one chunk per rank, pads the last chunk, and writes the chunks of all
+// tensors side by side: the layout of `parts`. Gaps and flags are tensors with one row per rank in the list. All gaps
+// are slices of one tensor of zeros, as wide as the widest gap.
 void pack_gradients(const FlatLayout& layout, const std::vector<at::Tensor>& gradients, int64_t flags,
                     const at::Tensor& parts, FlatFill& fill) {
   struct Piece {
-    int64_t first, columns;  // elements in a part
-    at::Tensor rows;         // of all parts
+    int64_t first, columns;  // elements, inside a part
+    at::Tensor rows;         // for all parts
   };
   const auto itemsize = static_cast<int64_t>(parts.element_size());
   const auto options = gradients[0].options();
@@ -182,7 +191,7 @@ void pack_gradients(const FlatLayout& layout, const std::vector<at::Tensor>& gra
   };
   if (!fits(fill.ones, layout.ranks * flags)) fill.ones = at::ones({layout.ranks, flags}, options);
   pieces.push_back({layout.part_bytes / itemsize - flags, flags, fill.ones});
-  int64_t end = 0, widest = 0;  // of gaps, which are zeroed
+  int64_t end = 0, widest = 0;  // end of the piece before, widest gap
   for (const auto& piece : pieces) {
     widest = std::max(widest, piece.first - end);
     end = piece.first + piece.columns;

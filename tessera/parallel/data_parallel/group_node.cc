@@ -11,8 +11,8 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// A node rather than a torch::autograd::Function: it owns the gradients that it is called with, so the sink can free
-// each as soon as it has been packed.
+// A torch::autograd::Node and no torch::autograd::Function: apply() of a Node owns the gradients, so the sink can free
+// each gradient as soon as it has been packed.
 struct GatheredParameters : torch::autograd::Node {
   using Node::Node;
   GradientSink sink;
@@ -24,9 +24,9 @@ struct GatheredParameters : torch::autograd::Node {
   std::string name() const override { return "GatheredParameters"; }
 };
 
-// An end of the graph, without outputs.
+// An end node without outputs.
 struct ReplicatedParameters : GatheredParameters {
-  // The number that leaves have: the engine runs them before everything else that is ready.
+  // The sequence number of gradient accumulators: the engine runs ready nodes with this number first.
   ReplicatedParameters() : GatheredParameters(std::numeric_limits<uint64_t>::max()) {}
   std::string name() const override { return "ReplicatedParameters"; }
 };

@@ -1,5 +1,5 @@
-// The autograd nodes behind data parallelism: one for each forward of a sharded group, and ends of the graph that take
-// the place of leaves.
+// Autograd nodes of data parallelism: one node for each forward of a sharded group, and end nodes that replace the
+// gradient accumulators of leaves.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,33 +12,33 @@
 
 namespace tessera {
 
-// Gets the gradients of the unsharded parameters, undefined where there was none.
+// Receives the gradients of the unsharded parameters; undefined for a parameter without a gradient.
 using GradientSink = std::function<void(std::vector<at::Tensor>&& gradients)>;
 
-// Makes `whole` results of a graph node that depends on `shards`. Backward hands all its gradients to `sink` at once
-// and passes nothing on: the sink sets the shards' gradients itself.
+// Makes the tensors `whole` outputs of one graph node that depends on `shards`. In backward the node passes all their
+// gradients to `sink` in one call and returns no gradients: the sink itself writes the gradients of the shards.
 void connect_gradients(const std::vector<at::Tensor>& shards, const std::vector<at::Tensor>& whole, GradientSink sink);
 
-// An end of the graph in place of several leaves: forward reads tensors connected to it, each backward hands it all
-// their gradients at once, however many forwards came before. It runs as soon as they are complete, as leaves do, and
-// like them once for each graph inside reentrant checkpoints.
+// One end node of the graph in place of the gradient accumulators of several leaves. Forward reads tensors connected to
+// this node. Each backward passes it all their gradients in one call, summed over all forwards before. The node runs as
+// soon as its gradients are complete, like a leaf's accumulator, and once per inner backward of reentrant checkpoints.
 class GraphEnd {
  public:
   GraphEnd(const std::vector<at::Tensor>& like, GradientSink sink);
-  // `tensor`, which depends on nothing, becomes an input of the end: number `index` of those it was made for.
+  // Makes `tensor`, which has no graph, input number `index` of this node: an index into `like`.
   void connect(const at::Tensor& tensor, size_t index) const;
-  const void* identity() const { return node_.get(); }  // as reachable_nodes() has it
+  const void* identity() const { return node_.get(); }  // as in reachable_nodes()
 
  private:
   NodePtr node_;
 };
 
-// All nodes of the graph behind `outputs`.
+// All nodes of the graph of `outputs`, by address.
 std::unordered_set<const void*> reachable_nodes(const std::vector<at::Tensor>& outputs);
 
-// Calls `hook` when the gradient of `output` is known and its graph is about to run backward.
+// Calls `hook` when the gradient of `output` is known, before backward runs through its graph.
 void before_backward_of(const at::Tensor& output, std::function<void()> hook);
-// Runs `callback` when the running backward ends; it must be called inside one.
+// Runs `callback` at the end of the running backward. Call it inside a backward.
 void at_end_of_backward(std::function<void()> callback);
 // Whether this thread is inside a backward.
 bool inside_backward();

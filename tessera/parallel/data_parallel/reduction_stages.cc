@@ -16,6 +16,8 @@ bool communicates(const std::shared_ptr<comm::Group>& group, const at::Tensor& t
 
 }  // namespace
 
+// With a reduce-scatter the output is a buffer of its own, in memory from which the next all-reduce can send. Otherwise
+// the sum is computed in place.
 void ReductionStages::start(ReductionRoute route, at::Tensor parts, BufferPool& pool, const std::string& subject) {
   route_ = std::move(route);
   stage_ = Stage::kGroup;
@@ -40,10 +42,13 @@ const SideStream& ReductionStages::stream() const {
   return stage_ == Stage::kToHost ? streams_->to_host : streams_->reduce;
 }
 
+// On an accelerator a wait() on a stage's stream only orders that stream after the collective, so neither the host nor
+// the compute stream stops. `parts_` is memory of the compute stream: that stream must come after the reduce-scatter
+// before the buffer may be freed.
 bool ReductionStages::advance(const std::string& subject, bool at_end) {
   if (!in_flight()) return false;
   if (stage_ == Stage::kToHost && !at_end) {
-    if (output_.defined()) {  // the copy had the time of a group to compute
+    if (output_.defined()) {
       copied_.hold_current();
       output_.reset();
     }
@@ -55,7 +60,7 @@ bool ReductionStages::advance(const std::string& subject, bool at_end) {
   }
   ended_ = stream().mark();
   if (parts_.defined()) {
-    ended_.hold_current();  // whose memory they are
+    ended_.hold_current();  // parts_ is memory of the current stream
     parts_.reset();
   }
   if (stage_ == Stage::kGroup && communicates(route_.replicas, output_)) {

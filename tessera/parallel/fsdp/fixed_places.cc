@@ -12,6 +12,8 @@ struct FixedPlaces::Place {
   c10::DataPtr memory;
 };
 
+// A shared buffer is as large as the largest of its groups. All groups are added before the first take() allocates, so
+// the size is final by then.
 size_t FixedPlaces::add_in_turn(size_t bytes) {
   constexpr size_t kInTurn = 2;
   const size_t turn = turns_++ % kInTurn;
@@ -34,6 +36,8 @@ c10::DataPtr FixedPlaces::take(size_t place) {
     found->memory = c10::GetAllocator(device_.type())->allocate(found->bytes);
   }
   found->taken = true;
+  // The returned pointer keeps the buffer alive, so it may outlive this object. Its deleter only marks the buffer as
+  // free: the address stays reserved.
   const auto give_back = [](void* context) {
     const std::unique_ptr<std::shared_ptr<Place>> kept(static_cast<std::shared_ptr<Place>*>(context));
     (*kept)->taken = false;

@@ -25,6 +25,8 @@ void FsdpState::set_prefetch(bool on) {
 }
 
 bool FsdpState::begin_root(const std::vector<Named>& states) {
+  // Collects, over all states below the root: parameters on the meta device (for one error that names all of them), the
+  // distinct meshes (for the prefetch agreement), and the fixed buffers of groups whose layers are CUDA graphs.
   std::string on_meta;
   std::vector<MeshPtr> meshes;
   std::shared_ptr<FixedPlaces> places;
@@ -51,7 +53,7 @@ bool FsdpState::begin_root(const std::vector<Named>& states) {
   return agree_on_prefetch(*mesh_->world(), meshes, prefetch_);
 }
 
-// Without a backward to come even the root has no reason to stay.
+// The root stays gathered by default, because backward needs it first. Without a backward it is resharded, too.
 bool FsdpState::reshards_after_forward(bool is_root, bool backward_follows) const {
   return reshard_after_forward_.value_or(!is_root || !backward_follows);
 }

@@ -1,4 +1,4 @@
-// What fully_shard attaches to a module.
+// The state that fully_shard attaches to a module.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ namespace tessera {
 
 class FsdpState : public GatheredState {
  public:
-  // The group is null when nested calls have all parameters.
+  // The group is null when nested calls manage all parameters.
   FsdpState(nn::Module& module, const FullyShardOptions& options, std::shared_ptr<ParamGroup> group);
 
   ParamGroup* group() const { return group_; }
@@ -22,7 +22,7 @@ class FsdpState : public GatheredState {
   void set_prefetch(bool on);
 
  private:
-  bool begin_root(const std::vector<Named>& states) override;  // COLLECTIVE over their meshes
+  bool begin_root(const std::vector<Named>& states) override;  // COLLECTIVE over the states' meshes
   bool reshards_after_forward(bool is_root, bool backward_follows) const override;
 
   MeshPtr mesh_;
@@ -32,7 +32,7 @@ class FsdpState : public GatheredState {
   ParamGroup* group_;
 };
 
-// Those of the module and all below it, outermost first.
+// The states of the module and all modules below it, outermost first.
 inline std::vector<FsdpState*> fsdp_states(nn::Module& module) { return states_below<FsdpState>(module); }
 
 }  // namespace tessera

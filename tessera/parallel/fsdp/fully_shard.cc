@@ -40,7 +40,7 @@ void check_parameter(const std::string& name, const at::Tensor& tensor) {
                 name, fmt::join(tensor.strides(), ","), fmt::join(tensor.sizes(), "x"));
 }
 
-// Null for a parameter that lies over no other dims.
+// The parameter's placement over a mesh outside data parallelism; null if there is none.
 std::shared_ptr<const TensorParallelPart> part_over_other_dims(const std::string& name, const at::Tensor& tensor,
                                                                const FullyShardOptions& options) {
   if (is_dtensor(tensor)) {
@@ -53,7 +53,9 @@ std::shared_ptr<const TensorParallelPart> part_over_other_dims(const std::string
                               tensor.sizes().vec(), /*plain=*/true);
 }
 
-// The parameters below `module` that no nested call manages; a tied one once, with all its slots.
+// The parameters below `module` that no nested call manages; a tied parameter once, with all its slots. A tensor that
+// is managed by a nested call, or that was one of its originals, must not occur in another slot: the two groups would
+// shard it twice.
 std::vector<ShardedParam> unmanaged_parameters(nn::Module& module, const FullyShardOptions& options) {
   std::set<SlotRef> managed;
   std::set<const c10::TensorImpl*> managed_tensors;
@@ -197,6 +199,7 @@ void to_empty(nn::Module& module, c10::Device device) {
   const c10::NoGradGuard no_grad;
   std::unordered_map<const c10::TensorImpl*, at::Tensor> replaced;
   for (const auto& named : module.named_parameters(true)) {
+    // Parameters that no group manages, among them DTensors of tensor parallelism. A tied parameter is allocated once.
     const at::Tensor old = named.slot->parameter;
     const at::Tensor part = local_part(old.detach());
     if (!part.is_meta()) continue;

@@ -7,13 +7,15 @@
 namespace tessera {
 namespace {
 
+// Every rank must choose the same plan and the same order of parameters, because both fix the order in which gradients
+// are packed. So the choice may depend only on values that are equal on all ranks.
 GatherWay choose_way(std::vector<ShardedParam>& params, int64_t ranks, c10::Device device, bool shards_on_host) {
   const auto casts = [](const ShardedParam& param) { return param.gather_dtype != param.dtype; };
   if (ranks == 1 && !shards_on_host && std::ranges::none_of(params, casts)) return GatherWay::kAlias;
   if (ranks == 1 || params.size() == 1) return GatherWay::kInPlace;
   const auto largest = std::ranges::max_element(
       params, [](const auto& a, const auto& b) { return a.numel_of_all_ranks() < b.numel_of_all_ranks(); });
-  // By the sizes over all ranks: their tensor-parallel parts may differ, but not the order in which gradients come.
+  // Sizes over all ranks: the local sizes of tensor-parallel parameters may differ between ranks.
   int64_t all = 0;
   for (const auto& param : params) all += param.numel_of_all_ranks();
   if (!device.is_cpu() || all == 0 || 4 * largest->numel_of_all_ranks() < 3 * all) return GatherWay::kUnpack;
@@ -43,7 +45,7 @@ GatherPlan plan_gather(std::vector<ShardedParam>& params, const DeviceMesh& mesh
     return plan;
   }
   FlatLayout whole(1);
-  const bool padded = !mesh.device().is_cpu();  // one kernel lays out all, padding included
+  const bool padded = !mesh.device().is_cpu();  // one kernel copies all parameters with their padding
   for (const auto& entry : plan.layout.entries) {
     whole.append(padded ? ranks * entry.chunk_rows : entry.rows, entry.row_numel, entry.itemsize);
   }
@@ -56,6 +58,8 @@ void lay_out(const GatherPlan& plan, const at::TensorBase& gathered, const Whole
   if (plan.way == GatherWay::kUnpack) {
     unpack_parts(plan.layout, gathered, whole.tensor(0, {plan.whole_bytes}, c10::kByte), plan.whole_offsets);
   } else if (plan.way == GatherWay::kCompact) {
+    // `gathered` is a view of `whole`, and its data overlaps the targets. The other parameters are therefore saved to a
+    // temporary buffer before the chunks of the first parameter are moved over them, and copied back after it.
     const int64_t first_end = plan.whole_offsets[1];
     std::vector<int64_t> offsets = plan.whole_offsets;
     for (auto& offset : offsets) offset -= first_end;

@@ -17,6 +17,8 @@ void GatherSchedule::add(const std::shared_ptr<GatheredGroup>& group) {
   groups_.push_back(group);
 }
 
+// in_backward_ alone is not enough: an exception can leave it set, and then the next forward is a new one. Only a
+// forward that runs inside the autograd engine recomputes.
 bool GatherSchedule::recomputing() const { return in_backward_ && inside_backward(); }
 
 void GatherSchedule::begin_forward() {
@@ -24,16 +26,18 @@ void GatherSchedule::begin_forward() {
   if (in_forward_ || in_backward_) reset();
   free_stale();
   if (streams_ && streams_->gather.exists()) {
-    streams_->gather.follow_current();  // the optimizer
+    streams_->gather.follow_current();  // after the optimizer's writes to the shards
     for (const auto& group : groups_) group->note_order();
   }
   in_forward_ = true;
   next_forward_order_.clear();
 }
 
-// A rank may hold none of the rows that changed: what some rank finds stale is stale for all.
+// A rank's shard may contain no changed row while another rank's does. All ranks must take the same decision, because
+// it decides which gathers run: a group is stale on all ranks if some rank finds it changed (all-reduce with max).
 void GatherSchedule::free_stale() {
-  std::vector<std::pair<comm::Group*, std::vector<GatheredGroup*>>> kept;  // in the same order on all ranks
+  std::vector<std::pair<comm::Group*, std::vector<GatheredGroup*>>>
+      kept;  // by process group, in the same order on all ranks
   for (const auto& group : groups_) {
     if (!group->may_be_stale()) continue;
     auto* ranks = &group->ranks();
@@ -67,10 +71,14 @@ void GatherSchedule::before_forward(GatheredGroup& group) {
   if (recomputing()) return;
   const size_t position = next_forward_order_.size();
   next_forward_order_.push_back(&group);
+  // Prefetch only while this forward follows the order of the last one. A wrong prediction costs an unused gather;
+  // every rank runs the same modules, so all ranks predict the same.
   const bool as_before = position + 1 < forward_order_.size() && forward_order_[position] == &group;
   if (prefetch_ && as_before) forward_order_[position + 1]->start_unshard();
 }
 
+// The order in which forwards end, reversed, is the order in which backward needs the groups. `position` finds a
+// forward in it.
 ForwardRun GatherSchedule::after_forward(GatheredGroup* group) {
   ForwardRun run{post_forward_order_.size(), epoch_, 0, recomputing()};
   if (group != nullptr && !run.recomputed) post_forward_order_.push_back(group);
@@ -87,6 +95,7 @@ void GatherSchedule::enter_backward() {
 
 void GatherSchedule::before_backward(GatheredGroup* group, ForwardRun& run) {
   enter_backward();
+  // Each output of the module has a hook; the first hook of a backward does the work.
   if (run.seen_backward == backward_) return;
   run.seen_backward = backward_;
   if (group == nullptr) return;
@@ -96,13 +105,14 @@ void GatherSchedule::before_backward(GatheredGroup* group, ForwardRun& run) {
   if (auto* next = next_in_backward(*group, run)) next->start_unshard();
 }
 
-// The group that backward is likely to want after this one; null when that is unknown.
+// The group that backward probably needs after this one; null when that is unknown.
 GatheredGroup* GatherSchedule::next_in_backward(const GatheredGroup& group, const ForwardRun& run) {
   if (!run.recomputed) {
     const bool known = run.epoch == epoch_ && run.position > 0 && run.position <= post_forward_order_.size();
     return known ? post_forward_order_[run.position - 1] : nullptr;
   }
-  // Its first forward kept nothing for backward, but the order of forward has it.
+  // A recomputed forward is not in the post-forward order, because its first forward kept no graph. The forward order
+  // contains it: recomputation walks that order from the end, and recomputed_ is the position reached so far.
   for (size_t position = std::min(recomputed_, forward_order_.size()); position-- > 0;) {
     if (forward_order_[position] != &group) continue;
     recomputed_ = position;
@@ -118,6 +128,8 @@ void GatherSchedule::start_reduction(GatheredGroup& group) {
   reducing_.push_back(&group);
 }
 
+// The reductions in flight advance one stage when the next group's gradients are complete: their communication had the
+// time of one group's backward to overlap.
 void GatherSchedule::after_backward(GatheredGroup& group) {
   enter_backward();
   if (group.reshard_after_backward) group.reshard();
@@ -143,7 +155,7 @@ void GatherSchedule::end_backward() {
     if (group->reshard_after_backward || group->gathering()) group->reshard();
   }
   if (streams_) streams_->free_retired();
-  // Gradients of earlier backwards without synchronisation whose group this backward did not reach.
+  // Reduces gradients of earlier backwards without synchronisation whose groups this backward did not reach.
   for (const auto& group : groups_) start_reduction(*group);
   if (is_last_backward_) {
     finish_reductions();
@@ -153,13 +165,13 @@ void GatherSchedule::end_backward() {
   in_backward_ = false;
 }
 
-// After an exception: everything is freed and unfinished gradients are forgotten.
+// After an exception: frees all groups and discards unfinished gradients.
 void GatherSchedule::reset() {
   reducing_.clear();
   for (const auto& group : groups_) {
     try {
       group->reshard();
-    } catch (const Error&) {  // of the gather that failed; the user has had it
+    } catch (const Error&) {  // the failed gather; its error has been thrown already
     }
     group->drop_gradients();
   }

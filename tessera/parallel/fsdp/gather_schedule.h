@@ -1,10 +1,11 @@
-// When the groups below one root are gathered, freed and reduced.
+// Decides when the parameter groups below one root are gathered, freed and reduced.
 //
-// Forward: gather a group at its forward (and start the gather of the one that followed it last time), free it after.
-// Backward: gather it when the gradient of its output is known (and start the one before it in forward), free it and
-// start its reduction once all its gradients are there; the reduction before is finished then, the last one when
-// backward ends. So at most two groups and the root are unsharded at once. An exception leaves a state that the next
-// forward of the root clears. Belongs to one rank.
+// Forward: a group is gathered before its module's forward and freed after it. The gather of the group that followed it
+// in the last forward starts at the same time (prefetch). Backward: a group is gathered when the gradient of its
+// module's output is known, and the gather of the group before it in forward starts. When all gradients of the group
+// are known, it is freed and its reduction starts; the reduction of the group before is then waited for, and the last
+// reduction at the end of backward. So at most two groups and the root are unsharded at a time. After an exception the
+// next forward of the root resets all state. Belongs to one rank.
 #pragma once
 
 #include <cstdint>
@@ -16,36 +17,37 @@
 
 namespace tessera {
 
-// One forward of one sharded module, as its backward hooks see it.
+// The record of one forward of one sharded module, for its backward hooks.
 struct ForwardRun {
   size_t position = 0;         // in the post-forward order
-  uint64_t epoch = 0;          // of that order
-  uint64_t seen_backward = 0;  // the backward whose start this run has noticed already
-  bool recomputed = false;     // inside a backward, in place of one whose results were not kept
+  uint64_t epoch = 0;          // of the post-forward order, which a new epoch clears
+  uint64_t seen_backward = 0;  // number of the last backward that has reached this forward
+  bool recomputed = false;     // a forward that runs inside a backward (activation checkpointing)
 };
 
 class GatherSchedule : public std::enable_shared_from_this<GatherSchedule> {
  public:
-  // prefetch: the same on all ranks.
+  // `prefetch` must be equal on all ranks.
   explicit GatherSchedule(bool prefetch) : prefetch_(prefetch) {}
+  // COLLECTIVE over the group's ranks (GatheredGroup::join).
   void add(const std::shared_ptr<GatheredGroup>& group);
 
-  // Of the root. Groups that stayed gathered although shards have changed since are freed. COLLECTIVE over the shard
-  // dim of the groups that stayed gathered, which are the same on all ranks.
+  // Call before the root's forward. Reshards groups that stayed gathered although their shards have changed. COLLECTIVE
+  // over the shard dim of the groups that stayed gathered, which are the same on all ranks.
   void begin_forward();
-  void end_forward();  // of the root; frees what was gathered ahead for nothing
+  void end_forward();  // call after the root's forward; frees prefetched groups that were not used
   void before_forward(GatheredGroup& group);
-  // Records the order for backward; the group may be null.
+  // Records the order for backward. The group may be null: a module without parameters of its own.
   ForwardRun after_forward(GatheredGroup* group);
   void before_backward(GatheredGroup* group, ForwardRun& run);
   void after_backward(GatheredGroup& group);
-  bool recomputing() const;  // a forward inside a backward
-  // What backwards without synchronisation have left, of the groups that synchronise; until it is in place. COLLECTIVE
-  // as a backward's reductions.
+  bool recomputing() const;  // whether a forward runs inside a backward
+  // Reduces the gradients that backwards without synchronisation have accumulated, for the groups that synchronise now,
+  // and waits. COLLECTIVE as a backward's reductions.
   void reduce_accumulated();
 
   void set_prefetch(bool on) { prefetch_ = on; }
-  // false: a backward leaves its reductions under way, to be finished by the last one.
+  // false: backwards do not wait for their reductions; the last backward does.
   void set_is_last_backward(bool on) { is_last_backward_ = on; }
   FsdpStats& stats() { return stats_; }
 
@@ -63,13 +65,13 @@ class GatherSchedule : public std::enable_shared_from_this<GatherSchedule> {
   std::shared_ptr<CommStreams> streams_;  // of the device of the first group
   FsdpStats stats_;
   std::vector<std::shared_ptr<GatheredGroup>> groups_;
-  std::vector<GatheredGroup*> forward_order_;       // of the forward before
-  std::vector<GatheredGroup*> next_forward_order_;  // of this one, so far
-  std::vector<GatheredGroup*> post_forward_order_;
-  size_t recomputed_ = 0;  // of forward_order_: what lies behind has been computed again in this backward
-  std::vector<GatheredGroup*> reducing_;  // in flight, oldest first
-  uint64_t epoch_ = 1;
-  uint64_t backward_ = 0;
+  std::vector<GatheredGroup*> forward_order_;       // of the last forward
+  std::vector<GatheredGroup*> next_forward_order_;  // of this forward, so far
+  std::vector<GatheredGroup*> post_forward_order_;  // by end of forward, of all forwards in this epoch
+  size_t recomputed_ = 0;                           // groups from this position of forward_order_ on are recomputed
+  std::vector<GatheredGroup*> reducing_;            // in flight, oldest first
+  uint64_t epoch_ = 1;                              // grows when post_forward_order_ is cleared
+  uint64_t backward_ = 0;                           // number of the current backward
   bool in_forward_ = false;
   bool in_backward_ = false;
   bool is_last_backward_ = true;

@@ -1,5 +1,5 @@
-// Parameters that are gathered, freed and reduced together: what a GatherSchedule and the hooks of a GatheredState
-// move. ParamGroup is that of fully_shard, FlatGroup that of wrap_fsdp1. Belongs to one rank.
+// A parameter group: parameters that are gathered, freed and reduced together. GatherSchedule and the hooks of
+// GatheredState drive it. Subclasses: ParamGroup for fully_shard, FlatGroup for wrap_fsdp1. Belongs to one rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,41 +27,44 @@ class GatheredGroup {
   GatheredGroup(const GatheredGroup&) = delete;
   GatheredGroup& operator=(const GatheredGroup&) = delete;
 
-  // COLLECTIVE over ranks(). start returns at once; finish waits and lays the parameters out.
-  // start gathers anew when this rank's shards have changed since.
+  // start_unshard() starts the all-gather and returns at once; finish_unshard() waits and lays the parameters out.
+  // start_unshard() gathers again when this rank's shards have changed since the last gather. COLLECTIVE over ranks().
   virtual void start_unshard() = 0;
   virtual void finish_unshard() = 0;
   virtual void reshard() = 0;
-  bool gathering() const { return state_ == State::kGathering; }  // started, not finished
-  // Gathered, as a copy of the shards; changed: those of this rank have been written or replaced since.
+  bool gathering() const { return state_ == State::kGathering; }  // started and not finished
+  // may_be_stale(): the unsharded parameters are a copy of the shards. changed(): this rank's shards were written or
+  // replaced since the gather.
   virtual bool may_be_stale() const = 0;
   virtual bool changed() const = 0;
-  virtual comm::Group& ranks() const = 0;  // that a gather is over
-  virtual c10::Device device() const = 0;  // of the whole parameters
-  // What the stream of gathers is given from now on comes behind all writes to the shards so far.
+  virtual comm::Group& ranks() const = 0;  // the process group of the gather
+  virtual c10::Device device() const = 0;  // of the unsharded parameters
+  // Records that the gather stream is ordered after all writes to the shards so far.
   virtual void note_order() {}
 
-  // What the modules' forward reads: handles from whole_tensors(), or what stands for the shards.
+  // Set the tensors that the modules' members hold: tensors from whole_tensors(), or the shards (for a flat parameter,
+  // its placeholders).
   virtual void show_whole(const std::vector<at::Tensor>& tensors) = 0;
   virtual void show_shards() = 0;
-  // Fresh handles of the unsharded parameters.
+  // New tensors over the unsharded parameters.
   virtual std::vector<at::Tensor> whole_tensors() const = 0;
-  // Those that gradients are wanted of, as positions in whole_tensors(), and the leaves that get them.
+  // The parameters that require gradients, as positions in whole_tensors(), and the leaf tensors that receive the
+  // gradients.
   virtual std::vector<size_t> trainable() const = 0;
   virtual std::vector<at::Tensor> leaves(const std::vector<size_t>& trainable) const = 0;
 
-  // gradients[i] belongs to the whole tensor trainable[i] and may be undefined.
+  // Adds gradients. gradients[i] belongs to the unsharded tensor trainable[i] and may be undefined.
   virtual void accumulate(const std::vector<size_t>& trainable, std::vector<at::Tensor>&& gradients) = 0;
-  // COLLECTIVE over all ranks of the group. Returns whether there was anything to reduce; does not wait.
+  // Starts the reduction and returns at once. Returns false if there are no gradients to reduce. COLLECTIVE over all
+  // ranks of the mesh.
   virtual bool start_reduction() = 0;
-  // Waits for the running stage and starts the next one; false when none was left and the leaves have their gradients.
-  // For a stage that only the host can wait for, it does so `at_end` alone.
+  // Waits for the running stage of the reduction and starts the next one. Returns false when no stage is left and the
+  // leaves have their gradients. A stage that only the host can wait for is waited for with `at_end` alone.
   virtual bool advance_reduction(bool at_end) = 0;
   virtual void drop_gradients() = 0;  // after an error
   virtual int64_t accumulated_bytes() const = 0;
 
-  // COLLECTIVE over ranks(). Where buffers come from, on which streams they are filled, and what is counted; shared by
-  // the groups below one root.
+  // Joins the groups below one root, which share a buffer pool, streams and statistics. COLLECTIVE over ranks().
   void join(std::shared_ptr<BufferPool> pool, std::shared_ptr<CommStreams> streams, FsdpStats* stats) {
     pool_ = std::move(pool);
     streams_ = std::move(streams);
@@ -72,15 +75,15 @@ class GatheredGroup {
   const std::string& name() const { return name_; }
   void set_name(std::string name) { name_ = std::move(name); }
 
-  bool synchronize = true;             // reduce at the end of its backward; else accumulate
-  bool reshard_after_backward = true;  // else stay gathered for the next forward
-  double divide;                       // the sum of gradients over ranks
+  bool synchronize = true;             // reduce gradients at the end of its backward; false: accumulate
+  bool reshard_after_backward = true;  // false: stay gathered for the next forward
+  double divide;                       // divisor of the gradient sums
 
  protected:
   enum class State { kSharded, kGathering, kUnsharded };
 
   virtual void on_joined() = 0;
-  // Waits for a gather that is given up; its error, if any, for when everything is put away.
+  // Waits for a gather that is abandoned and returns its error, to be thrown after the cleanup.
   static std::exception_ptr wait_for_failure(comm::Pending& gather) noexcept {
     try {
       gather.wait();
@@ -89,7 +92,7 @@ class GatheredGroup {
       return std::current_exception();
     }
   }
-  // Groups that are unsharded from now on, or no longer, each of `bytes` of whole parameters.
+  // Updates the statistics: `groups` more (or, if negative, fewer) groups of `bytes` each are unsharded.
   void count(int64_t groups, int64_t bytes) {
     if (stats_ == nullptr) return;
     stats_->unsharded_groups += groups;
@@ -98,7 +101,7 @@ class GatheredGroup {
   }
 
   State state_ = State::kSharded;
-  bool shows_whole_ = false;  // in the modules
+  bool shows_whole_ = false;  // the modules' members hold unsharded parameters
   std::shared_ptr<BufferPool> pool_ = std::make_shared<BufferPool>();
   std::shared_ptr<CommStreams> streams_ = std::make_shared<CommStreams>();
   FsdpStats* stats_ = nullptr;

@@ -34,6 +34,8 @@ void GatheredState::set_is_last_backward(bool on) {
   if (schedule_) schedule_->set_is_last_backward(on);
 }
 
+// The first module whose forward runs becomes the root of all sharded modules below it. A state below it that has a
+// schedule already was made a root by an earlier forward of its own; two roots could not share one order of gathers.
 void GatheredState::settle() {
   if (schedule_) return;
   std::vector<Named> states;
@@ -58,7 +60,8 @@ void GatheredState::settle() {
   root_ = true;
 }
 
-// What forward reads, connected to the gradients of the shards.
+// The tensors that forward reads. Those that need gradients are outputs of one autograd node, which receives all
+// gradients of the group at once.
 std::vector<at::Tensor> GatheredState::whole_parameters() {
   auto whole = group_->whole_tensors();
   const auto trainable = c10::GradMode::is_enabled() ? group_->trainable() : std::vector<size_t>{};
@@ -73,7 +76,8 @@ std::vector<at::Tensor> GatheredState::whole_parameters() {
   return whole;
 }
 
-// A group without trainable parameters has no gradients to tell when its backward is over: those of its inputs do.
+// Detects the end of backward for a group without trainable parameters: no gradient of a parameter marks it, so the
+// group is freed when the gradients of all inputs are known.
 void GatheredState::watch_inputs(const nn::TensorRefs& inputs) {
   if (!c10::GradMode::is_enabled() || !group_->trainable().empty()) return;
   std::vector<at::Tensor*> watched;
@@ -82,7 +86,7 @@ void GatheredState::watch_inputs(const nn::TensorRefs& inputs) {
   }
   auto missing = std::make_shared<size_t>(watched.size());
   for (at::Tensor* input : watched) {
-    *input = input->view_as(*input);  // a node of its own, that runs before the hooks of what made the input
+    *input = input->view_as(*input);  // a new node, which runs before the hooks of the node that made the input
     before_backward_of(*input, [self = shared_from_this(), missing, count = watched.size()] {
       if (--*missing > 0) return;
       *missing = count;
@@ -102,6 +106,8 @@ void GatheredState::before_forward(nn::TensorRefs& inputs) {
 }
 
 void GatheredState::after_forward(nn::TensorRefs& outputs) {
+  // Backward follows if some output has a graph. Then hooks on all outputs gather the group again when the first of
+  // their gradients is known.
   bool backward_follows = false;
   for (at::Tensor* output : outputs) {
     backward_follows =

@@ -1,5 +1,5 @@
-// What sharding attaches to a module: its group of parameters and the hooks around its forward, alike for fully_shard
-// (FsdpState) and wrap_fsdp1 (Fsdp1State).
+// The state that sharding attaches to a module: its parameter group and the hooks around its forward. The base of
+// FsdpState (fully_shard) and Fsdp1State (wrap_fsdp1).
 #pragma once
 
 #include <memory>
@@ -17,7 +17,7 @@ namespace tessera {
 
 class GatheredState : public DataParallelState, public std::enable_shared_from_this<GatheredState> {
  public:
-  // The group is null when nested calls have all parameters.
+  // The group is null when nested calls manage all parameters.
   GatheredState(nn::Module& module, MixedPrecisionPolicy policy, std::shared_ptr<GatheredGroup> group);
   void install_hooks();
 
@@ -27,14 +27,15 @@ class GatheredState : public DataParallelState, public std::enable_shared_from_t
   void set_synchronize(bool on) override;
   void set_divide(double factor) override;
   void set_reshard_after_backward(bool on);
-  void set_is_last_backward(bool on);  // for all below its root
-  // Makes this module the root of all sharded modules below it, if it has no root yet. COLLECTIVE as begin_root.
+  void set_is_last_backward(bool on);  // for all modules below its root
+  // Lazy initialisation: makes this module the root of all sharded modules below it, if it has no root yet. COLLECTIVE
+  // as begin_root.
   void settle();
 
  protected:
   using Named = std::pair<std::string, GatheredState*>;
-  // Of the root, before its first forward: checks all states below it (with their paths, itself included) and says
-  // whether to prefetch, alike on all ranks.
+  // Called on the root before its first forward. Checks all states at and below it, given with their paths. Returns
+  // whether to prefetch, with the same result on all ranks.
   virtual bool begin_root(const std::vector<Named>& states) = 0;
   virtual bool reshards_after_forward(bool is_root, bool backward_follows) const = 0;
 
@@ -52,7 +53,7 @@ class GatheredState : public DataParallelState, public std::enable_shared_from_t
   bool is_last_backward_ = true;
 };
 
-// Those of the module and all below it, outermost first.
+// The states of the module and all modules below it, outermost first.
 inline std::vector<GatheredState*> gathered_states(nn::Module& module) { return states_below<GatheredState>(module); }
 
 }  // namespace tessera

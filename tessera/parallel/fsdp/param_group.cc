@@ -32,11 +32,11 @@ void ParamGroup::on_joined() {
   flat_gradients_.set_pool(pool_);
   reduces_over_ = streams_->second_group(mesh()->group(mesh()->ndim() - 1));
   reduction_.set_streams(streams_);
-  if (state_ != State::kSharded) count(1);  // gathered by hand before
+  if (state_ != State::kSharded) count(1);  // gathered by hand before the first forward
 }
 
 void ParamGroup::fix_place(const std::shared_ptr<FixedPlaces>& places) {
-  if (plan_.way == GatherWay::kAlias) return;  // it lies where the shards do
+  if (plan_.way == GatherWay::kAlias) return;  // the parameters are the shards
   places_ = places;
   if (frees_after_forward_) place_in_turn_ = places->add_in_turn(static_cast<size_t>(plan_.whole_bytes));
 }
@@ -49,6 +49,8 @@ c10::DataPtr ParamGroup::place_to_fill() {
 }
 
 void ParamGroup::fill_whole() {
+  // The storage keeps its identity, and `whole` is a view of it that is made once: tensors that autograd saved in
+  // forward see the refilled memory in backward.
   if (c10::DataPtr memory = place_to_fill()) {
     whole_.fill(std::move(memory), plan_.whole_bytes);
   } else {
@@ -64,6 +66,8 @@ void ParamGroup::start_unshard() {
   if (may_be_stale() && changed()) reshard();
   if (state_ != State::kSharded) return;
   const c10::NoGradGuard no_grad;
+  // The versions are read before the gather starts. A write during the gather then leaves a newer version, and the next
+  // start_unshard() gathers again.
   const bool replaced = shards_.replaced();
   shards_.adopt_replaced();
   gathered_version_ = shards_.version();
@@ -77,7 +81,8 @@ void ParamGroup::start_unshard() {
   const int64_t numel = shards_.ranks() * plan_.layout.part_bytes / static_cast<int64_t>(c10::elementSize(dtype));
   const bool in_place = plan_.gathers_into_whole();
   if (in_place) fill_whole();
-  // Behind what wrote the shards, or had the memory before; else beside all that computes.
+  // The gather stream waits for the compute stream only if the compute stream wrote the shards, or owns the memory that
+  // is filled (in place). Otherwise the gather overlaps all computation.
   if (written || in_place) streams_->gather.follow_current();
   ordered_version_ = gathered_version_;
   const auto beside = streams_->gather.enter();
@@ -102,6 +107,8 @@ void ParamGroup::finish_unshard() {
   const c10::NoGradGuard no_grad;
   pending_.wait();
   filled_.hold_current();
+  // The current stream now comes after the all-gather and may read the gathered buffer. Buffers of the gather stream
+  // are retired, not freed, because the copies launched here still read them.
   if (!streams_->gather.exists()) input_.reset();
   if (!plan_.gathers_into_whole()) fill_whole();
   lay_out(plan_, gathered_, whole_, *pool_);
@@ -110,7 +117,8 @@ void ParamGroup::finish_unshard() {
   state_ = State::kUnsharded;
 }
 
-// What was gathered ahead for nothing. The host may write to shards that it holds as soon as this returns.
+// Abandons a prefetched gather. Both streams are ordered after the copies, so the memory can be freed on either of
+// them. The host waits if it owns the shards, because it may write to them as soon as this returns.
 void ParamGroup::give_up_gather() {
   filled_.hold_current();
   streams_->gather.follow_current();
@@ -119,6 +127,7 @@ void ParamGroup::give_up_gather() {
 
 void ParamGroup::reshard() {
   if (state_ == State::kSharded) return;
+  // A failed gather must not leave the group half unsharded: its error is thrown after the state is consistent again.
   const auto failure = wait_for_failure(pending_);
   if (state_ == State::kGathering) give_up_gather();
   if (shows_whole_) show_shards();
@@ -148,7 +157,8 @@ std::vector<at::Tensor> ParamGroup::leaves(const std::vector<size_t>& trainable)
   std::vector<at::Tensor> out;
   for (size_t index : trainable) {
     const auto& param = shards_.params()[index];
-    // An activation checkpoint around the unit shows a leaf of its own, whose graph ends there.
+    // An activation checkpoint around this module puts a leaf of its own graph in the member; gradients must reach that
+    // leaf.
     const at::Tensor& shown = *param.slots[0].get().slot;
     const bool stands_for_shards = is_dtensor(shown) && shown.is_leaf() && shown.requires_grad();
     out.push_back(stands_for_shards ? shown : param.parameter);

@@ -1,7 +1,8 @@
-// The parameters of one fully_shard call: one all-gather, one reduce-scatter, and the state between them.
+// The parameter group of one fully_shard call: one all-gather, one reduce-scatter, and the state between them.
 //
-// Sharded, they are DTensors in one flat buffer (Shards). Unsharded, they are views of one storage whose memory comes
-// and goes (WholeStorage). How one becomes the other is the group's GatherPlan. Belongs to one rank.
+// Sharded parameters are DTensors in one flat buffer (Shards). Unsharded parameters are views of one storage whose
+// memory is allocated and freed (WholeStorage). The group's GatherPlan says how the shards become the unsharded
+// parameters. Belongs to one rank.
 #pragma once
 
 #include <memory>
@@ -22,10 +23,10 @@ namespace tessera {
 
 class ParamGroup : public GatheredGroup {
  public:
-  // Shards `params` (name, slots, shape, dtype and parameter are set; parameter is the whole tensor, meta included,
-  // or a DTensor of tensor parallelism)
-  // and shows the shards in the modules. COLLECTIVE over the shard dim of the mesh where its group is not made yet.
-  // on_host: the shards and their gradients lie there, though the mesh is of accelerators.
+  // Shards `params` and sets the modules' members to the shards. name, slots, shape, dtype and parameter must be set;
+  // parameter is the unsharded tensor, possibly on the meta device, or a DTensor of tensor parallelism. on_host: keeps
+  // the shards and their gradients in host memory, though the mesh is of accelerators. COLLECTIVE over the shard dim of
+  // the mesh when its process group does not exist yet.
   ParamGroup(std::vector<ShardedParam> params, MeshPtr mesh, const MixedPrecisionPolicy& policy, bool on_host = false);
 
   void start_unshard() override;
@@ -43,29 +44,29 @@ class ParamGroup : public GatheredGroup {
   std::vector<size_t> trainable() const override { return shards_.trainable(); }
   std::vector<at::Tensor> leaves(const std::vector<size_t>& trainable) const override;
 
-  // COLLECTIVE over the tensor-parallel mesh of gradients that lie in another way than their parameter.
+  // COLLECTIVE over the tensor-parallel mesh for gradients whose placements differ from those of their parameter.
   void accumulate(const std::vector<size_t>& trainable, std::vector<at::Tensor>&& gradients) override;
   bool start_reduction() override;
   bool advance_reduction(bool at_end) override;
   void drop_gradients() override;
   int64_t accumulated_bytes() const override { return flat_gradients_.bytes(); }
-  // From the next gather on the whole parameters have a place there: one in turn with others while forwards and
-  // backwards free them, else one of its own.
+  // Gathers the unsharded parameters to fixed addresses from `places` from the next gather on: a buffer shared in turn
+  // with other groups if forward and backward free the parameters, else a buffer of its own.
   void fix_place(const std::shared_ptr<FixedPlaces>& places);
   void set_frees_after_forward(bool on) { frees_after_forward_ = on; }
-  // Called with the parameters that have been handed gradients.
+  // Called with the parameters whose gradients have been written.
   void set_gradients_hook(GradientsHook hook) { gradients_hook_ = std::move(hook); }
 
   std::vector<ShardedParam>& params() { return shards_.params(); }
   Shards& shards() { return shards_; }
   const MeshPtr& mesh() const { return shards_.mesh(); }
-  // The tensors that were sharded, to recognise other slots that are tied to them.
+  // The tensors before sharding, to recognise other slots that are tied to them.
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   const std::vector<WeakTensor>& originals() const { return originals_; }
 
  private:
   void fill_whole();
-  c10::DataPtr place_to_fill();  // null: none
+  c10::DataPtr place_to_fill();  // null: no fixed buffer is free or wanted
   void give_up_gather();
   void on_joined() override;
   void open_gradients(const std::vector<size_t>& trainable, c10::ScalarType dtype);
@@ -77,20 +78,20 @@ class ParamGroup : public GatheredGroup {
   GatherPlan plan_;
   Shards shards_;
   WholeStorage whole_;
-  std::shared_ptr<FixedPlaces> places_;  // null: anywhere
+  std::shared_ptr<FixedPlaces> places_;  // null: any address
   std::optional<size_t> place_in_turn_;
   std::optional<size_t> own_place_;
   bool frees_after_forward_ = true;
-  uint64_t gathered_version_ = 0;  // of the shards, when they were gathered
-  uint64_t ordered_version_ = 0;   // and up to which the gather stream comes behind the writes
+  uint64_t gathered_version_ = 0;  // version of the shards at the last gather
+  uint64_t ordered_version_ = 0;   // version of the shards whose writes come before later gather-stream launches
   at::Tensor gathered_;
   at::Tensor input_;
-  StreamMark filled_;  // behind what fills `gathered_`, or copies what is sent
+  StreamMark filled_;  // after the writes to `gathered_`, or the copy that is sent
   comm::Pending pending_;
   const std::optional<c10::ScalarType> reduce_dtype_;
-  std::shared_ptr<comm::Group> reduces_over_;  // the ranks that gather
+  std::shared_ptr<comm::Group> reduces_over_;  // the ranks of the gather; a second group on an accelerator
   FlatGradients flat_gradients_;
-  std::vector<size_t> with_gradients_;  // positions in params() of what accumulates there, or is reduced
+  std::vector<size_t> with_gradients_;  // positions in params() of the gradients in flat_gradients_
   ReductionStages reduction_;
   GradientsHook gradients_hook_;
 };

@@ -1,9 +1,9 @@
-// The gradients of a group on their way to the shards: accumulated whole over micro-batches without synchronisation,
-// reduce-scattered (and over replicas all-reduced), then handed to the sharded parameters' grad().
+// The gradients of a parameter group: accumulated unsharded over micro-batches without synchronisation, then
+// reduce-scattered (and all-reduced over replicas), then added to grad() of the sharded parameters.
 //
-// On an accelerator the stages (ReductionStages) run beside what computes, over a second group of the ranks that
-// gather; what computes comes behind each reduce-scatter before the next one starts, so that two of them, and no more,
-// have buffers at a time. A parameter that no rank had a gradient for keeps its grad() as it was.
+// On an accelerator the reduction (ReductionStages) overlaps computation, over a second process group of the ranks that
+// gather. The compute stream waits for each reduce-scatter before the next one starts, so at most two of them have
+// buffers at a time. A parameter without a gradient on every rank keeps its grad().
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_foreach_add.h>
 #include <c10/core/GradMode.h>
@@ -49,7 +49,8 @@ void ParamGroup::open_gradients(const std::vector<size_t>& trainable, c10::Scala
   flat_gradients_.open(std::move(layout), dtype, device(), shards_.group().allocator(device().type()));
 }
 
-// Gradients of tensor-parallel parameters, as the parameters lie. All of them start before the first is waited for.
+// Redistributes the gradients of tensor-parallel parameters to the parameters' placements. All redistributions start
+// before the first is waited for.
 void ParamGroup::bring_to_parameters(std::vector<at::Tensor>& gradients) const {
   for (size_t i = 0; i < gradients.size(); ++i) {
     const auto& param = shards_.params()[with_gradients_[i]];
@@ -91,6 +92,8 @@ void ParamGroup::set_gradients(const at::Tensor& sum) {
   const c10::NoGradGuard no_grad;
   const c10::ScalarType dtype = params()[with_gradients_[0]].dtype;
   const int64_t rank = mesh()->local_rank(mesh()->ndim() - 1);
+  // A parameter without a grad() takes a view of the reduced buffer, without a copy. Other gradients are added in one
+  // launch.
   std::vector<at::Tensor> earlier, more;
   flat_gradients_.unpack(sum, rank, dtype, [&](size_t index, const at::Tensor& values) {
     auto& param = params()[with_gradients_[index]];

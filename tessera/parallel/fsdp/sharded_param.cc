@@ -14,7 +14,7 @@ Placements ShardedParam::placements_on(const DeviceMesh& mesh) const {
 }
 
 at::Tensor ShardedParam::distributed(const at::Tensor& part, const MeshPtr& mesh) const {
-  // Where `part` lies, which is the host when shards are offloaded.
+  // Keeps the device of `part`, which is the CPU for offloaded shards.
   return tessera::make_dtensor(part, mesh_of(mesh), tessera::share(placements_on(*mesh)), full_shape());
 }
 
@@ -46,6 +46,8 @@ std::shared_ptr<const TensorParallelPart> tensor_parallel_part(const std::string
                 "[fsdp.shard] {}: found {}, wanted a mesh whose dims of data parallelism come before those of tensor "
                 "parallelism, {}.",
                 name, part->all->to_string(), tensor_parallel->to_string());
+  // If tensor parallelism shards dim 0 as well, the data-parallel shard is a slice of each tensor-parallel shard. In
+  // the global tensor its rows are strided, which StridedShard(0, number of tensor-parallel shards) expresses.
   int64_t parts_of_rows = 1;
   for (size_t i = 0; i < placements.size(); ++i) {
     TESSERA_CHECK(placements[i].is_shard() || placements[i].is_replicate(), ErrorKind::kShape,

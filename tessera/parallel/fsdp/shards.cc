@@ -29,7 +29,7 @@ Shards::Shards(std::vector<ShardedParam> params, MeshPtr mesh, bool on_host)
   create(meta ? c10::Device(c10::kMeta) : mesh_->device(), !meta);
 }
 
-// Replaces the parameters by DTensors over a new flat buffer, with this rank's rows of them when asked.
+// Replaces the parameters by DTensors over a new flat buffer, and copies this rank's rows if asked.
 void Shards::create(c10::Device device, bool copy_values) {
   const c10::NoGradGuard no_grad;
   if (!device.is_meta()) {
@@ -78,6 +78,8 @@ void Shards::materialise() {
   if (std::ranges::any_of(params_, on_meta)) create(mesh_->device(), false);
 }
 
+// A tied parameter has several slots, of which a load may have replaced only one: the replacement is then set in all of
+// them.
 void Shards::adopt_replaced() {
   for (auto& param : params_) {
     for (const auto& slot : param.slots) {
@@ -115,7 +117,7 @@ uint64_t Shards::version() const {
   };
   for (const auto& param : params_) {
     add(param.local);
-    add(param.parameter);  // operations on the DTensor count there
+    add(param.parameter);  // operations on the DTensor increment its own version
   }
   return sum;
 }
@@ -139,7 +141,7 @@ at::Tensor Shards::to_send(const FlatLayout& layout, BufferPool& pool) const {
 void Shards::write_to(const at::Tensor& part, const FlatLayout& layout) const {
   const c10::NoGradGuard no_grad;
   if (on_host_) return copy_from_host(part, layout);
-  if (flat_ && uniform_) {  // one cast of all of them: offsets in elements do not depend on the dtype
+  if (flat_ && uniform_) {  // one cast for all: offsets in elements do not depend on the dtype
     part.copy_(tensor_over(buffer_.storage(), 0, {part.numel()}, params_[0].dtype));
     return;
   }
@@ -151,7 +153,8 @@ void Shards::write_to(const at::Tensor& part, const FlatLayout& layout) const {
   }
 }
 
-// In one copy and as they are stored, which needs no wait of the host's; casts are the device's.
+// Copies the shards from host memory in their stored dtype, in one copy, so the host need not wait. Casts run on the
+// device afterwards.
 void Shards::copy_from_host(const at::Tensor& part, const FlatLayout& layout) const {
   const int64_t begin = part.storage_offset() * static_cast<int64_t>(part.itemsize());
   const bool casts = !uniform_ || params_[0].gather_dtype != params_[0].dtype;

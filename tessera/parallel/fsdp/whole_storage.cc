@@ -9,8 +9,8 @@
 namespace tessera {
 namespace {
 
-// Access to freed memory raises `why`, which allow_access takes back. libtorch 2.11 cannot take it back: there such an
-// access meets a null pointer.
+// forbid_access makes a read of freed memory throw `why`, and allow_access undoes this. libtorch 2.11 has no function
+// to undo it: with that version a read meets a null pointer instead.
 template <class Storage>
 void forbid_access(Storage& storage, std::string why) {
   if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) {
@@ -48,7 +48,8 @@ void WholeStorage::fill(c10::DataPtr memory, int64_t bytes) {
 c10::DataPtr WholeStorage::free(const std::string& why) {
   if (!storage_) return {};
   auto* storage = storage_.unsafeGetStorageImpl();
-  c10::DataPtr memory = storage->set_data_ptr(c10::DataPtr(nullptr, device_));  // its size stays: views are made of it
+  c10::DataPtr memory =
+      storage->set_data_ptr(c10::DataPtr(nullptr, device_));  // the size stays, because views check it
   forbid_access(*storage, why);
   return memory;
 }

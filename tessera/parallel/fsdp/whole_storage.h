@@ -1,10 +1,10 @@
-// The memory of a group's whole parameters: one storage that keeps its identity while its memory comes and goes.
-// Autograd saves views of it in forward; the memory is freed, and refilled before backward reads them.
+// The memory of a group's unsharded parameters: one storage that keeps its identity while its memory is allocated and
+// freed. Autograd saves views of it in forward; the memory is freed, and refilled before backward reads the views.
 //
 //   WholeStorage storage(device);
 //   storage.fill(*pool, bytes);
 //   at::Tensor weight = storage.tensor(0, {8, 4}, at::kFloat);
-//   storage.free("layer: its parameters are freed");       // reading `weight` throws that, until the next fill
+//   storage.free("layer: its parameters are freed");       // reading `weight` throws this text, until the next fill
 //
 // Belongs to one rank.
 #pragma once
@@ -26,12 +26,13 @@ at::Tensor tensor_over(const c10::Storage& storage, int64_t offset_bytes, c10::I
 class WholeStorage {
  public:
   explicit WholeStorage(c10::Device device) : device_(device) {}
-  // Uninitialised memory, of the pool or given.
+  // Gives the storage uninitialised memory of `bytes` bytes, from the pool or the argument.
   void fill(BufferPool& pool, int64_t bytes);
   void fill(c10::DataPtr memory, int64_t bytes);
-  // Returns the memory, for who has to free it in the order of a stream.
+  // Takes the memory out of the storage and returns it; the caller frees it in the order of a stream. Later reads throw
+  // `why`.
   c10::DataPtr free(const std::string& why);
-  // After the first fill.
+  // A tensor over the storage. Call it after the first fill.
   at::Tensor tensor(int64_t offset_bytes, c10::IntArrayRef shape, c10::ScalarType dtype) const;
 
  private:
