@@ -65,7 +65,7 @@ TEST(RestartPolicy, TwoAlikeFailuresAtOneStepEndTheRunWithBothNamed) {
   EXPECT_TRUE(policy.decide(own("[train] loss of step 8 is nan", 3), {.step = 7}).restarts);
   const auto decision = policy.decide(own("[train] loss of step 8 is nan", 0), {.step = 7});
   EXPECT_FALSE(decision.restarts);
-  EXPECT_THAT(decision.text, AllOf(HasSubstr("two alike failures after step 7"),
+  EXPECT_THAT(decision.text, AllOf(HasSubstr("the same failure twice after step 7"),
                                    HasSubstr("First: rank 3 of 4: [train] loss of step 8 is nan"),
                                    HasSubstr("Then: rank 0 of 4: [train] loss of step 8 is nan")));
 }
@@ -88,7 +88,7 @@ TEST(RestartPolicy, UnlikeFailuresAndOtherStepsAreTriedAgain) {
 TEST(RestartPolicy, BeforeItsFirstStepAProgramThatTellsStepsIsAtOnePlace) {
   RestartPolicy tells({.max_restarts = 9, .tells_steps = true}, "");
   EXPECT_TRUE(tells.decide(own("no such file"), {}).restarts);
-  EXPECT_THAT(tells.decide(own("no such file"), {}).text, HasSubstr("two alike failures before its first step"));
+  EXPECT_THAT(tells.decide(own("no such file"), {}).text, HasSubstr("the same failure twice before its first step"));
   RestartPolicy any({.max_restarts = 9}, "");  // one that never says where it is may be anywhere
   EXPECT_TRUE(any.decide(own("exit code 1"), {}).restarts);
   EXPECT_TRUE(any.decide(own("exit code 1"), {}).restarts);

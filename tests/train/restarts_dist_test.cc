@@ -53,7 +53,7 @@ TEST(Restarts, TwoAlikeFailuresBeforeTheFirstStepEndTheRun) {
   const TinyRun runs;
   const auto run = runs.train("a", 2, {"data.train=[" + (runs / "none.jsonl").string() + "]", "--max-restarts", "9"});
   EXPECT_NE(run.exit_code, 0);
-  EXPECT_THAT(run.err, HasSubstr("no restart: two alike failures before its first step"));
+  EXPECT_THAT(run.err, HasSubstr("no restart: the same failure twice before its first step"));
   EXPECT_EQ(run.err.find("restart 2"), run.err.npos) << run.err;
 }
 

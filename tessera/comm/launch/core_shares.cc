@@ -25,12 +25,12 @@ constexpr int kMostCores = 1 << 16;
 std::string text_at(const fs::path& path) {
   try {
     return first_line(read_file(path, size_t{1} << 16));
-  } catch (const Error&) {  // not every kernel and container shows it
+  } catch (const Error&) {  // some kernels and containers do not have the file
     return "";
   }
 }
 
-// "0-3,8": as /sys writes sets of cores. What cannot be read is left out.
+// Parses a list of cores as /sys writes it, e.g. "0-3,8". Parts that cannot be parsed are left out.
 std::vector<int> parse_core_list(std::string_view list) {
   std::vector<int> cores;
   while (!list.empty()) {
@@ -47,6 +47,7 @@ std::vector<int> parse_core_list(std::string_view list) {
   return cores;
 }
 
+// Decodes the affinity mask of this process: hexadecimal digits, the first one for cores 0 to 3.
 std::vector<int> allowed_cores() {
   const std::string mask = core_mask();
   std::vector<int> cores;
@@ -59,7 +60,8 @@ std::vector<int> allowed_cores() {
   return cores;
 }
 
-// The least limit of this process's cgroup (version 2) and those around it, or of version 1 as containers show it.
+// Returns the smallest CPU limit of this process's cgroup and its parents (version 2), or the limit of version 1 at the
+// path that containers see. In cores; 0: no limit.
 double cpu_quota(const fs::path& root) {
   double least = 0;
   const auto consider = [&](double quota, double period) {
@@ -94,7 +96,7 @@ std::map<int, int> nodes_of_cores(const fs::path& root) {
   return nodes;
 }
 
-// NVIDIA's driver lists them by their place on the bus, in which CUDA numbers those of one kind.
+// NVIDIA's driver lists GPUs by PCI bus address. CUDA numbers GPUs of one model in the same order.
 std::vector<int> nodes_of_gpus(const fs::path& root) {
   std::set<std::string> places;
   std::error_code failed;
@@ -110,7 +112,7 @@ std::vector<int> nodes_of_gpus(const fs::path& root) {
   return nodes;
 }
 
-// Memory node of each local rank's GPU; empty where that is not known of all.
+// Returns the memory node of each local rank's GPU; empty when the node of some rank's GPU is not known.
 std::vector<int> gpu_nodes_of_ranks(const HostCores& host, int ranks, const Environment& environment) {
   std::vector<int> nodes;
   if (const auto visible = environment("CUDA_VISIBLE_DEVICES")) {
@@ -129,7 +131,8 @@ std::vector<int> gpu_nodes_of_ranks(const HostCores& host, int ranks, const Envi
   return std::ranges::find(nodes, -1) == nodes.end() ? nodes : std::vector<int>();
 }
 
-// Gives each rank a share of its GPU's node. False, and nothing is changed, where there are not such ones for all.
+// Reorders the shares so that each rank has one on its GPU's memory node. Returns false and changes nothing when there
+// is no such order. The first fitting share may be taken for each rank, since shares of one node are interchangeable.
 bool move_to_gpus(std::vector<CoreShare>& shares, const std::vector<int>& gpu_nodes) {
   std::vector<CoreShare> left = shares, moved;
   for (const int node : gpu_nodes) {
@@ -142,7 +145,7 @@ bool move_to_gpus(std::vector<CoreShare>& shares, const std::vector<int>& gpu_no
   return true;
 }
 
-// What a user has said of threads and cores himself.
+// Returns the environment setting by which the user has chosen threads or cores himself, as text for a message.
 std::optional<std::string> own_wish(const Environment& environment, int cores_of_a_rank) {
   for (const char* name : {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}) {
     if (environment(name)) return fmt::format("{} is set", name);
@@ -179,7 +182,8 @@ HostCores read_cores(const fs::path& root, const std::vector<int>& allowed) {
 }
 
 CoreShares share_cores(const HostCores& host, int ranks, PinMode mode, const Environment& environment) {
-  // Whole cores with their hyperthreads, those of a memory node side by side.
+  // Only whole physical cores are shared out, each with its hyperthreads. The map orders them by memory node, so
+  // consecutive cores are on the same node where possible.
   std::map<std::pair<int, int>, std::vector<int>> by_place;
   std::set<int> nodes;
   for (const LogicalCore& core : host.allowed) {
@@ -199,7 +203,7 @@ CoreShares share_cores(const HostCores& host, int ranks, PinMode mode, const Env
     if (const auto wish = own_wish(environment, each)) return *wish;
     if (mode == PinMode::kOn) return "";
     if (ranks == 1) return "one rank has all cores";
-    // Its other threads (watch, connections, saves) would wait for the one that computes.
+    // With one core, the rank's watchdog, connection and checkpoint threads would wait for the computing thread.
     if (each < 2) return "a rank would have one core";
     return "";
   };
@@ -207,7 +211,7 @@ CoreShares share_cores(const HostCores& host, int ranks, PinMode mode, const Env
   TESSERA_CHECK(mode != PinMode::kOn || result.why_not.empty(), ErrorKind::kConfig,
                 "[launch] --pin on: ranks cannot be bound to cores: {}", result.why_not);
   if (!result.why_not.empty()) return result;
-  std::vector<std::pair<int, std::vector<int>>> places;  // node and hyperthreads of each core
+  std::vector<std::pair<int, std::vector<int>>> places;  // memory node and hyperthreads of each physical core
   for (const auto& [place, threads] : by_place) places.emplace_back(place.first, threads);
   for (int rank = 0; rank < ranks; ++rank) {
     CoreShare share;

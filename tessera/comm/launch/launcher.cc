@@ -42,11 +42,12 @@ void check_program(const std::string& name) {
     std::error_code ignored;
     if (fs::is_regular_file(candidate, ignored) && ::access(candidate.c_str(), X_OK) == 0) return;
   }
-  raise(ErrorKind::kConfig, "[launch] {}: no such program, or it may not be run", name);
+  raise(ErrorKind::kConfig, "[launch] {}: no such program, or it is not executable", name);
 }
 
-// What is run, as all hosts can call it: hosts that run something else at the same port are another run. Strangers may
-// see it, so that of the command line, which may hold what they should not know, it tells the program alone.
+// Names the run from its command line, so that all hosts find the same name, and hosts that run another command at the
+// same port have another one. Processes outside the run may read the name, and the arguments may hold secrets: the name
+// therefore shows the program only, and a hash of the arguments.
 std::string name_of(const std::vector<std::string>& arguments) {
   std::string program = fs::path(arguments[0]).filename().string(), all = program;
   for (size_t i = 1; i < arguments.size(); ++i) all += '\0' + arguments[i];
@@ -55,7 +56,7 @@ std::string name_of(const std::vector<std::string>& arguments) {
   return fmt::format("{} ({:016x})", program, std::hash<std::string>()(all));
 }
 
-// The number of the first rank of this host, and how many there are in all.
+// Global rank of the first rank of this host, and the world size.
 struct Share {
   int first = 0, size = 0;
 };
@@ -67,7 +68,8 @@ Share share_of(const LauncherOptions& options) {
           std::accumulate(begin, options.nproc_of_hosts.end(), 0)};
 }
 
-// What this launch is called: by the user, or, on several hosts, as all of them can.
+// The id of this launch: --run-id; else on one host a random name, and on several hosts TESSERA_RUN_ID or name_of(),
+// which are equal on all hosts.
 std::string id_of(const std::vector<std::string>& arguments, const LauncherOptions& options) {
   if (!options.run_id.empty()) return options.run_id;
   if (options.nnodes == 1) return "run-" + random_word(8);
@@ -76,14 +78,15 @@ std::string id_of(const std::vector<std::string>& arguments, const LauncherOptio
 }
 
 void print_end(const AttemptEnd& end, const std::string& why_no_restart) {
-  if (end.told) return;  // as it was told
+  if (end.told) return;  // the rank died by the signal that the user sent: no error
   const std::string text = fmt::format("{}tessera: error: {}{}\n", end.last_words, end.failure->text,
                                        end.kept_in.empty() ? "" : ". Its output is in " + end.kept_in);
   std::fputs(text.c_str(), stderr);
   if (!why_no_restart.empty()) std::fprintf(stderr, "tessera: error: [launch] %s\n", why_no_restart.c_str());
 }
 
-// Between an attempt and the next: longer where nothing comes of it. False: somebody wants the run to end.
+// Pauses between two attempts: not for the first restart without progress, then 400 ms, doubled each time up to 10 s.
+// Returns false when a signal asks the run to end.
 bool rest_between(int tries, const Signals& signals) {
   constexpr milliseconds kLongest{10'000};
   const milliseconds rest = tries < 2 ? milliseconds(0) : std::min(milliseconds(100 << std::min(tries, 10)), kLongest);
@@ -96,6 +99,8 @@ bool rest_between(int tries, const Signals& signals) {
   }
 }
 
+// The loop over attempts. On several hosts, the launchers meet after each attempt and host 0 decides for all, so that
+// all hosts restart or none does; on one host this launcher decides.
 int run_and_restart(const std::vector<std::string>& arguments, const LauncherOptions& options) {
   const Share share = share_of(options);
   const LaunchPlan plan{.arguments = arguments,
@@ -180,7 +185,7 @@ int launch_local_ranks(const std::vector<std::string>& arguments, const Launcher
     TESSERA_CHECK(rank < options.nproc, ErrorKind::kConfig, "[launch] --log-rank {}: this host has ranks 0 to {}", rank,
                   options.nproc - 1);
   }
-  std::fflush(nullptr);  // or children would write it again
+  std::fflush(nullptr);  // forked children would write buffered output a second time
   return run_and_restart(arguments, options);
 }
 

@@ -24,7 +24,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::minutes kPatience{5};
 constexpr milliseconds kAttempt{2000}, kPause{200};
-constexpr milliseconds kFarewell{10'000};  // until all have read what was decided
+constexpr milliseconds kFarewell{10'000};  // limit for each other launcher to read the decision
 
 std::string key_of(const char* what, int host) { return fmt::format("{}/{}", what, host); }
 
@@ -44,7 +44,8 @@ Json json_of(const AttemptEnd& end) {
   return json;
 }
 
-// The first failure that is no consequence of another one, else the first of all.
+// Returns the failure to decide about: the first, by host, that is not a consequence of another rank's failure; if all
+// are consequences, the first one.
 std::optional<Failure> cause_of(const std::vector<Json>& ends) {
   const Json* cause = nullptr;
   for (const auto& end : ends) {
@@ -61,7 +62,8 @@ std::optional<Failure> cause_of(const std::vector<Json>& ends) {
                  .from_outside = cause->at("from_outside").get<bool>()};
 }
 
-// Waits a little; false when the launcher is asked to stop or the time is over.
+// Waits 200 ms or until a signal arrives. Returns false when this launcher was asked to stop or the deadline has
+// passed.
 bool goes_on(const Signals& signals, Clock::time_point deadline) {
   if (asked_to_stop(signals) || Clock::now() > deadline) return false;
   signals.wait(kPause);
@@ -82,7 +84,7 @@ HubIdentity identity(const std::string& token, const std::string& id, int attemp
 
 LaunchersMeeting::LaunchersMeeting(const LauncherOptions& options, std::string id)
     : options_(options), id_(std::move(id)), token_(run_token([&](const char* name) -> std::optional<std::string> {
-        if (options.token_file.empty()) return process_environment()(name);  // as the ranks read it
+        if (options.token_file.empty()) return process_environment()(name);  // the same token as the ranks use
         if (std::string_view(name) == "TESSERA_TOKEN_FILE") return options.token_file;
         return std::nullopt;
       })) {}
@@ -92,6 +94,9 @@ CommonEnd LaunchersMeeting::meet(int attempt, const AttemptEnd& own, const Decid
   return options_.node_rank == 0 ? lead(attempt, own, decide, signals) : follow(attempt, own, signals);
 }
 
+// Host 0: serves the store, reads key "end/HOST" of each other host, writes "decision", and waits for "read/HOST" so
+// that the store does not end before all have read the decision. The run name of the store contains the attempt, so a
+// launcher of another attempt cannot join.
 CommonEnd LaunchersMeeting::lead(int attempt, const AttemptEnd& own, const DecideRestart& decide,
                                  const Signals& signals) const {
   const auto deadline = Clock::now() + kPatience;
@@ -104,7 +109,7 @@ CommonEnd LaunchersMeeting::lead(int attempt, const AttemptEnd& own, const Decid
       const HubAddress address{here.address, here.port};
       const auto server = std::make_shared<HubServer>(std::move(here.socket), self);
       store = c10::make_intrusive<HubStore>(address, self, kAttempt, server);
-    } catch (const std::exception& error) {  // a rank's last connection, for a moment
+    } catch (const std::exception& error) {  // the port may be in use until the last connection of a rank has closed
       if (goes_on(signals, deadline)) continue;
       return no_restart(own, as_error(error).what());
     }
@@ -113,7 +118,7 @@ CommonEnd LaunchersMeeting::lead(int attempt, const AttemptEnd& own, const Decid
   std::string missing;
   for (int host = 1; host < options_.nnodes && missing.empty(); ++host) {
     while (missing.empty() && !store->check({key_of("end", host)})) {
-      if (!goes_on(signals, deadline)) missing = fmt::format("the launcher of host {} did not come", host);
+      if (!goes_on(signals, deadline)) missing = fmt::format("the launcher of host {} did not connect", host);
     }
     if (missing.empty()) ends.push_back(found(*store, key_of("end", host)));
   }
@@ -139,6 +144,8 @@ CommonEnd LaunchersMeeting::lead(int attempt, const AttemptEnd& own, const Decid
   return common;
 }
 
+// Other hosts: the counterpart of lead(). Connecting is tried again until the deadline, because host 0's launcher may
+// still wait for its ranks to end.
 CommonEnd LaunchersMeeting::follow(int attempt, const AttemptEnd& own, const Signals& signals) const {
   const auto deadline = Clock::now() + kPatience;
   const auto [master, port] = parse_endpoint(options_.master, "--master");
@@ -150,7 +157,7 @@ CommonEnd LaunchersMeeting::follow(int attempt, const AttemptEnd& own, const Sig
       leave(store, key_of("end", options_.node_rank), json_of(own));
       while (!store.check({"decision"})) {
         if (goes_on(signals, deadline)) continue;
-        return no_restart(own, "asked to stop, or another host's launcher did not come");
+        return no_restart(own, "this launcher was asked to stop, or another host's launcher did not connect in time");
       }
       const auto told = found(store, "decision");
       leave(store, key_of("read", options_.node_rank), true);
@@ -159,11 +166,11 @@ CommonEnd LaunchersMeeting::follow(int attempt, const AttemptEnd& own, const Sig
                            .tries = told.at("tries").get<int>(),
                            .text = told.at("text").get<std::string>()},
               .exit_code = told.at("exit_code").get<int>()};
-    } catch (const std::exception& error) {  // nobody there yet, or still the store of the ranks
+    } catch (const std::exception& error) {  // no server yet, or the port is still that of the ranks' store
       reason = as_error(error).what();
     }
   }
-  return no_restart(own, fmt::format("the launcher of host 0 was not met at {}: {}", options_.master, reason));
+  return no_restart(own, fmt::format("cannot reach the launcher of host 0 at {}: {}", options_.master, reason));
 }
 
 }  // namespace tessera::comm

@@ -1,12 +1,12 @@
-// The launchers of several hosts between two attempts: what ended the ranks of all, and whether all start again.
-// Internal to comm.
+// Exchange between the launchers of several hosts after an attempt: they find the first failure of all hosts and decide
+// together whether all ranks are started again. Internal to comm.
 //
 //   LaunchersMeeting meeting(options, id);
 //   const CommonEnd common = meeting.meet(attempt, end, decide, signals);     // COLLECTIVE over the launchers
 //   if (common.decision.restarts) ...                                        // on all hosts, or on none
 //
-// They meet where their ranks had met, at --master, whose port is free once rank 0 has ended: the launcher of host 0
-// serves a store there for as long as it takes, and decides for all. Nobody listens while ranks run.
+// The launcher of host 0 serves a store at --master during the exchange, and decides for all. The port is free then,
+// because rank 0, which used it, has ended. While ranks run, no launcher listens.
 #pragma once
 
 #include <functional>
@@ -21,17 +21,17 @@ namespace tessera::comm {
 
 struct CommonEnd {
   RestartDecision decision{};
-  int exit_code = 0;  // of the rank at fault; 0: all ranks of all hosts have ended well
+  int exit_code = 0;  // of the rank that failed first; 0: all ranks of all hosts have ended with 0
 };
 
-// Of the failure that brought about the others; asked on host 0.
+// Decides about a restart, given the failure that caused the others. Called on host 0 only.
 using DecideRestart = std::function<RestartDecision(const Failure& failure, std::optional<int64_t> step)>;
 
 class LaunchersMeeting {
  public:
   LaunchersMeeting(const LauncherOptions& options, std::string id);
-  // Where a launcher does not come within five minutes after another, or somebody is asked to stop, nobody starts
-  // again.
+  // COLLECTIVE over the launchers. No host restarts when a launcher does not connect within five minutes, or when a
+  // launcher has been asked to stop.
   CommonEnd meet(int attempt, const AttemptEnd& own, const DecideRestart& decide, const Signals& signals) const;
 
  private:

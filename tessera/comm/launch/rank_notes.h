@@ -1,10 +1,11 @@
-// What a rank and its launcher tell one another: the step that is done, and why the ranks were started again.
+// Notes between a rank and its launcher: the rank reports finished steps, the launcher reports why it restarted the
+// ranks.
 //
 //   comm::tell_step(12);                                   // rank 0, after each step
 //   if (const auto reason = comm::restart_reason()) ...    // in a rank of the second attempt
 //
-// The step goes to the file that TESSERA_PROGRESS_FILE names, as a decimal number, which any program may write; its
-// launcher looks at it when a rank has failed. Not thread-safe.
+// tell_step() writes the step as a decimal number to the file that TESSERA_PROGRESS_FILE names. Any program may write
+// this file; the launcher reads it when a rank has failed. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -14,17 +15,17 @@
 
 namespace tessera::comm {
 
-// Costs one write of 20 bytes into a file in memory or the page cache; nothing without a launcher. Failures are silent:
-// what is told is a hint.
+// Reports a finished step to the launcher: one write of 20 bytes to a file in memory or the page cache, and nothing
+// without a launcher. Failures are ignored, because the step is only a hint.
 void tell_step(int64_t step) noexcept;
-// What tell_step() last wrote there; nothing when it has not, or something else is there.
+// Returns the step that tell_step() last wrote to `file`; nullopt when there is no file or it holds no step.
 std::optional<int64_t> told_step(const std::filesystem::path& file);
 
 struct RestartReason {
-  int attempt = 0;  // of the ranks, from 1 for the first restart
+  int attempt = 0;  // number of the restart, from 1
   std::string text;
 };
-// Of this process; nothing in the first attempt.
+// Why the launcher restarted this process; nullopt in the first attempt and without a launcher.
 std::optional<RestartReason> restart_reason();
 
 }  // namespace tessera::comm

@@ -25,7 +25,7 @@ constexpr int64_t kMostAtOnce = int64_t{1} << 20;
 constexpr size_t kLastBytes = 4096;
 constexpr size_t kLastLines = 20;
 
-// What a name may hold in a folder's.
+// Replaces all characters but letters, digits, '-' and '_' by '_', and cuts the name to 60 characters.
 std::string folder_name(std::string name) {
   for (char& c : name) {
     const bool plain =
@@ -112,6 +112,8 @@ std::optional<std::chrono::milliseconds> RankOutputs::look_again_after() const {
   return after;
 }
 
+// Shows whole lines. A line without an end is kept in `stream.line` until the rest arrives, unless it reaches 64 KiB:
+// then it is shown in parts, so that memory stays bounded.
 void RankOutputs::pump(Stream& stream, int64_t most_bytes) const {
   if (!stream.read.open()) return;
   const std::string before = fmt::format("[rank{}]: ", stream.rank);
@@ -139,6 +141,7 @@ void RankOutputs::pump(Stream& stream, int64_t most_bytes) const {
   }
 }
 
+// The size of the file is read once: a process that a rank left behind may still write, and must not keep us here.
 void RankOutputs::finish() {
   for (Stream& stream : streams_) {
     struct stat status {};
@@ -151,6 +154,7 @@ void RankOutputs::finish() {
   }
 }
 
+// Reads the last 4 KiB, drops the first line if it is cut, then all but the last 20 lines.
 std::string RankOutputs::last_words(int rank) const {
   const auto found = std::ranges::find_if(
       streams_, [&](const Stream& stream) { return stream.rank == rank && stream.to == STDERR_FILENO; });

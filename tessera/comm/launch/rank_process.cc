@@ -24,14 +24,15 @@ extern char** environ;
 namespace tessera::comm {
 namespace {
 
-// Written by a launcher that ends as it should.
+// Sent to the guard, in place of a process group, by a launcher that ends normally.
 constexpr pid_t kDismissed = 0;
 
-// Kills every process whose environment names `folder`: a rank, or what one has started, wherever it went.
+// Kills every process whose environment contains a path in `folder`. Descendants of a rank inherit the environment, so
+// this also finds those that left the rank's process group.
 void kill_heirs(const std::filesystem::path& folder) {
   const std::string mark = folder.string() + "/";
   bool found = true;
-  for (int round = 0; found && round < 100; ++round) {  // one may be starting another
+  for (int round = 0; found && round < 100; ++round) {  // a process may start another one meanwhile
     found = false;
     std::error_code failed;
     for (std::filesystem::directory_iterator entry("/proc", failed), end; !failed && entry != end;
@@ -46,13 +47,16 @@ void kill_heirs(const std::filesystem::path& folder) {
   }
 }
 
+// The guard process. It reads process group numbers from its socket until kDismissed arrives or the socket ends. The
+// end of the socket means that the launcher died: the kernel closes it however the launcher dies.
 [[noreturn]] void run_guard(int line, const std::filesystem::path& folder) {
-  ::setsid();  // out of reach of the terminal's signals
+  ::setsid();  // the terminal's signals do not reach a process of another session
   ::prctl(PR_SET_NAME, "tessera-guard");
   sigset_t all;
   ::sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, nullptr);
-  // Nobody waits for the end of our output, or of any pipe of the caller, because of this process.
+  // All inherited descriptors are closed: a reader of the launcher's output or pipes would otherwise wait until the
+  // guard ends.
   const int null = ::open("/dev/null", O_RDWR);
   for (int descriptor = 0; descriptor < 3; ++descriptor) ::dup2(null, descriptor);
   ::dup2(line, 3);
@@ -104,7 +108,8 @@ CoreSet core_set(const std::vector<int>& cores, size_t& bytes) {
   return set;
 }
 
-// MPOL_PREFERRED of <numaif.h>, which is libnuma's. Whoever has a policy of his own keeps it.
+// Prefers memory of a NUMA node. A policy that the user has set (numactl) is kept. The constants are MPOL_DEFAULT and
+// MPOL_PREFERRED of libnuma's <numaif.h>, which is not a dependency.
 void prefer_memory_of(int node) {
   constexpr int kDefault = 0, kPreferred = 1;
   constexpr int kMostNodes = 1024;
@@ -145,10 +150,12 @@ bool Guard::has_ended() {
 }
 
 void Guard::watch(pid_t group) {
-  // Not a pipe, whose other end, once somebody has killed the guard, would answer with SIGPIPE.
+  // A socket, not a pipe: after the guard was killed, a write to a pipe would raise SIGPIPE in the launcher.
   [[maybe_unused]] const auto ignored = ::send(line_.get(), &group, sizeof group, MSG_NOSIGNAL);
 }
 
+// Everything that allocates memory is prepared before fork(); the child only makes system calls. The child sets its
+// parent-death signal, then checks its parent, since the launcher may have died in between.
 pid_t start_rank(const RankCommand& command) {
   const auto environment = environment_of(command);
   const auto arguments = pointers(command.arguments), variables = pointers(environment);
@@ -158,17 +165,17 @@ pid_t start_rank(const RankCommand& command) {
   const pid_t pid = ::fork();
   TESSERA_CHECK(pid >= 0, ErrorKind::kIo, "[launch] cannot start a process: {}", std::strerror(errno));
   if (pid > 0) {
-    if (command.own_group) ::setpgid(pid, pid);  // in both, so that it has happened when either goes on
+    if (command.own_group) ::setpgid(pid, pid);  // in parent and child: done before either continues
     return pid;
   }
   if (command.own_group) ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != launcher) ::_exit(1);  // it died before the line above
+  if (::getppid() != launcher) ::_exit(1);  // the launcher died before prctl()
   for (const int signal : {SIGPIPE, SIGINT, SIGTERM, SIGCHLD}) ::signal(signal, SIG_DFL);
   if (!is_ignored(SIGHUP)) ::signal(SIGHUP, SIG_DFL);
   if (command.out >= 0) ::dup2(command.out, STDOUT_FILENO);
   if (command.err >= 0) ::dup2(command.err, STDERR_FILENO);
-  // A cpuset that has shrunk meanwhile is no reason not to run.
+  // The result is ignored: the cpuset may have shrunk since, and the rank can run without the binding.
   if (!command.cores.empty()) ::sched_setaffinity(0, core_bytes, cores.get());
   prefer_memory_of(command.memory_node);
   sigset_t none;
@@ -193,7 +200,7 @@ void reap_orphans(const std::vector<pid_t>& known) {
 }
 
 void kill_orphans(const std::vector<pid_t>& spared) {
-  for (int round = 0; round < 100; ++round) {  // the death of one may hand its own children to us
+  for (int round = 0; round < 100; ++round) {  // children of a killed process become ours
     bool found = false;
     for (const pid_t pid : children()) {
       if (std::ranges::find(spared, pid) != spared.end()) continue;

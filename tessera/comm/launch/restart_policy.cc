@@ -8,7 +8,7 @@
 namespace tessera::comm {
 namespace {
 
-// Numbers aside: processes, ports, bytes and ranks differ between failures of one kind.
+// Removes the digits: process ids, ports, byte counts and ranks differ between failures of one kind.
 std::string without_numbers(std::string text) {
   std::erase_if(text, [](unsigned char c) { return c >= '0' && c <= '9'; });
   return text;
@@ -25,6 +25,7 @@ std::string step_words(std::optional<int64_t> step) {
 
 }  // namespace
 
+// An unreadable mark (nullopt) is not progress and leaves the kept mark as it is.
 bool RestartPolicy::has_gone_on(const ProgressMade& progress) {
   const bool further = progress.step.value_or(-1) > furthest_;
   furthest_ = std::max(furthest_, progress.step.value_or(-1));
@@ -39,14 +40,14 @@ RestartDecision RestartPolicy::decide(const Failure& failure, const ProgressMade
   if (again) {
     return {.restarts = false,
             .attempt = attempts_,
-            .text = fmt::format("no restart: two alike failures {}. First: {}. Then: {}", step_words(progress.step),
+            .text = fmt::format("no restart: the same failure twice {}. First: {}. Then: {}", step_words(progress.step),
                                 last_->text, failure.text)};
   }
   if (has_gone_on(progress)) used_ = 0;
   if (used_ >= options_.max_restarts) {
     return {.restarts = false,
             .attempt = attempts_,
-            .text = fmt::format("no restart: {} without progress is what --max-restarts allows", used_)};
+            .text = fmt::format("no restart: {} restarts without progress, as many as --max-restarts allows", used_)};
   }
   last_ = failure;
   last_step_ = progress.step;
