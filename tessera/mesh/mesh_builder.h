@@ -25,7 +25,7 @@ struct DeviceMesh::GroupSlot {
 struct DeviceMesh::FlattenedMeshes {
   struct Flattened {
     std::shared_ptr<GroupSlot> slot;
-    std::vector<std::string> dims;  // dims of the root, or of an arrangement, that were flattened
+    std::vector<std::string> dims;  // dims that were flattened; a flattened dim is replaced by its own dims
   };
   std::mutex mutex;
   std::map<std::string, Flattened> by_name;

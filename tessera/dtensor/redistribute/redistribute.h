@@ -21,7 +21,7 @@ namespace tessera {
 struct Step {
   enum class Kind : uint8_t {
     kCut,            // keep a part of the local tensor; no communication
-    kSpread,         // Replicate to Partial: values become summands (or factors ...); no communication
+    kSpread,         // Replicate to Partial: makes values that reduce to the whole value; no communication
     kReduce,         // all_reduce
     kReduceScatter,  // reduce_scatter: `to` has more cuts than `from`, on these mesh dims
     kGather,         // all_gather: `from` has more cuts than `to`, on these mesh dims

@@ -1,11 +1,11 @@
-// Operations that make tensors like others.
+// Operations that create tensors with the properties of other tensors.
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera {
 
 namespace {
 
-// They read no values: what is partial becomes whole for free.
+// The values are not read, so a Partial input counts as Replicate at no cost.
 void propose_like(const OpCall& call, Proposal& proposal) {
   const auto& self = call.inputs[0];
   for (int64_t dim = 0; dim < self.dim(); ++dim) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
@@ -13,7 +13,7 @@ void propose_like(const OpCall& call, Proposal& proposal) {
   proposal.output(self.sizes);
 }
 
-// new_zeros(self, size): the shards of self when the shape is the same, else whole on every rank.
+// new_zeros(self, size): keeps the shards of self if the shape is the same, else the result is whole on every rank.
 void propose_new(const OpCall& call, Proposal& proposal, bool keep_partial) {
   const auto& self = call.inputs[0];
   const std::vector<int64_t> sizes = call.ints_at(call.arg_named("size"));

@@ -5,6 +5,7 @@
 
 namespace tessera {
 
+// The acceptable placements refer to all arguments of the schema; strategies refer to the tensors of the call only.
 void register_sharding(const std::string& name,
                        std::function<std::vector<AcceptableSharding>(const OpCall&)> acceptable) {
   replace_rule(name, [acceptable = std::move(acceptable)](const OpCall& call, Proposal& proposal) {

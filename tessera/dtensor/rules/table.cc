@@ -29,7 +29,7 @@ namespace {
 struct Rules {
   std::mutex mutex;
   RuleTable built_in;
-  RuleTable registered;  // each goes before all that are built in
+  RuleTable registered;  // these have priority over all built-in rules
 
   Rules() {
     add_pointwise_rules(built_in);
@@ -67,6 +67,9 @@ struct Rules {
     return rule != nullptr ? rule : find_in(built_in, full_name);
   }
 
+  // Tries the full name with overload, the name without overload, and the out-of-place name of an in-place operation. A
+  // _foreach_ operation gets the rule of the single operation, zipped over the lists; this rule is added to the table
+  // for the next call.
   static const Rule* find_in(RuleTable& table, const std::string& full_name) {
     if (const Rule* rule = table.find(full_name)) return rule;
     std::string name = full_name.substr(0, full_name.find('.'));
@@ -101,8 +104,8 @@ const Rule* find_rule(const OpEntry& op) {
 
 namespace {
 
-// Applies a rule to each position of the lists; none when a tensor beside them would have to lie in two ways. With
-// `whole_singles` those are replicated first.
+// Applies a rule to each position of the lists. Returns nullopt if two positions need different placements of a tensor
+// that is not in a list. With `whole_singles` such tensors are replicated first.
 std::optional<Choice> zip_positions(const Rule& rule, const OpCall& call, bool whole_singles,
                                     std::vector<OutputShape>& shapes) {
   size_t length = 0;
@@ -116,7 +119,7 @@ std::optional<Choice> zip_positions(const Rule& rule, const OpCall& call, bool w
     FixedOutputs fixed;
     for (size_t i = 0; i < call.inputs.size(); ++i) {
       const auto& input = call.inputs[i];
-      if (input.element < 0 && input.dim() > 0) {  // a number for each position
+      if (input.element < 0 && input.dim() > 0) {  // a tensor with one number for each position
         whole.inputs[i] = replicated;
         continue;
       }
@@ -126,7 +129,7 @@ std::optional<Choice> zip_positions(const Rule& rule, const OpCall& call, bool w
       indices.push_back(i);
       if (input.element < 0 && whole_singles) {
         inputs.back().placements = replicated;
-        inputs.back().mutated = true;  // does not move
+        inputs.back().mutated = true;  // keeps its placement
       }
     }
     const OpCall one(call.op, call.args, call.mesh, std::move(inputs));
@@ -146,6 +149,8 @@ std::optional<Choice> zip_positions(const Rule& rule, const OpCall& call, bool w
 
 }  // namespace
 
+// The second attempt replicates the tensors that are not in a list. These may not move then, so no two positions can
+// need different placements of them.
 Rule zip_rule(Rule rule) {
   return [rule = std::move(rule)](const OpCall& call, Proposal& proposal) {
     proposal.choice = zip_positions(rule, call, /*whole_singles=*/false, proposal.outputs);
@@ -186,7 +191,8 @@ Sizes broadcast_sizes(const OpCall& call) {
 }
 
 namespace {
-// Of booleans and bytes that is another number than of what they become.
+// Whether a reduction of the narrow type gives another number than a reduction after a conversion to a wider type. This
+// is so for sums of booleans ("any") and for sums and products of small integers, which wrap around.
 bool is_lost_widened(at::ScalarType type, const Placement& placement) {
   return (type == at::kBool && is_additive(placement)) ||
          (wraps_around(type) && (is_additive(placement) || placement.is_partial(ReduceOp::kProduct)));
@@ -284,7 +290,7 @@ decltype(Proposal::rewrite) with_local_sizes(int arg) {
 
 namespace {
 
-// A rule that nothing would ever ask for is an error.
+// Error kShape for a rule that would never be used: an unknown operation, one with a handler, or a composite operation.
 void check_asked_for(const std::string& name, const std::vector<c10::OperatorHandle>& operations) {
   TESSERA_CHECK(
       !operations.empty(), ErrorKind::kShape,

@@ -1,4 +1,5 @@
-// Calls that need no rule: item(), equal(), views in place, operations made of others, refusals.
+// Handlers of operations that need no rule: item(), equal(), in-place views, operations composed of others, refused
+// operations.
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
@@ -13,19 +14,20 @@ namespace tessera {
 
 namespace {
 
+// The whole value of a DTensor as a plain tensor. COLLECTIVE over the mesh.
 at::Tensor whole(const at::Tensor& tensor) {
   if (!is_dtensor(tensor)) return tensor;
   const DTensorImpl& impl = *impl_of(tensor);
   return impl_of(redistribute_values(tensor, Placements(impl.placements().size(), Replicate()), true))->local();
 }
 
-// Reduces first: the value of a Partial is not that of its local part.
+// Reduces first, because the local tensor of a Partial has another value.
 void handle_item(const OpEntry&, c10::DispatchKeySet, Stack* stack) {
   const at::Tensor local = whole(torch::jit::pop(*stack).toTensor());
   stack->emplace_back(local.numel() == 0 ? at::Scalar(0) : local.item());
 }
 
-// A tensor moved to other placements; nothing happens where it has them.
+// The tensor redistributed to `to`. A plain tensor, and one with these placements, is returned unchanged.
 at::Tensor moved(const at::Tensor& tensor, const Placements& to) {
   return !is_dtensor(tensor) || impl_of(tensor)->placements() == to ? tensor : redistribute_values(tensor, to, true);
 }
@@ -36,7 +38,8 @@ int64_t cuts_of(const Placements& placements) {
   return std::ranges::count_if(placements, [](const Placement& p) { return p.is_any_shard(); });
 }
 
-// Each rank compares its parts, both as the tensor lies that is cut more; then all agree.
+// Each rank compares its local tensors, with the placements of the tensor that has more shards; an all-reduce combines
+// the results.
 bool equal_by_parts(const at::Tensor& a, const at::Tensor& b) {
   const Placements of_a = reduced(a);
   const Placements of_b = reduced(b);
@@ -66,7 +69,7 @@ void handle_is_same_size(const OpEntry&, c10::DispatchKeySet, Stack* stack) {
   stack->emplace_back(a.sizes() == b.sizes());
 }
 
-// Asks or tells the local tensor something that is the same for the whole.
+// Runs the operation on the local tensor, for operations whose result is the same for local and global tensor.
 void handle_locally(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
   for (const int arg : op.tensor_args) {
     c10::IValue& slot = arguments_of(op, *stack)[arg];
@@ -75,7 +78,7 @@ void handle_locally(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
   op.handle.callBoxed(*stack);
 }
 
-// Operations whose results have shapes that depend on values: on whole tensors, on every rank.
+// Runs the operation on whole tensors on every rank, for operations whose output shape depends on values.
 void handle_replicated(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
   const size_t base = stack->size() - op.args.size();
   MeshPtr mesh;
@@ -93,8 +96,8 @@ void handle_replicated(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
   }
 }
 
-// bincount(self, weights, minlength): the size of the result depends on values. Each rank counts its part for the
-// largest value of all, so that a cut dim gives a sum.
+// bincount(self, weights, minlength): the size of the result depends on values. All ranks first agree on the largest
+// value and count into as many bins, so a sharded dim gives a Partial sum.
 void handle_bincount(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
   const c10::IValue* args = arguments_of(op, *stack);
   const at::Tensor self = args[0].toTensor();
@@ -107,11 +110,11 @@ void handle_bincount(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) 
       op.name, is_dtensor(self) ? "weights" : "self");
   const bool counts_parts =
       self.dim() == 1 && self.numel() > 0 && at::isIntegralType(self.scalar_type(), /*includeBool=*/false);
-  if (!counts_parts) return handle_replicated(op, keys, stack);  // where upstream's errors come from
+  if (!counts_parts) return handle_replicated(op, keys, stack);  // the plain operation raises its errors
   const int64_t minlength = args[2].toInt();
   const Placements common = reduced(self);
   const at::Tensor values = moved(self, common);
-  const int64_t least = values.min().item<int64_t>(), most = values.max().item<int64_t>();  // alike on all ranks
+  const int64_t least = values.min().item<int64_t>(), most = values.max().item<int64_t>();  // the same on all ranks
   TESSERA_CHECK(
       least >= 0 && minlength >= 0 && (!weighted || weights->sizes() == self.sizes()), ErrorKind::kShape,
       "[dtensor.bincount] found values from {}, weights {}, minlength {}: bincount only supports 1-d non-negative "
@@ -119,7 +122,7 @@ void handle_bincount(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) 
       least, weighted ? fmt::format("[{}]", fmt::join(weights->sizes(), ", ")) : "none", minlength);
   std::optional<at::Tensor> own_weights;
   if (weighted) own_weights = impl_of(moved(*weights, common))->local();
-  // The dtype of a part without elements would be int64, whatever the weights are.
+  // For a part without elements bincount returns int64 whatever the dtype of the weights.
   const auto dtype = !weighted ? at::kLong : weights->scalar_type() == at::kFloat ? at::kFloat : at::kDouble;
   const at::Tensor counted =
       at::bincount(impl_of(values)->local(), own_weights, std::max(most + 1, minlength)).to(dtype);
@@ -128,7 +131,7 @@ void handle_bincount(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) 
   finish_call(op, *stack, {from_local(counted, device_mesh(self), result)});
 }
 
-// index(self, indices): what masks select has a shape that depends on their values.
+// index(self, indices): the shape of a selection by masks depends on their values.
 void handle_index(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto indices = arguments_of(op, *stack)[1].toListRef();
   const bool masks = std::ranges::any_of(indices, [](const c10::IValue& index) {
@@ -146,7 +149,7 @@ void refuse(const OpEntry& op, c10::DispatchKeySet, Stack*) {
         op.name);
 }
 
-// squeeze_() and its like: the view out of place takes the place of what it was taken of.
+// squeeze_() and similar: runs the out-of-place view and copies its sizes, strides and local tensor to self.
 void handle_in_place_view(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
   const at::Tensor self = arguments_of(op, *stack)[0].toTensor();
   std::string name = op.name.substr(0, op.name.find('.'));
@@ -159,7 +162,7 @@ void handle_in_place_view(const OpEntry& op, c10::DispatchKeySet, Stack* stack) 
   stack->emplace_back(self);
 }
 
-// as_strided(self, size, stride, storage_offset) to what self is already.
+// as_strided(self, size, stride, storage_offset): allowed only for the layout that self has already.
 void handle_as_strided(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
   const c10::IValue* args = arguments_of(op, *stack);
   const at::Tensor self = args[0].toTensor();
@@ -167,8 +170,8 @@ void handle_as_strided(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
   finish_call(op, *stack, {op.name.find("strided_") == std::string::npos ? at::alias(self) : self});
 }
 
-// _amp_foreach_non_finite_check_and_unscale_(self[], found_inf, inv_scale): found_inf may be a plain tensor, one a
-// rank. All ranks learn of what any of them found.
+// _amp_foreach_non_finite_check_and_unscale_(self[], found_inf, inv_scale): found_inf may be a plain tensor on each
+// rank. An all-reduce over the mesh dims that shard gradients makes it the same on all ranks.
 void handle_unscale(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
   const at::Tensor inv_scale = whole(torch::jit::pop(*stack).toTensor());
   const at::Tensor found_inf = torch::jit::pop(*stack).toTensor();
@@ -195,7 +198,8 @@ void handle_unscale(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
   for (comm::Group* group : groups) comm::all_reduce(*group, local_found, ReduceOp::kMax, "found_inf").wait();
 }
 
-// _fused_adam(self[], grads[], exp_avgs[], ...): works on copies, so states may come as their parameters lie.
+// _fused_adam(self[], grads[], exp_avgs[], ...): it works on copies, so all lists are redistributed to the parameters'
+// placements.
 void handle_fused_functional(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
   c10::IValue* args = arguments_of(op, *stack);
   const auto parameters = args[0].toTensorVector();
@@ -210,7 +214,8 @@ void handle_fused_functional(const OpEntry& op, c10::DispatchKeySet keys, Stack*
   decompose(op, keys, stack);
 }
 
-// _native_batch_norm_legit_functional(input, weight, bias, running_mean, running_var, ...): both statistics lie alike.
+// _native_batch_norm_legit_functional(input, weight, bias, running_mean, running_var, ...): both statistics get the
+// same placements.
 void handle_batch_norm_functional(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
   c10::IValue& mean = arguments_of(op, *stack)[3];
   c10::IValue& variance = arguments_of(op, *stack)[4];
@@ -262,7 +267,7 @@ Handler find_handler(const std::string& name) {
       {"aten::set_.source_Storage_storage_offset", refuse},
       {"aten::resize_", refuse},
       {"aten::resize_as_", refuse},
-      // Copies of what the in-place operation writes, which is then done on them.
+      // These copy the tensors that their in-place form writes, then call the in-place form on the copies.
       {"aten::_fused_adam", handle_fused_functional},
       {"aten::_fused_adam.tensor_lr", handle_fused_functional},
       {"aten::_fused_adamw", handle_fused_functional},

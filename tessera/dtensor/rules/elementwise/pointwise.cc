@@ -1,4 +1,4 @@
-// How pointwise operations work on parts; which operations are pointwise stands in pointwise_table.cc.
+// How pointwise operations work on local tensors. pointwise_table.cc lists the operations.
 #include "tessera/dtensor/rules/elementwise/pointwise.h"
 
 #include <ATen/native/TypeProperties.h>
@@ -13,19 +13,19 @@ namespace {
 
 bool is_fraction(at::ScalarType type) { return at::isFloatingType(type) || at::isComplexType(type); }
 
-// Bits of the whole numbers that a type holds without a gap.
+// Number of bits of the integers that a type represents without gaps.
 int exact_bits(at::ScalarType type) {
   if (at::isIntegralType(type, /*includeBool=*/false)) {
     return 8 * static_cast<int>(c10::elementSize(type)) - (at::isSignedType(type) ? 1 : 0);
   }
-  return c10::elementSize(type) > 1 ? digits_of(type) : 1;  // one of booleans and 8-bit floating point
+  return c10::elementSize(type) > 1 ? digits_of(type) : 1;  // 1 for booleans and 8-bit floating point
 }
 
 Placement swapped(const Placement& p) {
   return p.reduce_op == ReduceOp::kMax ? Partial(ReduceOp::kMin) : Partial(ReduceOp::kMax);
 }
 
-// How the result of one operand that lies as p lies; none: the operand must be whole.
+// The placement of the result if the only operand has placement p. nullopt: the operand must be whole.
 std::optional<Placement> result_of_one(const Placement& p, Commutes commutes) {
   const std::optional<Placement> same = p, none = std::nullopt;
   switch (commutes) {
@@ -49,7 +49,7 @@ std::optional<Placement> result_of_one(const Placement& p, Commutes commutes) {
   }
 }
 
-// Which of two operands may lie as p, so that the result does: one while the other is whole, or both.
+// Adds the strategies in which one operand, or both, and the result have placement p. The other operand is whole.
 void add_of_two(const Placement& p, Commutes commutes, std::vector<Strategy>& strategies) {
   const bool sum = commutes == Commutes::kAdditive;
   const bool product = commutes == Commutes::kMultiplicative;
@@ -70,14 +70,15 @@ bool gives_complex(const OpCall& call) {
   return std::ranges::any_of(call.inputs, is_complex) || std::ranges::any_of(call.args, is_complex_number);
 }
 
-// Whether extremes of the inputs may be others than those of the result.
+// Whether the result of a maximum or minimum of the inputs may differ from that of the outputs, because integers wrap
+// around.
 bool loses_order(const OpCall& call, Commutes commutes) {
   const auto wraps = [](const auto& input) { return wraps_around(input.tensor->scalar_type()); };
   return (commutes == Commutes::kAdditive || commutes == Commutes::kNegation) &&
          std::ranges::any_of(call.inputs, wraps);
 }
 
-// Of the result, as plain tensors would have it.
+// dtype of the result on plain tensors.
 at::ScalarType result_type(const OpCall& call) {
   if (!call.outs.empty()) return call.outs[0].tensor->scalar_type();
   at::native::ResultTypeState state = {};
@@ -88,7 +89,7 @@ at::ScalarType result_type(const OpCall& call) {
   return at::native::result_type(state);
 }
 
-// Whether the operation rounds shares of a sum, of which plain tensors round the whole.
+// Whether the operation rounds the summands of a Partial, where on plain tensors it rounds the sum.
 bool rounds_shares(const OpCall& call, const Strategy& strategy) {
   for (size_t i = 0; i < call.inputs.size(); ++i) {
     const auto& input = call.inputs[i];
@@ -110,6 +111,8 @@ bool rounds(at::ScalarType from, at::ScalarType to) {
   return part != wanted && !holds;
 }
 
+// Proposes a shard of each dim of the broadcast shape that some input or out argument shards already, and the Partial
+// placements that `commutes` allows. Strategies that would round summands are removed.
 void propose_pointwise(const OpCall& call, Proposal& proposal, Commutes commutes) {
   const Sizes sizes = broadcast_sizes(call);
   proposal.lies_as_pointwise = true;
@@ -127,7 +130,7 @@ void propose_pointwise(const OpCall& call, Proposal& proposal, Commutes commutes
   const size_t count = call.inputs.size();
   for (const Placement& p : partials_among(call)) {
     if (!is_additive(p) && gives_complex(call)) {
-      continue;  // complex numbers have no order, and no collective multiplies them
+      continue;  // complex numbers have no order, and collectives do not multiply them
     }
     if (is_extreme(p) && loses_order(call, commutes)) continue;
     if (count == 1) {

@@ -17,7 +17,7 @@ enum class Commutes {
   kCopy,             // values are unchanged: commutes with any reduction
   kIncreasing,       // commutes with max and min
   kDecreasing,       // max becomes min and min becomes max
-  kDecreasingAbove,  // decreasing on its domain; the summands of a minimum stay inside it
+  kDecreasingAbove,  // decreasing on its domain x > a, which has all ranks' values if it has their minimum
   kMonotone,         // increasing in each of two tensors
   kMaximum,
   kMinimum,

@@ -13,12 +13,12 @@ void add_special_function_rules(RuleTable& table) {
   table.add("aten::special_xlog1py", pointwise(Commutes::kDivision));
   table.add({"aten::special_xlog1py.self_scalar", "aten::special_xlog1py.self_scalar_out"}, pointwise(Commutes::kNone));
   const Rule no_partials = pointwise(Commutes::kNone);
-  // Bessel functions and their like.
+  // Bessel functions and related functions.
   table.add({"aten::special_airy_ai", "aten::special_bessel_j0", "aten::special_bessel_j1", "aten::special_bessel_y0",
              "aten::special_bessel_y1", "aten::special_i0e", "aten::special_i1", "aten::special_i1e",
              "aten::special_modified_bessel_i0", "aten::special_spherical_bessel_j0"},
             no_partials);
-  // Polynomials, of x and the degree.
+  // Polynomials in x, with the degree as second operand.
   table.add({"aten::special_chebyshev_polynomial_t", "aten::special_chebyshev_polynomial_u",
              "aten::special_chebyshev_polynomial_v", "aten::special_chebyshev_polynomial_w",
              "aten::special_hermite_polynomial_h", "aten::special_hermite_polynomial_he",
@@ -26,7 +26,7 @@ void add_special_function_rules(RuleTable& table) {
              "aten::special_shifted_chebyshev_polynomial_t", "aten::special_shifted_chebyshev_polynomial_u",
              "aten::special_shifted_chebyshev_polynomial_v", "aten::special_shifted_chebyshev_polynomial_w"},
             no_partials);
-  // The rest.
+  // Other functions.
   table.add({"aten::special_entr", "aten::special_log_ndtr", "aten::special_ndtri", "aten::special_zeta"}, no_partials);
 }
 

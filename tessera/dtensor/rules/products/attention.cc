@@ -1,8 +1,10 @@
-// Scaled dot product attention: batch and heads are independent, and queries of one another.
+// Scaled dot product attention on the CPU. Batch samples and heads are independent, and so are the queries.
 #include "tessera/dtensor/rules/products/attention.h"
 
 namespace tessera {
 
+// With equal numbers of heads every mesh dim may shard them. With fewer key heads (GQA) a mesh dim may do so only if it
+// shards heads already and both numbers are divisible by all ranks that shard heads, this mesh dim included.
 std::vector<bool> head_cuts(const OpCall& call) {
   const TensorInput& query = call.inputs[call.input_at(call.arg_named("query"))];
   const TensorInput& key = call.inputs[call.input_at(call.arg_named("key"))];
@@ -51,8 +53,10 @@ Roles roles(const OpCall& call) {
 
 using Outputs = decltype(Strategy::outputs);
 
-// Samples and heads with their keys and values; queries with all of these, unless their place in the whole matters.
-// outputs_of(dim, keys_too): how the results lie where `dim` is cut, of keys and values too or of queries alone.
+// Proposes shards of the batch and of the heads for all operands, and shards of the queries with whole keys and values.
+// Queries are not sharded for causal attention, because the mask depends on their position in the whole.
+// outputs_of(dim, keys_too) gives the placements of the results; keys_too tells whether keys and values are sharded,
+// too.
 template <class OutputsOf>
 void propose_cuts_of(const OpCall& call, Proposal& proposal, const Roles& role, const OutputsOf& outputs_of) {
   if (uses_dropout(call)) return;
@@ -70,7 +74,7 @@ void propose_cuts_of(const OpCall& call, Proposal& proposal, const Roles& role, 
   });
 }
 
-// Of [B, H, S, ...], in memory [B, S, H, ...] as the kernel leaves it.
+// Shape [B, H, S, ...] with the memory order [B, S, H, ...], as the kernel returns it.
 OutputShape heads_inside(std::vector<int64_t> sizes) {
   std::vector<int64_t> lie = sizes;
   std::swap(lie[1], lie[2]);

@@ -1,12 +1,12 @@
-// Convolutions: samples, output channels, input channels (a sum) and groups may be cut; the dims of space are whole, so
-// that no window reaches over the edge of a part.
+// Convolutions. Samples, output channels, input channels (with a Partial result) and groups may be sharded. Spatial
+// dims must be whole, because a window may reach over the edge of a shard.
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera {
 
 namespace {
 
-// Where input and output channels lie in the weight: [out, in / groups, ...], transposed [in, out / groups, ...].
+// Positions of input and output channels in the weight: [out, in / groups, ...]; transposed: [in, out / groups, ...].
 struct Channels {
   int64_t in;
   int64_t out;
@@ -26,7 +26,8 @@ int64_t parts_of(const OpCall& call, const Placements& placements, int64_t dim) 
   return parts;
 }
 
-// Groups are dealt out whole and evenly: over any of the mesh dims, since any may be chosen.
+// Whether groups may be sharded. Each rank needs a whole number of groups on every combination of mesh dims, so the
+// number must be divisible by the size of the mesh.
 bool groups_divide(const OpCall& call, int64_t groups) { return groups > 1 && groups % call.mesh->size() == 0; }
 
 int64_t local_groups(const OpCall& call, const Placements& input) {

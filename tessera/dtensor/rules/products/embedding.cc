@@ -1,4 +1,4 @@
-// Look-ups in tables of embeddings.
+// Embedding look-ups.
 #include <ATen/ATen.h>
 
 #include "tessera/dtensor/rules/table.h"
@@ -7,7 +7,8 @@ namespace tessera {
 
 namespace {
 
-// Rows [offset, offset + local rows) of the table lie here: other rows count as zero, to be summed over the ranks.
+// Looks up the rows of this rank's shard, which starts at `offset`. Rows of other shards give zeros, so the ranks'
+// results sum up to the embedding (Partial).
 LocalFunction look_up_own_rows(int64_t offset, int64_t rows_in_all) {
   return [offset, rows_in_all](const LocalCall& local) {
     const at::Tensor weight = local.arg(0).toTensor();

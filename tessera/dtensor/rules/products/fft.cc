@@ -1,4 +1,4 @@
-// Fourier transforms: linear, and dims that are not transformed are independent.
+// Fourier transforms. They are linear, and dims that are not transformed are independent.
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera {

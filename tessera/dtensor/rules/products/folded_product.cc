@@ -1,6 +1,6 @@
-// linear and matmul of operands of more than two dims, which are folded into one matrix, or one batch of matrices. A
-// dim that is cut unevenly can be flattened where it lies only as the innermost of those that it joins: it is moved
-// there.
+// linear and matmul with operands of more than two dims. The leading dims are flattened, so that the operand is one
+// matrix or one batch of matrices. An unevenly sharded dim can be flattened without communication only if it is the
+// innermost of the flattened dims. Therefore it is moved there first, and moved back in the result.
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/linear_native.h>
@@ -32,7 +32,7 @@ Order inverse(const Order& order) {
   return back;
 }
 
-// Whether the first `count` dims can be flattened where they lie, once all dims are in this order.
+// Whether the first `count` dims can be flattened without communication after the dims are permuted to `order`.
 bool folds(const at::Tensor& tensor, int64_t count, const Order& order) {
   const Order back = inverse(order);
   Placements placements = impl_of(tensor)->placements();
@@ -47,8 +47,8 @@ bool folds(const at::Tensor& tensor, int64_t count, const Order& order) {
   return can_view(*impl_of(tensor)->mesh(), from, placements, to);
 }
 
-// An order of dims, of which only the first `count` differ, in which those can be flattened where they lie. As they are
-// where there is none.
+// Finds an order of the dims in which the first `count` dims can be flattened without communication. Only the first
+// `count` dims are permuted. Returns the present order if there is none.
 Order order_to_fold(const at::Tensor& tensor, int64_t count) {
   const Order present = in_order(tensor.dim());
   if (count < 2 || !is_dtensor(tensor) || folds(tensor, count, present)) return present;
@@ -63,7 +63,7 @@ Order order_to_fold(const at::Tensor& tensor, int64_t count) {
   return present;
 }
 
-// `product` of the matrix of all rows of a tensor; it makes of [rows, ...] as many rows.
+// Applies `product` to the tensor as a matrix [rows, columns]. `product` must return a tensor with the same rows first.
 template <class Product>
 at::Tensor of_rows(const at::Tensor& tensor, Product product) {
   const int64_t count = tensor.dim() - 1;
@@ -81,7 +81,8 @@ at::Tensor of_rows(const at::Tensor& tensor, Product product) {
   return moves ? unfolded.permute(inverse(back)).contiguous() : unfolded;
 }
 
-// Upstream adds the bias in place, which keeps the product's type; here the product may lie in another way.
+// PyTorch adds the bias in place, which keeps the dtype of the product. In place is not possible here, because the
+// product may have other placements than the sum.
 at::Tensor plus_bias(const at::Tensor& product, const at::Tensor& bias) {
   const at::Tensor sum = product.add(bias);
   if (sum.scalar_type() == product.scalar_type()) return sum;
@@ -107,7 +108,7 @@ at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::
   return own_result(linear_by_rows(input, weight, bias));
 }
 
-// Both of at least three dims, of which the matrices' come last.
+// The product of two batches of matrices. Both operands have at least three dims; the last two are the matrices.
 at::Tensor product_of_batches(const at::Tensor& self, const at::Tensor& other) {
   const auto batch_of = [](const at::Tensor& t) { return t.sizes().slice(0, static_cast<size_t>(t.dim() - 2)); };
   const std::vector<int64_t> batch = at::infer_size(batch_of(self), batch_of(other));

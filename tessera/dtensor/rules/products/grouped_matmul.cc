@@ -1,4 +1,4 @@
-// Products of scaled matrices, and of groups of matrices that lie one after another.
+// Products of scaled matrices (_scaled_mm), and of groups of matrices that are stored one after another (_grouped_mm).
 #include <ATen/ATen.h>
 
 #include "tessera/base/error.h"
@@ -8,7 +8,9 @@ namespace tessera {
 
 namespace {
 
-// Scales of a whole matrix, of its rows or columns ([m, 1], [1, n]), or of blocks in one list.
+// Placement of a scale if its matrix has placement `data`. A scale has one value, one for each row ([m, 1]) or column
+// ([1, n]), or one for each block in a flat list. nullopt: not possible, because the list would have to be divided
+// along the summed dim.
 std::optional<Placement> of_scale(const TensorInput& scale, const Placement& data, int64_t summed_dim) {
   if (c10::multiply_integers(scale.sizes) == 1 || !data.is_any_shard()) return Replicate();
   if (scale.dim() == 1) return data.dim == summed_dim ? std::nullopt : std::optional<Placement>(Shard(0));
@@ -36,7 +38,7 @@ void propose_scaled(const OpCall& call, Proposal& proposal) {
     }
   }
   proposal.empty_parts = false;
-  // Devices want the columns of the second operand in memory; a part that was moved has its rows there.
+  // Devices require the second operand in column-major memory; a local tensor that was redistributed is row-major.
   proposal.local = [](const OpCall&, const Choice&) -> LocalFunction {
     return [](const LocalCall& part) {
       c10::IValue& other = part.arg(1);
@@ -47,7 +49,8 @@ void propose_scaled(const OpCall& call, Proposal& proposal) {
   proposal.output({call.inputs[0].sizes[0], call.inputs[1].sizes[1]});
 }
 
-// The kernel reads rows (or columns) in pieces of 16 bytes, which cutting the dim they run along must leave whole.
+// Whether a shard keeps rows (or columns) of whole 16-byte pieces, which the kernel reads. Only the contiguous dim
+// matters.
 bool keeps_alignment(const OpCall& call, const TensorInput& input, const Placement& placement) {
   if (!placement.is_any_shard() || input.tensor->strides()[placement.dim] != 1) return true;
   const int64_t ranks = call.mesh->size();
@@ -55,8 +58,8 @@ bool keeps_alignment(const OpCall& call, const TensorInput& input, const Placeme
   return n % ranks == 0 && n / ranks * static_cast<int64_t>(input.tensor->element_size()) % 16 == 0;
 }
 
-// A part as the kernel reads it: one of the last two dims dense, the other's stride in pieces of 16 bytes. Where what
-// was moved or cut lies otherwise, its rows are copied to such places.
+// A local tensor that the kernel can read: one of the last two dims is contiguous and the stride of the other is a
+// multiple of 16 bytes. A tensor with other strides is copied to rows that are padded in memory.
 at::Tensor aligned(const at::Tensor& part) {
   const int64_t piece = 16 / static_cast<int64_t>(part.element_size());
   const int64_t columns = part.size(-1);
@@ -76,7 +79,8 @@ LocalFunction with_aligned_parts(const OpCall&, const Choice&) {
   };
 }
 
-// _grouped_mm(self, mat2, offs?, bias?): 2-d operands hold the groups one after another up to offs, 3-d ones in a dim.
+// _grouped_mm(self, mat2, offs?, bias?). A 2-d operand holds the groups one after another, up to the ends in `offs`. A
+// 3-d operand has a dim for the groups.
 void propose_grouped(const OpCall& call, Proposal& proposal) {
   const TensorInput& a = call.inputs[0];
   const TensorInput& b = call.inputs[1];

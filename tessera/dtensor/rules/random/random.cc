@@ -1,5 +1,5 @@
-// Random operations. What an element gets depends on its place in the global tensor (detail/random.h), so every
-// placement will do, and the operation itself never runs: its local function draws the numbers.
+// Random operations. The value of an element depends on its index in the global tensor (random/random_fill.h), so every
+// placement works. The operation itself never runs; a local function draws the numbers.
 #include <ATen/ATen.h>
 
 #include <limits>
@@ -46,7 +46,7 @@ void geometric(Draw& draw) {
   fill_target(draw, {Law::kGeometric, p, 0});
 }
 
-// normal_(mean, std), normal(mean, std) with tensors for one or both of them.
+// normal_(mean, std), and normal(mean, std) with a tensor for one or both arguments.
 void normal(Draw& draw) {
   if (!draw.is_tensor("mean") && !draw.is_tensor("std")) {
     const double deviation = draw.number("std", 1);
@@ -56,7 +56,7 @@ void normal(Draw& draw) {
   const at::Tensor like = draw.tensor(draw.is_tensor("mean") ? "mean" : "std");
   at::Tensor z = at::empty(draw.region().sizes, like.options());
   draw.fill(z, {Law::kNormal, 0, 1});
-  // A product and a sum of their own: fused ones round differently at the ends of vectors.
+  // A separate product and sum: a fused multiply-add rounds differently at the ends of vectors.
   z = draw.is_tensor("std") ? z * draw.tensor("std") : z * draw.number("std", 1);
   z = draw.is_tensor("mean") ? z + draw.tensor("mean") : z + draw.number("mean", 0);
   const at::Tensor to = draw.has("out") ? draw.tensor("out").copy_(z) : z;
@@ -78,7 +78,7 @@ void randint_like(Draw& draw) {
   fill_target(draw, integers(draw, draw.has("low") ? integer(draw, "low") : 0, integer(draw, "high")));
 }
 
-// All integers that the type holds exactly, from 0.
+// All integers from 0 that the type holds exactly.
 Distribution all_integers(c10::ScalarType type) {
   uint64_t range = 2;
   if (at::isFloatingType(type)) {
@@ -94,7 +94,7 @@ void random(Draw& draw) {
   const at::Tensor to = draw.target(draw.tensor("self"));
   if (draw.has("to")) {
     draw.fill(to, integers(draw, draw.has("from") ? integer(draw, "from") : 0, integer(draw, "to")));
-  } else if (draw.has("from")) {  // to the largest value of the type
+  } else if (draw.has("from")) {  // from `from` to the largest value of the type
     Distribution rest = all_integers(to.scalar_type());
     rest.low = integer(draw, "from");
     rest.range -= static_cast<uint64_t>(rest.low);
@@ -105,7 +105,7 @@ void random(Draw& draw) {
   draw.finish(to);
 }
 
-// bernoulli(self) takes its odds from self; the others from p.
+// bernoulli(self) takes the probabilities from self; the other forms take them from p.
 void bernoulli(Draw& draw) {
   const at::Tensor self = draw.tensor("self");
   const bool from_self = !draw.has("p");
@@ -143,7 +143,7 @@ void native_dropout(Draw& draw) {
   draw.call().finish({output, mask});
 }
 
-// Leaky where negative, with a slope that is drawn in training, when `noise` receives the slopes.
+// Leaky ReLU whose slope is random in training; `noise` then receives the slopes.
 void rrelu_with_noise(Draw& draw) {
   const at::Tensor self = draw.tensor("self");
   const double lower = draw.number("lower", 0.125);
@@ -168,8 +168,8 @@ void rrelu_with_noise(Draw& draw) {
   draw.finish(writes ? draw.target(self).copy_(values) : values);
 }
 
-// Races of exponential clocks: the k first to ring are k draws without replacement. With replacement: where the running
-// sum of the odds passes k fractions.
+// Without replacement this is an exponential race: category i gets a clock with rate odds[i], and the first k clocks
+// that ring are the sample. With replacement it inverts the cumulative sum of the odds at k uniform fractions.
 void multinomial(Draw& draw) {
   const at::Tensor odds = draw.tensor("self");
   const int64_t count = draw.value("num_samples").toInt();
@@ -192,14 +192,14 @@ void multinomial(Draw& draw) {
   } else {
     const at::Tensor clocks = at::empty(odds.sizes(), odds.options());
     draw.fill(clocks, {Law::kExponential, 1, 0});
-    // Both divided in one way on every rank; a clock that never rings stands for odds of nothing.
+    // All ranks compute the quotient in the same way. A category with odds 0 has speed 0, so its clock never rings.
     const at::Tensor speed = odds / clocks.clamp_min(std::numeric_limits<float>::min());
     picked = std::get<1>(speed.topk(count, -1));
   }
   draw.finish(draw.has("out") ? draw.tensor("out").copy_(picked) : picked);
 }
 
-// The shape of the operand and none of its values: a Partial one costs nothing.
+// Operations that use the shape of the operand but no value, so a Partial operand costs nothing.
 Rule like(Body body) {
   return [body](const OpCall& call, Proposal& proposal) {
     propose_elementwise(call, proposal, body);
@@ -209,8 +209,8 @@ Rule like(Body body) {
   };
 }
 
-// Whether the call draws at all, so that ranks outside the mesh count what those inside count. A generator that is
-// given has a count of its own.
+// Whether the call takes a stream of random numbers. Ranks outside the mesh count the same calls as ranks inside. A
+// call with a generator does not count, because the generator has its own state.
 bool takes_stream(const OpCall& call) {
   if (call.has(call.arg_named("generator"))) return false;
   if (const int training = call.arg_named("training"); training >= 0) {  // rrelu_with_noise
@@ -220,7 +220,7 @@ bool takes_stream(const OpCall& call) {
   return train < 0 || ((!call.has(train) || call.bool_at(train)) && call.args[call.arg_named("p")].toDouble() != 1);
 }
 
-// Draws with `body` by the part of a tensor of these sizes that lies on this rank.
+// The local function that runs `body` on this rank's part of a tensor of sizes `whole`; none outside the mesh.
 LocalFunction drawn_by(Body body, c10::IntArrayRef whole, const DeviceMesh& mesh, const Placements& placements) {
   if (!mesh.coordinate()) return {};
   return [body, region = Region(whole, mesh, placements)](const LocalCall& local) {
@@ -229,7 +229,7 @@ LocalFunction drawn_by(Body body, c10::IntArrayRef whole, const DeviceMesh& mesh
   };
 }
 
-// Rows of a matrix of odds are independent; a row is drawn from whole.
+// multinomial(self, num_samples, replacement): rows of probabilities are independent, and each row must be whole.
 void propose_multinomial(const OpCall& call, Proposal& proposal) {
   const auto& odds = call.inputs[0];
   std::vector<int64_t> drawn = odds.sizes.vec();

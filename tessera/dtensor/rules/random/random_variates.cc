@@ -1,6 +1,6 @@
-// Random operations whose elements take as many numbers as it needs to accept one: Poisson, binomial, gamma, Dirichlet.
-// Each element has a stream of its own, named by its place in the whole tensor, and goes through scalar code in double,
-// so any placement gives the bits of one rank. Devices other than the CPU have it done there.
+// Random operations that reject: an element draws numbers until one is accepted (Poisson, binomial, gamma, Dirichlet).
+// Each element has its own stream, keyed by its index in the global tensor, and is computed by scalar code in double,
+// so every placement gives the same bits as one rank. Other devices than the CPU copy their operands to it.
 //
 // G. Marsaglia and W. Tsang, "A simple method for generating gamma variables", 2000. W. Hörmann, "The transformed
 // rejection method for generating Poisson random variables" and "The generation of binomial random variates", 1993.
@@ -19,18 +19,18 @@ namespace tessera {
 
 namespace {
 
-// std::lgamma writes the sign to a variable of the whole process.
+// std::lgamma writes the sign to a global variable, which is not thread-safe.
 double log_gamma(double x) {
   int sign = 0;
   return ::lgamma_r(x, &sign);
 }
 
-// The numbers of one element, apart from those that other laws draw of the same operation.
+// The random numbers of one element. They differ from the numbers that other laws draw for the same operation number.
 class Stream {
  public:
   Stream(const RandomKey& key, int64_t index) : key_(key), index_(static_cast<uint64_t>(index)) {}
 
-  // In (0, 1].
+  // A uniform number in (0, 1].
   double uniform() {
     if (used_ == 2) {
       block_ = philox(key_.seed, index_, key_.operation ^ (++round_ << kRoundShift));
@@ -46,7 +46,7 @@ class Stream {
   }
 
  private:
-  static constexpr int kRoundShift = 40;  // operations are counted below it
+  static constexpr int kRoundShift = 40;  // the number of the operation is below 2^40, the round is above
   const RandomKey& key_;
   uint64_t index_;
   uint64_t round_ = 0;
@@ -69,7 +69,7 @@ double draw_gamma(Stream& stream, double shape) {
 }
 
 double draw_poisson(Stream& stream, double rate) {
-  if (rate < 10) {  // products of uniform numbers
+  if (rate < 10) {  // Knuth: counts factors until the product is small
     const double least = std::exp(-rate);
     double product = stream.uniform();
     double count = 0;
@@ -100,7 +100,7 @@ double draw_binomial(Stream& stream, double count, double p) {
   if (count <= 0 || p <= 0) return 0;
   if (p >= 1) return count;
   if (p > 0.5) return count - draw_binomial(stream, count, 1 - p);
-  if (count * p < 10) {  // waits for successes
+  if (count * p < 10) {  // counts the trials up to each success
     const double log_failure = std::log1p(-p);
     double trials = 0;
     double successes = 0;
@@ -132,12 +132,12 @@ double draw_binomial(Stream& stream, double count, double p) {
   }
 }
 
-// What a parameter has for every element of the region, in double on the CPU.
+// The values of a parameter for every element of the region, in double on the CPU.
 at::Tensor spread(const Draw& draw, const at::Tensor& parameter) {
   return parameter.to(at::TensorOptions(at::kCPU).dtype(at::kDouble)).expand(draw.region().sizes).contiguous();
 }
 
-// Writes each(stream, element) to `values`, which has the region's sizes.
+// Writes each(stream, element) to `values`, a tensor of the region's sizes.
 template <class Each>
 void fill_each(Draw& draw, const at::Tensor& values, Each each) {
   const RandomKey key = draw.key();
@@ -152,7 +152,8 @@ void fill_each(Draw& draw, const at::Tensor& values, Each each) {
 
 at::Tensor room(const Draw& draw) { return at::empty(draw.region().sizes, at::kDouble); }
 
-// What make() draws in double, as the type of `like` on its device. A tensor without values (meta) takes no stream.
+// Finishes the call with the values of make(), converted to the dtype and device of `like`. A tensor without values
+// (meta) takes no stream.
 template <class Make>
 void finish_as(Draw& draw, const at::Tensor& like, Make make) {
   const at::Tensor to = draw.target(like);
@@ -186,7 +187,7 @@ void binomial(Draw& draw) {
   });
 }
 
-// Gamma variates that are no smaller than the smallest number of the type, as ATen's.
+// Gamma variates, at least the smallest normal number of the type, as in ATen.
 at::Tensor gammas(Draw& draw, const at::Tensor& self) {
   const at::Tensor shapes = spread(draw, self);
   const at::Tensor values = room(draw);
@@ -204,7 +205,7 @@ void standard_gamma(Draw& draw) {
   finish_as(draw, self, [&] { return gammas(draw, self); });
 }
 
-// Gamma variates over their sum along the last dim, which is whole.
+// Gamma variates divided by their sum along the last dim, which must be whole.
 void dirichlet(Draw& draw) {
   const at::Tensor self = draw.tensor("self");
   finish_as(draw, self, [&] {
@@ -212,7 +213,7 @@ void dirichlet(Draw& draw) {
     const int64_t width = values.size(-1);
     auto* row = values.mutable_data_ptr<double>();
     for (int64_t left = values.numel(); left > 0; left -= width, row += width) {
-      double sum = 0;  // in one order on every rank
+      double sum = 0;  // summed in the same order on every rank
       for (int64_t i = 0; i < width; ++i) sum += row[i];
       for (int64_t i = 0; i < width; ++i) row[i] /= sum;
     }

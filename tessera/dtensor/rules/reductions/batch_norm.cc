@@ -1,6 +1,6 @@
-// Batch norm: channels are independent. Over samples it would need their mean over all ranks, so those are gathered,
-// except where the statistics are given. Statistics that are written stay where they are: the parts that an operation
-// works on are read from them before and written back after. Group norm: samples are independent.
+// Batch norm: channels are independent. Samples are not, because training needs the mean over all samples; a sharded
+// batch is gathered unless the statistics are given. Running statistics keep their placements: the operation works on
+// copies that are sharded as the channels, and these are written back afterwards. Group norm: samples are independent.
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera {
@@ -16,7 +16,8 @@ bool is_training(const OpCall& call) {
 
 bool has_channels(const TensorInput& input) { return input.dim() != 1; }
 
-// A tensor of one element a channel; what eval mode leaves empty stays as it is.
+// Placement of a tensor with one element for each channel if channels are sharded. An empty one (eval mode) stays
+// unchanged.
 Placement of_channels(const TensorInput& input) {
   return input.sizes[0] == 0 && !is_sharded_on(input, 0) ? Replicate() : Shard(0);
 }
@@ -29,7 +30,8 @@ Strategy over_channels(const OpCall& call, size_t images, size_t statistics) {
   return strategy;
 }
 
-// With given statistics every element stands alone.
+// Adds strategies for given statistics: then the elements are independent, and every dim but the channels may be
+// sharded.
 void add_over_elements(const OpCall& call, Proposal& proposal, const Placement& of_statistics, size_t outputs) {
   for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) {
     if (dim != 1) {
@@ -41,7 +43,7 @@ void add_over_elements(const OpCall& call, Proposal& proposal, const Placement& 
   }
 }
 
-// Statistics that are written lie as they lie on each mesh dim, whatever the strategy.
+// Makes written statistics keep their placement on each mesh dim in every strategy.
 void keep_written(const OpCall& call, Proposal& proposal) {
   for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
     std::vector<Strategy> strategies = proposal.strategies;
@@ -63,7 +65,8 @@ struct MovedStatistic {
   Steps back;
 };
 
-// The operation on statistics that lie as the channels of the images do.
+// Runs the operation on statistics that are redistributed to the shards of the channels, then redistributes the new
+// values back.
 LocalFunction with_moved_statistics(const OpCall& call, const Choice& choice) {
   Placements wanted = choice.inputs[0];
   for (auto& placement : wanted) {
@@ -83,7 +86,7 @@ LocalFunction with_moved_statistics(const OpCall& call, const Choice& choice) {
   }
   if (moved.empty()) return nullptr;
   return [moved = std::move(moved)](const LocalCall& local) {
-    std::vector<std::pair<at::Tensor, at::Tensor>> statistics;  // where they are kept, and what is worked on
+    std::vector<std::pair<at::Tensor, at::Tensor>> statistics;  // (tensor that is written, redistributed copy)
     for (const auto& each : moved) {
       const at::Tensor kept = local.arg(each.arg).toTensor();
       statistics.emplace_back(kept, run_steps(kept, local.mesh, each.there, /*may_alias=*/true));
@@ -96,8 +99,8 @@ LocalFunction with_moved_statistics(const OpCall& call, const Choice& choice) {
   };
 }
 
-// native_batch_norm(input, weight?, bias?, running_mean?, running_var?, ...) -> (output, save_mean, save_invstd), some
-// with a workspace besides
+// native_batch_norm(input, weight?, bias?, running_mean?, running_var?, ...) -> (output, save_mean, save_invstd). Some
+// variants also return a workspace.
 Rule forward(size_t outputs) {
   return [outputs](const OpCall& call, Proposal& proposal) {
     const bool training = is_training(call);
@@ -128,7 +131,8 @@ void propose_batch_norm_backward(const OpCall& call, Proposal& proposal) {
   proposal.output({sizes[1]});
 }
 
-// The workspace of a fused kernel is a tensor of bytes, on each rank its own.
+// The workspace of a fused kernel is a byte tensor; each rank has its own, so it counts as Replicate and is never
+// moved.
 void propose_cudnn_backward(const OpCall& call, Proposal& proposal) {
   propose_batch_norm_backward(call, proposal);
   const int reserve = call.input_at(call.arg_named("reserveSpace"));

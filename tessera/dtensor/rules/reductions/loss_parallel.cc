@@ -1,4 +1,4 @@
-// log_softmax and nll_loss over shards of the classes. See loss_parallel.h.
+// log_softmax and nll_loss with sharded classes. loss_parallel.h describes the user's side.
 #include "tessera/dtensor/rules/reductions/loss_parallel.h"
 
 #include <ATen/ATen.h>
@@ -24,7 +24,7 @@ bool loss_parallel_enabled() noexcept { return comm::Propagated::innermost(kLoss
 
 namespace {
 
-// How logits lie: which mesh dim cuts the classes, and which of them are here.
+// How the classes of the logits are sharded, and the range of classes of this rank.
 struct ClassShards {
   MeshPtr mesh;
   Placements placements;
@@ -36,6 +36,8 @@ struct ClassShards {
   comm::Group& group() const { return *mesh->group(mesh_dim); }
 };
 
+// Returns nullopt unless exactly one mesh dim shards the classes and this rank is in the mesh. Other mesh dims may
+// shard or replicate the other dims.
 std::optional<ClassShards> class_shards(const at::Tensor& logits, int64_t class_dim) {
   const auto& impl = *impl_of(logits);
   ClassShards shards{impl.mesh(), impl.placements(), class_dim, -1, 0, {}};
@@ -80,7 +82,7 @@ at::Tensor wrap(const at::Tensor& local, const ClassShards& shards, const Placem
   return make_dtensor(local.contiguous(), shards.mesh, share(placements), sizes, dense_strides(sizes));
 }
 
-// Placements of what has no class dim (targets, losses of rows).
+// Placements of tensors without a class dim (targets, losses of rows).
 Placements row_placements(const ClassShards& shards) {
   Placements rows = shards.placements;
   for (auto& placement : rows) {
@@ -93,7 +95,7 @@ Placements row_placements(const ClassShards& shards) {
   return rows;
 }
 
-// This rank's part of a tensor that should lie as `wanted`. Moves it if need be; a plain tensor counts as replicated.
+// The local tensor of `tensor` with placements `wanted`; redistributes if needed. A plain tensor counts as replicated.
 at::Tensor local_as(const at::Tensor& tensor, const ClassShards& shards, const Placements& wanted, const char* what) {
   const bool plain = !is_dtensor(tensor);
   const Placements whole(shards.placements.size(), Replicate());
@@ -111,9 +113,10 @@ at::Tensor local_as(const at::Tensor& tensor, const ClassShards& shards, const P
 
 // ---- sums of gradients over the classes ----
 
-// The gradient that nll_loss_backward gives of log-probabilities has one entry a row, so each rank knows its sum over
-// all classes, which the backward of log_softmax asks for next. Kept for as long as that very gradient lives; one that
-// has been added to or changed on the way is not recognised.
+// The gradient that nll_loss_backward returns has one entry in each row, so each rank knows the sum of the row over all
+// classes. The backward of log_softmax needs exactly this sum, so it is kept here and one all-reduce is saved. The
+// entry is found by the storage of the gradient and is dropped with it. A gradient that was modified is not recognised,
+// because its version counter or storage differs.
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 struct KnownSum {
   WeakStorage of;
@@ -129,7 +132,7 @@ void remember_sum(const at::Tensor& gradient, const at::Tensor& sum) {
       {WeakStorage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)), gradient.numel(), sum});
 }
 
-// Undefined when it is not known.
+// Returns an undefined tensor if the sum is not known.
 at::Tensor recall_sum(const at::Tensor& gradient, const at::Tensor& local, int64_t class_dim) {
   if (gradient.unsafeGetTensorImpl()->version_counter().current_version() != 0 || !local.is_contiguous()) return {};
   for (const auto& known : known_sums) {
@@ -146,7 +149,7 @@ at::Tensor recall_sum(const at::Tensor& gradient, const at::Tensor& local, int64
 
 // ---- log_softmax ----
 
-// _log_softmax(self, dim, half_to_float)
+// _log_softmax(self, dim, half_to_float). Two all-reduces: the maximum of each row, then the sum of the exponentials.
 at::Tensor log_softmax(const at::Tensor& self, int64_t dim, bool half_to_float) {
   const auto shards = checked_class_shards(self, dim);
   const at::Tensor given = impl_of(self)->local();
@@ -164,7 +167,8 @@ at::Tensor log_softmax(const at::Tensor& self, int64_t dim, bool half_to_float) 
   return wrap(shifted.sub_(total.log()).to(type), shards, shards.placements, self.sizes());
 }
 
-// _log_softmax_backward_data(grad_output, output, dim, input_dtype)
+// _log_softmax_backward_data(grad_output, output, dim, input_dtype). The gradient is g - softmax * sum(g) over all
+// classes.
 at::Tensor log_softmax_backward(const ClassShards& shards, const at::Tensor& gradient, const at::Tensor& output,
                                 at::ScalarType type) {
   const at::Tensor local = local_as(gradient, shards, shards.placements, "gradient of log_softmax");
@@ -178,13 +182,13 @@ at::Tensor log_softmax_backward(const ClassShards& shards, const at::Tensor& gra
 
 // ---- nll_loss ----
 
-// The targets of this rank's rows.
+// The targets of this rank's rows. All tensors have the shape of the local targets.
 struct Targets {
-  at::Tensor counts;            // not ignored
-  at::Tensor mine;              // and of a class that lies here
-  at::Tensor index;             // among the classes here; 0 where not mine
-  at::Tensor weight;            // of the target's class, 0 where ignored; undefined: all 1
-  bool weight_is_part = false;  // zero also where the class lies elsewhere
+  at::Tensor counts;            // true: not ignored
+  at::Tensor mine;              // true: not ignored, and the class is in this rank's shard
+  at::Tensor index;             // position in this rank's classes; 0 if not `mine`
+  at::Tensor weight;            // weight of the target's class, 0 if ignored; undefined: all weights are 1
+  bool weight_is_part = false;  // true: weight is 0 also for classes of other ranks
 };
 
 Targets read_targets(const ClassShards& shards, const at::Tensor& target, const at::Tensor& weight, int64_t ignored) {
@@ -216,14 +220,14 @@ Targets read_targets(const ClassShards& shards, const at::Tensor& target, const 
   return t;
 }
 
-// Where rows are spread over mesh dims, sums over rows are still to be added up.
+// Placements of a sum over rows: Partial on mesh dims that shard rows.
 Placements sum_placements(const ClassShards& shards) {
   Placements sums = row_placements(shards);
   for (auto& placement : sums) placement = placement.is_any_shard() ? Partial() : placement;
   return sums;
 }
 
-// The rows' weights, summed over all ranks that have other rows.
+// The sum of the weights of all rows, over the ranks that hold other rows.
 at::Tensor total_weight(const ClassShards& shards, at::Tensor own) {
   const Placements sums = sum_placements(shards);
   for (size_t i = 0; i < sums.size(); ++i) {
@@ -239,7 +243,8 @@ struct NllLoss {
   at::Tensor loss, total_weight;
 };
 
-// nll_loss_forward(self, target, weight?, reduction, ignore_index)
+// nll_loss_forward(self, target, weight?, reduction, ignore_index). Each row's log-probability is on the rank with the
+// target's class; the other ranks have 0, so one all-reduce gives it to all.
 NllLoss nll_loss(const at::Tensor& self, const at::Tensor& target, const at::Tensor& weight, int64_t reduction,
                  int64_t ignored) {
   const auto shards = checked_class_shards(self, self.dim() > 1 ? 1 : 0);
@@ -251,7 +256,7 @@ NllLoss nll_loss(const at::Tensor& self, const at::Tensor& target, const at::Ten
     picked = picked.masked_fill(t.mine.logical_not(), 0);
   }
   at::Tensor weights = t.weight.defined() ? t.weight : t.counts.to(x.scalar_type());
-  if (t.weight_is_part) {  // both in one go
+  if (t.weight_is_part) {  // weights are sharded like the classes: reduce both in one collective
     const at::Tensor both = reduce(shards, at::stack({picked * weights, weights}), ReduceOp::kSum, "nll_loss");
     picked = both[0];
     weights = both[1];
@@ -272,7 +277,8 @@ NllLoss nll_loss(const at::Tensor& self, const at::Tensor& target, const at::Ten
           wrap(total, shards, mean ? whole : sum_placements(shards), {})};
 }
 
-// nll_loss_backward(grad_output, self, target, weight?, reduction, ignore_index, total_weight)
+// nll_loss_backward(grad_output, self, target, weight?, reduction, ignore_index, total_weight). Each rank writes the
+// entries of its own classes, so no reduction is needed.
 at::Tensor nll_loss_backward(const ClassShards& shards, const at::Tensor& gradient, const at::Tensor& self,
                              const at::Tensor& target, const at::Tensor& weight, int64_t reduction, int64_t ignored,
                              const at::Tensor& total) {

@@ -1,4 +1,4 @@
-// Layer norm and its like: the normalised dims are whole, those before them independent.
+// Layer norm and RMS norm. The normalised dims must be whole; the dims before them are independent.
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera {
@@ -15,7 +15,7 @@ std::vector<int64_t> statistics_sizes(const TensorInput& input, int64_t outer) {
   return sizes;
 }
 
-// native_layer_norm(input, normalized_shape, weight?, bias?, eps) -> (output, mean, rstd), and without mean.
+// native_layer_norm(input, normalized_shape, weight?, bias?, eps) -> (output, mean, rstd). RMS norm has no mean.
 Rule forward(size_t statistics) {
   return [statistics](const OpCall& call, Proposal& proposal) {
     const TensorInput& input = call.inputs[0];

@@ -11,8 +11,8 @@ namespace tessera {
 namespace {
 
 struct Reduction {
-  std::vector<bool> reduced;      // one a dim of self
-  std::vector<int64_t> position;  // of each kept dim in the output
+  std::vector<bool> reduced;      // for each dim of self
+  std::vector<int64_t> position;  // for each dim of self: its position in the output, -1 if removed
   std::vector<int64_t> sizes;     // of the output
 };
 
@@ -36,12 +36,14 @@ Reduction read_reduction(const OpCall& call) {
   return result;
 }
 
+// What the parts of a reduced dim must satisfy: nothing, at least one element each, or an equal number of elements
+// each.
 enum class Needs { kNothing, kNonEmpty, kEqual };
 
 struct ReductionKind {
-  std::optional<Placement> over_shards;  // what reducing a sharded dim gives; none: it cannot be sharded
+  std::optional<Placement> over_shards;  // result placement if a reduced dim is sharded; nullopt: it must be whole
   Needs needs = Needs::kNothing;
-  bool (*keeps)(const Placement&) = nullptr;  // partials of the input that pass
+  bool (*keeps)(const Placement&) = nullptr;  // which Partial placements of the input pass
 };
 
 struct Extents {
@@ -49,7 +51,8 @@ struct Extents {
   int64_t most;
 };
 
-// Of the parts of a dim of n elements over all coordinates.
+// The smallest and the largest part of a dim of n elements, over all ranks. Cuts apply one after another, hence the
+// recursion.
 Extents part_extents(int64_t n, int64_t dim, const DeviceMesh& mesh, c10::ArrayRef<Cut> cuts) {
   while (!cuts.empty() && cuts[0].dim != dim) cuts = cuts.slice(1);
   if (cuts.empty()) return {n, n};
@@ -62,7 +65,7 @@ Extents part_extents(int64_t n, int64_t dim, const DeviceMesh& mesh, c10::ArrayR
   return all;
 }
 
-// Whether the parts of the dims that are reduced meet what the reduction needs.
+// Whether the parts of the reduced dims satisfy `needs`.
 bool parts_suit(const OpCall& call, const Placements& placements, const std::vector<bool>& reduced, Needs needs) {
   const Cuts cuts = cuts_of(*call.mesh, placements);
   for (const Cut& cut : cuts) {
@@ -103,20 +106,20 @@ bool is_average(const Placement& p) { return p.is_partial(ReduceOp::kAvg); }
 bool is_max(const Placement& p) { return p.is_partial(ReduceOp::kMax); }
 bool is_min(const Placement& p) { return p.is_partial(ReduceOp::kMin); }
 
-// The collectives do not multiply complex numbers.
+// Collectives do not multiply complex numbers.
 void propose_product(const OpCall& call, Proposal& proposal) {
   ReductionKind kind{Partial(ReduceOp::kProduct), Needs::kNothing, nullptr};
   if (call.inputs[0].tensor->is_complex()) kind.over_shards.reset();
   propose(call, proposal, kind);
 }
 
-// any(self, dim): of truth values the largest of the parts' own.
+// any(self, dim): the result is the maximum of the ranks' results. The maximum of the input passes for booleans.
 void propose_any(const OpCall& call, Proposal& proposal) {
   const bool truth = call.inputs[0].tensor->scalar_type() == at::kBool;
   propose(call, proposal, {Partial(ReduceOp::kMax), Needs::kNothing, truth ? is_max : nullptr});
 }
 
-// aminmax(self, dim) -> least, most
+// aminmax(self, dim) -> (min, max)
 void propose_extremes(const OpCall& call, Proposal& proposal) {
   propose(call, proposal, {Partial(ReduceOp::kMax), Needs::kNonEmpty, nullptr});
   for (auto& strategy : proposal.strategies) {
@@ -129,7 +132,7 @@ void propose_count(const OpCall& call, Proposal& proposal) {
   proposal.outputs[0].dtype = at::kLong;
 }
 
-// trace(self): the diagonal of the whole runs through a part as one that is moved by the part's place.
+// trace(self): the diagonal of the whole is a diagonal of the part, shifted by the offset of the part.
 void propose_trace(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   TESSERA_CHECK(self.dim() == 2, ErrorKind::kShape, "[dtensor.dispatch] {}: found {} dims, wanted a matrix.",
@@ -150,7 +153,7 @@ void propose_trace(const OpCall& call, Proposal& proposal) {
   };
 }
 
-// norm(self, p, dim): parts of a norm combine as (sum of x^p)^(1/p).
+// norm(self, p, dim): partial norms combine as (sum of x^p)^(1/p).
 void propose_norm(const OpCall& call, Proposal& proposal) {
   int order_arg = call.arg_named("ord");
   order_arg = order_arg < 0 ? call.arg_named("p") : order_arg;
@@ -166,7 +169,7 @@ void propose_norm(const OpCall& call, Proposal& proposal) {
     kind = {NormPartial(static_cast<float>(order)), Needs::kNothing, nullptr};
   }
   propose(call, proposal, kind);
-  // A norm of parts of norms of the same order is a part of the norm.
+  // A norm of partial norms of the same order is a partial norm again.
   for (const Placement& p : partials_among(call)) {
     if (kind.over_shards && p == *kind.over_shards && p.kind == Placement::Kind::kNormPartial) {
       proposal.strategies.push_back({{p}, {p}});
@@ -174,7 +177,7 @@ void propose_norm(const OpCall& call, Proposal& proposal) {
   }
 }
 
-// histc(self, bins, min, max): the counts of the parts add up, given bounds that do not come from the data.
+// histc(self, bins, min, max): the ranks' counts add up, if the bounds are given and not taken from the data.
 void propose_histogram(const OpCall& call, Proposal& proposal) {
   if (call.args[2].toScalar().toDouble() != call.args[3].toScalar().toDouble()) {
     for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) proposal.strategies.push_back({{Partial()}, {Shard(dim)}});
@@ -187,21 +190,22 @@ void propose_histogram(const OpCall& call, Proposal& proposal) {
 
 void add_reduction_rules(RuleTable& table) {
   table.add("aten::sum", reduction({Partial(ReduceOp::kSum), Needs::kNothing, is_additive}));
-  table.add("aten::nansum", reduction({Partial(ReduceOp::kSum), Needs::kNothing, nullptr}));  // a part may be no number
+  table.add("aten::nansum", reduction({Partial(ReduceOp::kSum), Needs::kNothing,
+                                       nullptr}));  // a rank's summand may be NaN although the sum is not
   table.add({"aten::mean"}, reduction({Partial(ReduceOp::kAvg), Needs::kEqual, is_average}));
   table.add({"aten::prod"}, propose_product);
   table.add({"aten::all"}, reduction({Partial(ReduceOp::kProduct), Needs::kNothing, nullptr}));
   table.add({"aten::any"}, propose_any);
   table.add({"aten::amax", "aten::max"}, reduction({Partial(ReduceOp::kMax), Needs::kNonEmpty, is_max}));
   table.add({"aten::amin", "aten::min"}, reduction({Partial(ReduceOp::kMin), Needs::kNonEmpty, is_min}));
-  // With positions, or with more than one pass over the whole dim.
+  // These need positions, or several passes over the whole dim, so a reduced dim must be whole.
   table.add({"aten::max.dim", "aten::max.dim_max", "aten::min.dim", "aten::min.dim_min", "aten::var", "aten::std",
              "aten::var_mean", "aten::std_mean", "aten::logsumexp", "aten::median", "aten::mode", "aten::kthvalue",
              "aten::nanmedian"},
             reduction({}));
   table.add({"aten::linalg_vector_norm", "aten::norm"}, propose_norm);
   table.add("aten::_foreach_norm", zip_rule(propose_norm));
-  // The sum of powers of which a norm is the root.
+  // The sum of powers, before a norm takes the root.
   const Rule powers = reduction({Partial(ReduceOp::kSum), Needs::kNothing, nullptr});
   table.add("aten::linalg__powsum", powers);
   table.add("aten::_foreach_powsum", zip_rule(powers));

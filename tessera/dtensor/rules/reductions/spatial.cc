@@ -1,4 +1,4 @@
-// Pooling, resampling and rearranging of images: samples and channels are independent, the dims of space are whole.
+// Pooling, resampling and rearranging of images. Samples and channels are independent; the spatial dims must be whole.
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
 
@@ -6,10 +6,10 @@ namespace tessera {
 
 namespace {
 
-// How many dims of the first input come before those of space: samples and channels, or channels alone.
+// The number of dims before the `rank` spatial dims of the first input: samples and channels, or channels only.
 int64_t outer_dims(const OpCall& call, int64_t rank) { return call.inputs[0].dim() - rank; }
 
-// All tensors are cut alike along the outer dims. Without meta kernel the sizes follow from `sizes`.
+// Proposes the same shard of an outer dim for all tensors. A rule without a meta kernel sets proposal.outputs itself.
 void propose_alike(const OpCall& call, Proposal& proposal, int64_t rank) {
   for (int64_t dim = 0; dim < outer_dims(call, rank); ++dim) proposal.strategies.push_back(alike(call, Shard(dim)));
   proposal.empty_parts = false;
@@ -30,7 +30,7 @@ std::vector<int64_t> with_space(const OpCall& call, int64_t rank, const std::vec
   return sizes;
 }
 
-// Averages are linear.
+// An average is linear.
 Rule average_pool(int64_t rank) {
   return [rank](const OpCall& call, Proposal& proposal) {
     propose_pool(call, proposal, rank);
@@ -91,7 +91,7 @@ Rule max_unpool(int64_t rank) {
   };
 }
 
-// (grad, self, ..., indices): linear in the gradient, the rest only read; the result has the shape of self.
+// (grad, self, ..., indices): linear in the gradient; the result has the shape of self.
 Rule pool_backward(int64_t rank) {
   return [rank](const OpCall& call, Proposal& proposal) {
     propose_alike(call, proposal, rank);
@@ -109,7 +109,7 @@ void propose_upsample(const OpCall& call, Proposal& proposal) {
   proposal.output(with_space(call, rank, space));
 }
 
-// upsample_bilinear2d_backward(grad, output_size, input_size, ...): input_size is that of the whole.
+// upsample_bilinear2d_backward(grad, output_size, input_size, ...): input_size is global and becomes local.
 void propose_upsample_backward(const OpCall& call, Proposal& proposal) {
   propose_alike(call, proposal, static_cast<int64_t>(call.ints_at(1).size()));
   add_linear(call, proposal, 0);
@@ -140,7 +140,8 @@ void propose_grid_sampler_backward(const OpCall& call, Proposal& proposal) {
   proposal.output(call.inputs[2].sizes);
 }
 
-// pixel_shuffle(self [..., C r^2, H, W], r) copies values.
+// pixel_shuffle(self [..., C r^2, H, W], r) moves values, so every Partial passes. `apart` is false for
+// pixel_unshuffle.
 Rule pixel_shuffle(bool apart) {
   return [apart](const OpCall& call, Proposal& proposal) {
     propose_alike(call, proposal, 3);
@@ -157,7 +158,7 @@ Rule pixel_shuffle(bool apart) {
   };
 }
 
-// channel_shuffle(self [N, C, ...], groups) copies values between channels.
+// channel_shuffle(self [N, C, ...], groups) moves values between channels.
 void propose_channel_shuffle(const OpCall& call, Proposal& proposal) {
   for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) {
     if (dim != 1) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
@@ -167,7 +168,7 @@ void propose_channel_shuffle(const OpCall& call, Proposal& proposal) {
   proposal.output(call.inputs[0].sizes);
 }
 
-// im2col, col2im: samples are independent when there is a dim of them.
+// im2col and col2im: samples are independent if there is a batch dim. `batched_dims` is the number of dims with it.
 Rule columns(int64_t batched_dims) {
   return [batched_dims](const OpCall& call, Proposal& proposal) {
     if (call.inputs[0].dim() == batched_dims) proposal.strategies.push_back({{Shard(0)}, {Shard(0)}});

@@ -1,11 +1,11 @@
-// Operations that need one dim whole and treat the others independently: softmax, scans, sorts.
+// Operations that need one dim whole and treat the other dims independently: softmax, scans, sorts.
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera {
 
 namespace {
 
-// All inputs and outputs have one shape and are cut alike along any dim but `dim`.
+// All inputs and outputs have one shape and the same shard, along any dim but `dim`.
 Rule along_dim(size_t outputs) {
   return [outputs](const OpCall& call, Proposal& proposal) {
     const auto& sizes = call.inputs[0].sizes;
@@ -20,7 +20,7 @@ Rule along_dim(size_t outputs) {
   };
 }
 
-// glu(self, dim): of two halves one.
+// glu(self, dim): the result has half the size along `dim`.
 void propose_glu(const OpCall& call, Proposal& proposal) {
   along_dim(1)(call, proposal);
   if (const int64_t ndim = call.inputs[0].dim(); ndim > 0) {

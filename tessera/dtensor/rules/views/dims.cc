@@ -1,4 +1,4 @@
-// Operations that move, drop, add or cut dims: each dim of the input is at most one dim of the result.
+// Operations that move, remove, add or divide dims. Each dim of the input is at most one dim of the result.
 #include <ATen/ATen.h>
 
 #include "tessera/dtensor/rules/table.h"
@@ -8,10 +8,11 @@ namespace tessera {
 
 namespace {
 
-// For each dim of the first input its dim in every result, -1 when it must be whole.
+// For each dim of the first input: the dim of every result that it becomes, or -1 if it must be whole.
 using DimMap = c10::SmallVector<int64_t, 6>;
 
-// Which partials pass: all where values only move or zeros are filled in, sums where values are added up.
+// Proposes the shards of a DimMap. `passes` selects the Partial placements: all if values are only moved or zeros are
+// inserted, sums if values are added.
 void propose_mapped(const OpCall& call, Proposal& proposal, const DimMap& map,
                     bool (*passes)(const Placement&) = all_pass) {
   const TensorInput& self = call.inputs[0];
@@ -59,7 +60,7 @@ DimMap with_added(const OpCall& call, int dim_arg) {
 }
 DimMap unsqueezed(const OpCall& call) { return with_added(call, 1); }
 
-// One dim goes away (select, unbind) or must be whole (slice, split, flip).
+// A map in which dim `gone` is removed (select, unbind) or must be whole (slice, split, flip).
 DimMap without(const OpCall& call, int64_t gone, bool removed) {
   DimMap map = identity(call.inputs[0].dim());
   map[gone] = -1;
@@ -76,13 +77,14 @@ DimMap along(const OpCall& call, int dim_arg) {
   return without(call, checked_dim(call, call.int_at(dim_arg), call.inputs[0].dim()), false);
 }
 
-// Which dims lie in the diagonal's plane.
+// The two dims of the diagonal.
 std::pair<int64_t, int64_t> plane(const OpCall& call, int64_t ndim) {
   return {checked_dim(call, call.int_at(call.arg_named("dim1")), ndim),
           checked_dim(call, call.int_at(call.arg_named("dim2")), ndim)};
 }
 
-// Of a tensor of ndim dims its place in the diagonal's: dims of the plane go, the diagonal comes last.
+// For each dim of a tensor of ndim dims: its position in the diagonal. The two dims of the plane are removed, and the
+// diagonal is the last dim.
 DimMap beside(const std::pair<int64_t, int64_t>& plane, int64_t ndim) {
   DimMap map(ndim, -1);
   int64_t next = 0;
@@ -97,7 +99,7 @@ DimMap diagonal(const OpCall& call) {
   return beside(plane(call, ndim), ndim);
 }
 
-// The way back: dims of the diagonal in the whole.
+// The inverse of diagonal(): for each dim of the diagonal its dim in the whole.
 DimMap embedded(const OpCall& call) {
   const int64_t ndim = call.inputs[0].dim() + 1;
   const DimMap there = beside(plane(call, ndim), ndim);
@@ -138,7 +140,7 @@ DimMap unbound(const OpCall& call) {
   return without(call, checked_dim(call, call.args.size() > 1 ? call.int_at(1) : 0, call.inputs[0].dim()), true);
 }
 
-// squeeze looks at global sizes: a local part of size 1 stays.
+// squeeze removes dims of global size 1. A local size of 1 does not count.
 void propose_squeeze(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   std::vector<int64_t> candidates = call.ints_at(call.args.size() > 1 ? 1 : -1);
@@ -162,7 +164,7 @@ void propose_squeeze(const OpCall& call, Proposal& proposal) {
   };
 }
 
-// expand(self, size): sizes of the parts in place of the global ones.
+// expand(self, size): the size argument is replaced by the local sizes.
 void propose_expand(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const auto sizes = call.ints_at(1);
@@ -176,7 +178,8 @@ void propose_expand(const OpCall& call, Proposal& proposal) {
   proposal.rewrite = with_local_sizes(1);
 }
 
-// unfold(self, dim, size, step): the windows become a new last dim. One that is as long as the dim is the dim itself.
+// unfold(self, dim, size, step): the windows become a new last dim. A single window as long as `dim` is the dim itself,
+// so it may stay sharded.
 void propose_unfold(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   if (self.dim() == 0) return;
@@ -192,7 +195,7 @@ void propose_unfold(const OpCall& call, Proposal& proposal) {
   }
 }
 
-// select_backward(grad, input_sizes, dim, ...) and its like: a tensor of input_sizes, zero outside of what was taken.
+// select_backward(grad, input_sizes, dim, ...) and similar: a tensor of input_sizes that is zero outside the selection.
 Rule mapped_back(DimMap (*map)(const OpCall&), bool (*passes)(const Placement&) = all_pass) {
   return [map, passes](const OpCall& call, Proposal& proposal) {
     propose_mapped(call, proposal, map(call), passes);
@@ -204,7 +207,7 @@ Rule mapped_back(DimMap (*map)(const OpCall&), bool (*passes)(const Placement&) 
 DimMap before_select(const OpCall& call) { return with_added(call, 2); }
 DimMap before_slice(const OpCall& call) { return along(call, 2); }
 
-// The windows are the last dim.
+// The last dim of the gradient holds the windows.
 DimMap before_unfold(const OpCall& call) {
   const int64_t ndim = call.inputs[0].dim() - 1;
   DimMap map = identity(ndim + 1);
@@ -214,7 +217,7 @@ DimMap before_unfold(const OpCall& call) {
   return map;
 }
 
-// select_scatter(self, src, ...) and its like: src lies in self as a view of it would.
+// select_scatter(self, src, ...) and similar: src has the placements that a view of self would have.
 void propose_scattered(const OpCall& call, Proposal& proposal, const DimMap& map) {
   const TensorInput& self = call.inputs[0];
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
@@ -232,7 +235,7 @@ DimMap repeated(const OpCall& call) {
   return map;
 }
 
-// tril(self, diagonal): the diagonal of the whole runs through a part as one that is moved by the part's place.
+// tril(self, diagonal): the diagonal of the whole is a diagonal of the part, shifted by the offset of the part.
 void propose_triangle(const OpCall& call, Proposal& proposal) {
   propose_mapped(call, proposal, identity(call.inputs[0].dim()));
   proposal.output(call.inputs[0].sizes);

@@ -1,4 +1,4 @@
-// Reading at the places that index tensors name.
+// Reading at index tensors.
 #include <ATen/ATen.h>
 
 #include "tessera/base/error.h"
@@ -9,7 +9,8 @@ namespace tessera {
 
 namespace {
 
-// Elements [offset, offset + local size) along dim lie here: others count as zero, to be summed over the ranks.
+// Gathers the elements of this rank's shard, which starts at `offset` along dim. Other elements are zero, so the ranks'
+// results sum up to the result (Partial).
 LocalFunction gather_own(int64_t dim, int64_t offset, int64_t in_all) {
   return [dim, offset, in_all](const LocalCall& local) {
     const at::Tensor self = local.arg(0).toTensor();
@@ -24,7 +25,7 @@ LocalFunction gather_own(int64_t dim, int64_t offset, int64_t in_all) {
   };
 }
 
-// gather(self, dim, index): dims other than `dim` are independent where both have the same size.
+// gather(self, dim, index): dims other than `dim` are independent if self and index have the same size there.
 void propose_gather(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const TensorInput& index = call.inputs[1];
@@ -38,7 +39,7 @@ void propose_gather(const OpCall& call, Proposal& proposal) {
   add_passing(call, proposal, 0, all_pass);
   proposal.scatters = true;
   proposal.output(index.sizes);
-  // One element a line: the rank that holds it gives it, the others zero.
+  // With one index in each line, the rank with the element returns it and the other ranks return zero.
   if (index.dim() > 0 && index.dim() == self.dim() && index.sizes[gathered] == 1 && is_sharded_on(self, gathered)) {
     proposal.strategies.push_back({{Partial()}, {Shard(gathered), Replicate()}});
     proposal.strided = false;
@@ -67,7 +68,7 @@ void propose_index_select(const OpCall& call, Proposal& proposal) {
   proposal.output(sizes);
 }
 
-// index(self, indices?): dims of self that are not indexed keep their shards, indexed ones must be whole.
+// index(self, indices?): dims of self without an index keep their shards; indexed dims must be whole.
 void propose_index(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const Selection selection = read_selection(call, 1);
@@ -102,7 +103,7 @@ void propose_index(const OpCall& call, Proposal& proposal) {
   };
 }
 
-// take(self, index): places in the flattened tensor, which must be whole.
+// take(self, index): indices into the flattened tensor, which must be whole.
 void propose_take(const OpCall& call, Proposal& proposal) {
   const TensorInput& index = call.inputs[1];
   for (int64_t dim = 0; dim < index.dim(); ++dim) {
@@ -112,7 +113,8 @@ void propose_take(const OpCall& call, Proposal& proposal) {
   proposal.output(index.sizes);
 }
 
-// bucketize(self, boundaries): how many boundaries lie below; those of the ranks add up, and more is never less.
+// bucketize(self, boundaries) counts the boundaries below a value. The counts of the ranks' boundaries add up. The
+// count increases with the value, so maxima and minima of self pass.
 void propose_bucketize(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   for (int64_t dim = 0; dim < self.dim(); ++dim) {

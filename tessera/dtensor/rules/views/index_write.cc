@@ -1,4 +1,4 @@
-// Writing at the places that index tensors name.
+// Writing at index tensors.
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/rules/views/places.h"
 
@@ -6,7 +6,8 @@ namespace tessera {
 
 namespace {
 
-// scatter(self, dim, index, src or value), scatter_add likewise: independent along dims that all have in the same size.
+// scatter(self, dim, index, src or value), scatter_add: dims other than `dim` are independent if all tensors have the
+// same size there.
 void propose_scatter(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const int64_t dim_written = wrap_dim(call.int_at(1), self.dim());
@@ -20,8 +21,8 @@ void propose_scatter(const OpCall& call, Proposal& proposal) {
   proposal.output(self.sizes);
 }
 
-// index_put(self, indices, values, accumulate): dims that are not indexed are independent. Replacing and adding are
-// linear.
+// index_put(self, indices, values, accumulate): dims without an index are independent. Replacing and adding are linear,
+// so sums pass if self and values are both Partial.
 void propose_index_put(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const Selection selection = read_selection(call, 1);
@@ -54,7 +55,7 @@ void propose_index_put(const OpCall& call, Proposal& proposal) {
   };
 }
 
-// index_add(self, dim, index, source) and its like: dims other than `dim` are independent.
+// index_add(self, dim, index, source) and similar: dims other than `dim` are independent.
 void propose_along_index(const OpCall& call, Proposal& proposal, bool (*passes)(const Placement&)) {
   const TensorInput& self = call.inputs[0];
   const int64_t written = wrap_dim(call.int_at(1), self.dim());
@@ -62,7 +63,7 @@ void propose_along_index(const OpCall& call, Proposal& proposal, bool (*passes)(
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
     if (dim == written) continue;
     Strategy strategy{{Shard(dim)}, {Shard(dim), Replicate()}};
-    if (count > 2) {  // a source, of self's shape but along `written`
+    if (count > 2) {  // source has self's shape, except along `written`
       strategy.inputs.push_back(call.inputs[2].dim() == self.dim() ? Shard(dim) : Replicate());
     }
     proposal.strategies.push_back(std::move(strategy));
@@ -89,7 +90,7 @@ Rule along_index(bool (*passes)(const Placement&)) {
 
 bool none(const Placement&) { return false; }
 
-// Operations on the flattened tensor: only whole, so that no write is lost or made twice.
+// Operations on the flattened tensor run on whole tensors only, so that every write happens exactly once.
 void propose_whole(const OpCall& call, Proposal& proposal) { proposal.output(call.inputs[0].sizes); }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Padding: dims that grow must be whole, the others are independent.
+// Padding. Padded dims must be whole; the other dims are independent.
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
 
@@ -6,7 +6,7 @@ namespace tessera {
 
 namespace {
 
-// Which dims the pad list changes: pairs from the last dim on.
+// Which dims the pad list changes. The list has pairs, from the last dim on.
 std::vector<bool> padded_dims(const OpCall& call, int pad_arg, int64_t ndim) {
   const auto pad = call.ints_at(pad_arg);
   TESSERA_CHECK(static_cast<int64_t>(pad.size()) <= 2 * ndim, ErrorKind::kShape,
@@ -26,7 +26,7 @@ std::vector<int64_t> padded_sizes(const OpCall& call, int pad_arg) {
   return sizes;
 }
 
-// constant_pad_nd(self, pad, value): what all ranks fill in must reduce to itself.
+// constant_pad_nd(self, pad, value): all ranks fill in the same value, so it must reduce to itself.
 void propose_constant(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const auto padded = padded_dims(call, 1, self.dim());
@@ -43,7 +43,7 @@ void propose_constant(const OpCall& call, Proposal& proposal) {
   proposal.output(padded_sizes(call, 1));
 }
 
-// reflection_pad2d(self, padding) and its like copy values: any partial passes.
+// reflection_pad2d(self, padding) and similar copy values, so any Partial passes.
 void propose_copying(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const int64_t outer = self.dim() - static_cast<int64_t>(call.ints_at(1).size() / 2);

@@ -4,6 +4,8 @@
 
 namespace tessera {
 
+// Indexed dims are adjacent if no dim without an index is between them. Then the dims of the index tensors replace them
+// in place, else they come first, as in PyTorch.
 Selection read_selection(const OpCall& call, int indices_arg) {
   Selection selection;
   selection.indexed.assign(call.inputs[0].dim(), false);
@@ -22,6 +24,8 @@ Selection read_selection(const OpCall& call, int indices_arg) {
   return selection;
 }
 
+// If all ranks hold the index tensor, all raise the error for an index out of range: ranks with elements raise it in
+// the kernel, the others here.
 LocalFunction checked_where_empty(const OpCall& call, const Choice& choice, std::vector<Places> places) {
   const Sizes part = local_sizes(call.inputs[0].sizes, *call.mesh, choice.inputs[0]);
   const bool anything = c10::multiply_integers(call.inputs[0].sizes) > 0;
