@@ -1,4 +1,5 @@
-// How filters and methods are written: a function of a value and its arguments, with its parameters in a table by name.
+// The form of filters, methods and global functions in C++: a function of a value and its arguments, in a table that
+// maps the name to the function and its parameter names.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,8 @@ namespace tessera::text::jinja {
 struct Builtin {
   Value (*call)(Evaluator&, const Value& input, const Bound&) = nullptr;
   std::vector<std::string_view> parameters{};
-  size_t required = 0;  // of the parameters
-  // In place of the above: a function that binds its arguments itself.
+  size_t required = 0;  // the number of parameters, from the first, that need an argument
+  // Used instead of the three members above by a function that binds its arguments itself.
   Value (*call_unbound)(Evaluator&, const Value& input, const Arguments&) = nullptr;
 };
 using BuiltinTable = std::unordered_map<std::string_view, Builtin>;
@@ -24,9 +25,10 @@ Value call_builtin(const BuiltinTable::value_type& builtin, Evaluator& evaluator
                    const Arguments& arguments);
 
 const BuiltinTable& sequence_filters();  // over lists and dicts (filters_sequence.cc)
-const BuiltinTable& text_methods();      // of str (methods_text.cc)
+const BuiltinTable& text_methods();      // methods of str (methods_text.cc)
 
-// An argument of the wanted type; `what` names the function in the failure.
+// The str or int in `value`. Failure for a value of another type; its message begins with `what`, the name of the
+// function.
 const std::string& text_argument(const Value& value, std::string_view what);
 int64_t integer_argument(const Value& value, std::string_view what);
 

@@ -6,6 +6,7 @@
 
 namespace tessera::text::jinja {
 
+// The budget pays for each compared name, so a template with many variables pays for its slow lookups.
 Value* Scope::find(std::string_view name, Budget& budget) {
   size_t compared = 0;
   Value* found = nullptr;
@@ -22,13 +23,17 @@ Value* Scope::find(std::string_view name, Budget& budget) {
   return found;
 }
 
+// Limits the C++ stack. A macro call nests the whole tree of the macro inside the tree of the caller, so the limit of
+// the parser is not enough.
 int Evaluator::next_depth() const {
-  constexpr int kLevelsEach = 8;  // of the tree for one level of nesting that a template is allowed
+  constexpr int kLevelsEach = 8;  // levels of tree recursion per level of nesting that the template may have
   const int limit = budget_.max_depth * kLevelsEach;
   if (running_depth_ >= limit) fail("macros, blocks and expressions run deeper than {} levels", limit);
   return running_depth_ + 1;
 }
 
+// Breaks cycles of shared_ptr: a macro owns the scope in which it is defined, and this scope has the macro as a
+// variable. A namespace may have itself as an attribute.
 Evaluator::~Evaluator() {
   for (auto& scope : captured_scopes_) scope->variables.clear();
   for (auto& space : namespaces_) space->attributes = std::make_shared<Dict>();
@@ -140,7 +145,7 @@ Value Evaluator::evaluate(const Expression& node) {
     case ExpressionKind::kSlice:
       break;
   }
-  fail("a slice stands outside of a subscript");
+  fail("a slice is outside of a subscript");
 }
 
 Value Evaluator::evaluate_name(const Expression& node) {
@@ -236,6 +241,8 @@ Value Evaluator::evaluate_call(const Expression& node) {
   return call(callee, evaluate_arguments(node));
 }
 
+// In a {% filter %} or {% set %} block the innermost filter of the chain has no operand; its input is the block's text,
+// `block_input`.
 Value Evaluator::evaluate_filter(const Expression& node, const Value* block_input) {
   const Expression* inner = node.operands[0].get();
   Value input;
@@ -254,7 +261,9 @@ Value Evaluator::evaluate_test(const Expression& node) {
   return Value::boolean(apply_test(*this, node.text, input, evaluate_arguments(node)));
 }
 
-// Nothing where a dict's items may still hold the name.
+// The attribute that the object itself defines: a namespace entry, a member of `loop`, a macro's name or a method.
+// nullopt when there is none; the caller then searches the entries of a dict. A name that the sandbox forbids is an
+// undefined value, so it hides an entry of the same name.
 std::optional<Value> Evaluator::own_attribute(const Value& of, const std::string& name) {
   if (of.is(Kind::kNamespace)) {
     if (const Value* value = of.get<Namespace>().attributes->find(Value::text(name), budget_)) return *value;
@@ -266,11 +275,12 @@ std::optional<Value> Evaluator::own_attribute(const Value& of, const std::string
   } else if (has_method(of, name)) {
     return Value::object(Kind::kFunction, std::make_shared<Function>(Function{name, of}));
   } else if (is_forbidden_method(of, name) || name.starts_with("__")) {
-    return Value::undefined(fmt::format("'{}' of a {} is not for templates to use", name.substr(0, 80), type_name(of)));
+    return Value::undefined(fmt::format("templates may not use '{}' of a {}", name.substr(0, 80), type_name(of)));
   }
   return std::nullopt;
 }
 
+// a.b: attributes come before the entries of a dict, as in Jinja2. item() for a['b'] has the opposite order.
 Value Evaluator::attribute(const Value& of, const std::string& name) {
   if (of.is(Kind::kUndefined)) fail("{}", of.hint());
   if (auto own = own_attribute(of, name)) return std::move(*own);

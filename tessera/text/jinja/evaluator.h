@@ -1,8 +1,8 @@
-// Runs a syntax tree: a tree walker over scopes, with Jinja2's scoping (loops, macros, calls and block-sets have scopes
-// of their own, `if` has none) and its sandbox (no private attributes, nothing that changes a list or a dict).
+// Renders a template by walking its syntax tree. Scopes are those of Jinja2: loops, macros, call blocks and set blocks
+// have their own scope, `if` has none. The sandbox is also Jinja2's: no private attributes, and no method that changes
+// a list or a dict.
 //
-// One Evaluator serves one render on one thread. Statements are in evaluator_statements.cc, calls in
-// evaluator_calls.cc.
+// One Evaluator does one render on one thread. Statements are in evaluator_statements.cc, calls in evaluator_calls.cc.
 #pragma once
 
 #include <ctime>
@@ -28,11 +28,11 @@ struct Arguments {
   std::vector<std::pair<std::string, Value>> named;
 };
 
-// Arguments by parameter, null where none is given.
+// The argument of each parameter, in the order of the parameters; null where the call has none.
 using Bound = std::vector<const Value*>;
 
-// The arguments of `function`, of whose parameters the first ones are required. Failure for too many, unknown or
-// missing ones.
+// Assigns the arguments of a call to the parameters of `function`. The first `required` parameters need an argument.
+// Failure when there are too many, unknown or missing arguments.
 Bound bind(std::string_view function, const Arguments& arguments, std::span<const std::string_view> parameters,
            size_t required);
 inline Bound bind(std::string_view function, const Arguments& arguments,
@@ -42,8 +42,8 @@ inline Bound bind(std::string_view function, const Arguments& arguments,
 
 bool has_filter(std::string_view name);
 bool has_test(std::string_view name);
-std::string missing_filter(std::string_view name);  // what to say
-std::string missing_test(std::string_view name);
+std::string missing_filter(std::string_view name);  // the error message for an unknown filter
+std::string missing_test(std::string_view name);    // the error message for an unknown test
 Value apply_filter(Evaluator& evaluator, const std::string& name, const Value& input, const Arguments& arguments);
 bool apply_test(Evaluator& evaluator, const std::string& name, const Value& input, const Arguments& arguments);
 
@@ -64,22 +64,23 @@ std::string html_escaped(std::string_view text);
 
 struct Scope {
   std::shared_ptr<Scope> parent;
-  std::vector<std::pair<std::string_view, Value>> variables;  // names live in the syntax tree or in the evaluator
+  std::vector<std::pair<std::string_view, Value>> variables;  // names are owned by the syntax tree or the evaluator
 
+  // Searches this scope and then its parents. Null when no scope has the variable.
   Value* find(std::string_view name, Budget& budget);
 };
 
 // The state of a running {% for %}, which the template sees as `loop`.
 struct Loop {
   const Statement* statement = nullptr;
-  std::shared_ptr<Scope> scope;  // outside of the loop; null when the loop has ended
+  std::shared_ptr<Scope> scope;  // the scope around the loop; null after the loop has ended
   std::vector<Value> source;
-  size_t next_source = 0;
-  std::deque<Value> pending;  // taken from the source to look ahead
+  size_t next_source = 0;     // index of the next item of `source`
+  std::deque<Value> pending;  // items already read from `source` for loop.last, loop.nextitem and loop.length
   int64_t index0 = -1;
   int64_t depth0 = 0;
-  Value current, previous, changed;
-  int depth_of_items = 1;
+  Value current, previous, changed;  // changed: the arguments of the last loop.changed() as a tuple
+  int depth_of_items = 1;            // 1 + the largest depth of an item or of `changed`
 };
 
 struct Macro {
@@ -89,15 +90,15 @@ struct Macro {
 
 class Evaluator {
  public:
-  // `time` is what strftime_now prints, in UTC; without it the machine's, in its own zone.
+  // strftime_now prints `time` in UTC. Without `time` it prints the machine's clock in the local time zone.
   explicit Evaluator(Budget budget, std::optional<std::time_t> time = {}) : budget_(budget), time_(time) {}
   ~Evaluator();
   Evaluator(const Evaluator&) = delete;
   Evaluator& operator=(const Evaluator&) = delete;
 
-  void define(std::string name, Value value);  // a variable of the whole template
+  void define(std::string name, Value value);  // defines a variable of the whole template
   std::optional<std::time_t> time() const { return time_; }
-  std::string run(const Body& body);  // once
+  std::string run(const Body& body);  // renders the template; call it once
   const std::vector<std::pair<size_t, size_t>>& generation_spans() const { return generation_spans_; }
   int line() const { return line_; }
 
@@ -113,7 +114,7 @@ class Evaluator {
 
  private:
   enum class Flow { kNormal, kBreak, kContinue };
-  // running_depth_ with one level more. Failure where that is too deep.
+  // running_depth_ + 1. Failure when this exceeds the limit.
   int next_depth() const;
 
   Value evaluate(const Expression& node);
@@ -126,7 +127,7 @@ class Evaluator {
   Value evaluate_call(const Expression& node);
   Value evaluate_filter(const Expression& node, const Value* block_input);
   Value evaluate_test(const Expression& node);
-  Arguments evaluate_arguments(const Expression& node);  // of a call, a filter or a test; then line_ is the node's
+  Arguments evaluate_arguments(const Expression& node);  // `node`: a call, filter or test; sets line_ to its line
   Value loop_attribute(const Value& loop, const std::string& name);
   std::optional<Value> own_attribute(const Value& of, const std::string& name);
 
@@ -135,7 +136,7 @@ class Evaluator {
   Flow execute_if(const Statement& statement);
   Flow execute_for(const Statement& statement, std::vector<Value> items, int64_t depth0);
   void execute_call_block(const Statement& statement);
-  Value filtered_block(const Statement& statement);  // what its body prints, behind its filters
+  Value filtered_block(const Statement& statement);  // the output of its body, passed through its filters
   void execute_with(const Statement& statement);
   void execute_generation(const Statement& statement);
   void assign(const Target& target, Value value);
@@ -147,21 +148,21 @@ class Evaluator {
   Value make_macro(const std::shared_ptr<const MacroDefinition>& definition);
 
   void emit(std::string_view text);
-  std::string captured(const Body& body);  // runs the body, gives what it prints
+  std::string captured(const Body& body);  // executes the body and returns its output
   void set_variable(std::string_view name, Value value);
   std::shared_ptr<Scope> inner_scope(std::shared_ptr<Scope> parent);
 
   Budget budget_;
   std::optional<std::time_t> time_;
   int line_ = 0;
-  int running_depth_ = 0;  // of recursion over the tree, expressions and statements, over all macros that are running
-  int macro_depth_ = 0;
+  int running_depth_ = 0;  // depth of C++ recursion over expressions and statements, with all running macros
+  int macro_depth_ = 0;    // number of running macros and recursive loop calls
   std::shared_ptr<Scope> scope_ = std::make_shared<Scope>();
   std::string* out_ = nullptr;
   std::string root_out_;
   std::vector<std::pair<size_t, size_t>> generation_spans_;
   std::deque<std::string> names_;
-  // Whatever can be part of a cycle of owners; emptied when the render ends.
+  // Namespaces and captured scopes can own themselves through values. The destructor empties them to break such cycles.
   std::vector<std::shared_ptr<Namespace>> namespaces_;
   std::vector<std::shared_ptr<Scope>> captured_scopes_;
 };

@@ -55,7 +55,9 @@ Value Evaluator::call(const Value& callee, const Arguments& arguments) {
       const bool changed = !equal(seen, loop.changed, budget_);
       budget_.check_depth(seen.depth() + 1);
       loop.depth_of_items = std::max(loop.depth_of_items, seen.depth() + 1);
-      if (loop.scope) loop.changed = std::move(seen);  // an ended loop keeps nothing: it could own itself
+      // `seen` may contain the loop itself. The end of the loop clears `changed`, so an ended loop must not set it
+      // again.
+      if (loop.scope) loop.changed = std::move(seen);
       return Value::boolean(changed);
     }
     default:
@@ -63,6 +65,7 @@ Value Evaluator::call(const Value& callee, const Arguments& arguments) {
   }
 }
 
+// A macro owns the scope in which it is defined, so that it can read this scope's variables when it is called.
 Value Evaluator::make_macro(const std::shared_ptr<const MacroDefinition>& definition) {
   auto macro = std::make_shared<Macro>();
   macro->tree = definition.get();
@@ -72,7 +75,9 @@ Value Evaluator::make_macro(const std::shared_ptr<const MacroDefinition>& defini
   return Value::object(Kind::kMacro, std::move(macro));
 }
 
-// Sets the parameters of a macro in scope_, the macro's own.
+// Sets the parameters of a macro in scope_, which is already the scope of this call. Defaults are evaluated in
+// parameter order after the arguments before them are set, so a default may use earlier parameters. As in Jinja2 the
+// macro has `caller`, `varargs` and `kwargs` only if its body uses these names.
 void Evaluator::bind_parameters(const MacroDefinition& tree, const Arguments& arguments) {
   const size_t count = tree.parameters.size();
   const size_t positional = std::min(count, arguments.positional.size());
@@ -126,6 +131,8 @@ Value Evaluator::call_macro(const Macro& macro, const Arguments& arguments) {
   return make_text(captured(tree.body));
 }
 
+// loop(items) inside a loop marked 'recursive': runs the loop statement again over `items` in the scope around the
+// loop, and returns its output.
 Value Evaluator::call_loop(const Value& value, const Arguments& arguments) {
   auto loop = value.share<Loop>();
   if (!loop->statement->recursive) fail("only a loop marked 'recursive' can be called");
@@ -142,6 +149,8 @@ Value Evaluator::call_loop(const Value& value, const Arguments& arguments) {
 
 Value Evaluator::loop_attribute(const Value& value, const std::string& name) {
   auto& loop = value.get<Loop>();
+  // An item that the loop's condition rejects does not count, so the length is known only after all items have been
+  // pulled. A loop that has ended does not pull: its scope is gone.
   const auto length = [&] {
     Value next;
     while (loop.scope && pull(loop, next)) loop.pending.push_back(std::move(next));

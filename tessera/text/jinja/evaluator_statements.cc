@@ -77,7 +77,8 @@ Evaluator::Flow Evaluator::execute_if(const Statement& statement) {
   return execute(statement.otherwise);
 }
 
-// The next value of the loop that passes its condition.
+// Reads the next item that passes the loop's condition. Returns false at the end of the source. The condition runs in a
+// new scope that has the target, but not the variable `loop`.
 bool Evaluator::pull(Loop& loop, Value& value) {
   while (loop.next_source < loop.source.size()) {
     value = loop.source[loop.next_source++];
@@ -97,9 +98,12 @@ bool Evaluator::look_ahead(Loop& loop) {
   return true;
 }
 
+// Each iteration has a new scope with `loop` and the target. One item is pulled ahead of the body, so loop.last and
+// loop.nextitem are known. The template may keep `loop` after the end of the loop; End clears what could form a cycle
+// of owners. break and continue of the body end here.
 Evaluator::Flow Evaluator::execute_for(const Statement& statement, std::vector<Value> items, int64_t depth0) {
   const auto outside = scope_;
-  const Scoped restored(scope_, scope_);  // each round has a scope of its own
+  const Scoped restored(scope_, scope_);  // restores scope_, which each iteration replaces
   auto loop = std::make_shared<Loop>();
   loop->statement = &statement;
   loop->scope = outside;
@@ -146,14 +150,15 @@ void Evaluator::execute_call_block(const Statement& statement) {
 }
 
 void Evaluator::execute_with(const Statement& statement) {
-  std::vector<Value> values;  // all of them see the scope outside
+  std::vector<Value> values;  // evaluated before the inner scope exists, so none sees another one's name
   for (const auto& assignment : statement.assignments) values.push_back(evaluate(*assignment.second));
   const Scoped inside(scope_, inner_scope(scope_));
   for (size_t i = 0; i < values.size(); ++i) assign(statement.assignments[i].first, std::move(values[i]));
   execute(statement.body);
 }
 
-// transformers gives the position behind what the template as a whole has printed, also inside of a macro.
+// As in transformers, the span begins at the end of the template's whole output so far, even inside a macro, whose
+// output is captured elsewhere.
 void Evaluator::execute_generation(const Statement& statement) {
   const Scoped inside(scope_, inner_scope(scope_));
   const std::string text = captured(statement.body);

@@ -1,4 +1,4 @@
-// The table of filters, and those that work on one value or a text.
+// The table of all filters, and the filters for single values and texts.
 
 #include <algorithm>
 #include <charconv>
@@ -11,7 +11,7 @@
 namespace tessera::text::jinja {
 namespace {
 
-// The method of the same name on str(input), as soft_str does it: markup stays markup.
+// str(input), like markupsafe's soft_str: a markup string stays markup.
 Value as_text_value(Evaluator& evaluator, const Value& input) {
   return input.is(Kind::kString) ? input : evaluator.make_text(evaluator.text_of(input));
 }
@@ -22,7 +22,7 @@ Value map_filter_text(Evaluator& evaluator, const Value& input, const Bound&) {
   return evaluator.make_text(Map(text.as_text()), text.is_markup());
 }
 
-// Jinja2's own title: words begin behind whitespace, '-' and opening brackets.
+// Jinja2's filter `title`, which differs from str.title: words begin after whitespace, '-' and opening brackets.
 std::string title_words(std::string_view text) {
   std::string out;
   bool begins = true;
@@ -65,7 +65,8 @@ Value format(Evaluator& evaluator, const Value& input, const Arguments& argument
   return binary(evaluator, Operator::kModulo, as_text_value(evaluator, input), values);
 }
 
-// The text itself, or so many spaces. `wanted` begins the failure for another value.
+// The indentation that `width` gives: a string as it is, or a number of spaces. Failure for a value of another type;
+// its message begins with `wanted`.
 std::string indentation(const Value& width, std::string_view wanted, const Budget& budget) {
   if (width.is(Kind::kString)) return width.as_text();
   if (!width.is_integral()) fail("{}, not {}", wanted, type_name(width));
@@ -120,6 +121,7 @@ Value default_value(Evaluator&, const Value& input, const Bound& bound) {
   return bound[0] ? *bound[0] : Value::text("");
 }
 
+// Reads a number like Python's float(): with underscores and surrounding whitespace, without hexadecimal forms.
 bool parse_double(std::string_view text, double& value) {
   std::string digits(strip(text, true, true));
   std::erase(digits, '_');
@@ -141,11 +143,13 @@ bool parse_integer(std::string_view text, int base, int64_t& value) {
   }
   const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), value, base);
   if (rest.empty() || rest[0] == '-' || end != rest.data() + rest.size()) return false;
-  if (error != std::errc()) fail("an integer outgrows 64 bits");
+  if (error != std::errc()) fail("an integer does not fit in 64 bits");
   if (negative) value = -value;
   return true;
 }
 
+// Jinja2's filter `int`: the default for a value that is no number, instead of an error. Underscores and base prefixes
+// are accepted as in Python's int().
 Value to_integer(Evaluator&, const Value& input, const Bound& bound) {
   const int64_t base = bound[1] && bound[1]->is_integral() ? bound[1]->as_int() : 10;
   if (base < 2 || base > 36) fail("int wants a base of 2 to 36");
@@ -164,7 +168,7 @@ Value to_integer(Evaluator&, const Value& input, const Bound& bound) {
     return otherwise;
   }
   if (!std::isfinite(number)) return otherwise;
-  if (std::fabs(number) > 9e18) fail("an integer outgrows 64 bits");
+  if (std::fabs(number) > 9e18) fail("an integer does not fit in 64 bits");
   return Value::integer(static_cast<int64_t>(number));
 }
 
@@ -199,7 +203,7 @@ Value round_number(Evaluator&, const Value& input, const Bound& bound) {
   if (method != "common") fail("round wants the method common, ceil or floor");
   if (input.is_integral() && precision >= 0) return Value::integer(input.as_int());
   if (input.is(Kind::kBigInt)) {
-    if (precision < 0) fail("an integer outgrows 64 bits");
+    if (precision < 0) fail("an integer does not fit in 64 bits");
     return input;
   }
   if (precision < 0) {
@@ -207,7 +211,7 @@ Value round_number(Evaluator&, const Value& input, const Bound& bound) {
     return input.is_integral() ? Value::integer(static_cast<int64_t>(rounded)) : Value::real(rounded);
   }
   return Value::real(
-      std::strtod(fmt::format("{:.{}f}", number, precision).c_str(), nullptr));  // as Python, by the decimal digits
+      std::strtod(fmt::format("{:.{}f}", number, precision).c_str(), nullptr));  // like Python, rounds decimal digits
 }
 
 Value json(Evaluator& evaluator, const Value& input, const Bound& bound) {

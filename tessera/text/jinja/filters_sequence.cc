@@ -1,4 +1,4 @@
-// The filters over lists and dicts.
+// The filters for lists and dicts.
 #include <algorithm>
 #include <optional>
 
@@ -10,7 +10,8 @@ namespace {
 
 bool flag(const Value* value) { return value && truthy(*value); }
 
-// item.a.b.0 for "a.b.0", item[n] for a number.
+// The attribute that the filters' `attribute` argument selects: item.a.b.0 for the path "a.b.0", item[n] for a number,
+// the item itself for none. `otherwise` replaces an undefined value at each step of the path.
 Value look_up(Evaluator& evaluator, Value item, const Value& path, const Value* otherwise = nullptr) {
   if (!path.is(Kind::kString)) return path.is(Kind::kNone) ? item : evaluator.item(item, path);
   const std::string& text = path.as_text();
@@ -26,6 +27,7 @@ Value look_up(Evaluator& evaluator, Value item, const Value& path, const Value* 
   return item;
 }
 
+// The key by which a filter compares: strings in lower case, unless case_sensitive.
 Value folded(Evaluator& evaluator, const Value& value, bool case_sensitive) {
   return !case_sensitive && value.is(Kind::kString) ? evaluator.make_text(lower(value.as_text())) : value;
 }
@@ -167,7 +169,7 @@ Value reverse(Evaluator& evaluator, const Value& input, const Bound&) {
 
 Value map(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
   std::vector<Value> mapped;
-  if (!truthy(input)) return evaluator.make_list({}, Kind::kGenerator);  // None too
+  if (!truthy(input)) return evaluator.make_list({}, Kind::kGenerator);  // none is empty, as in Jinja2
   if (arguments.positional.empty() && !arguments.named.empty()) {
     const auto bound = bind("map", arguments, {"attribute", "default"}, 1);
     for (auto& item : elements(input, evaluator.budget())) {
@@ -185,11 +187,11 @@ Value map(Evaluator& evaluator, const Value& input, const Arguments& arguments) 
   return evaluator.make_list(std::move(mapped), Kind::kGenerator);
 }
 
-// select, reject (kAttribute false), selectattr, rejectattr.
+// The filters select and reject (kAttribute is false), selectattr and rejectattr.
 template <bool kKeep, bool kAttribute>
 Value select(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
   constexpr size_t kTest = kAttribute ? 1 : 0;
-  if (!truthy(input)) return evaluator.make_list({}, Kind::kGenerator);  // None too
+  if (!truthy(input)) return evaluator.make_list({}, Kind::kGenerator);  // none is empty, as in Jinja2
   const auto& given = arguments.positional;
   if (kAttribute && given.empty()) fail("the filter wants the name of an attribute");
   if (given.size() > kTest && !given[kTest].is(Kind::kString)) fail("the filter wants the name of a test");

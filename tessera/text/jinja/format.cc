@@ -1,4 +1,4 @@
-// str.format, the % operator of strings, and the format specifications they share.
+// str.format, the % operator of strings, and the format specifications that both use.
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -23,6 +23,7 @@ struct Specification {
 
 bool is_one_of(char c, std::string_view characters) { return characters.find(c) != std::string_view::npos; }
 
+// Reads the digits at `at` and moves `at` behind them; 0 without digits. Failure above a million, which limits padding.
 size_t number_at(std::string_view text, size_t& at) {
   size_t value = 0;
   for (; at < text.size() && text[at] >= '0' && text[at] <= '9'; ++at) {
@@ -67,12 +68,14 @@ Specification parse_specification(std::string_view text) {
   return made;
 }
 
+// Inserts `separator` between groups of `every` digits, counted from the end of the integer part.
 std::string grouped(std::string digits, char separator, size_t every) {
   const size_t end = std::min(digits.find_first_not_of("0123456789abcdefABCDEF"), digits.size());
   for (size_t at = end; at > every; at -= every) digits.insert(at - every, 1, separator);
   return digits;
 }
 
+// Pads to spec.width code points. With align '=' the padding is between the sign and the digits.
 std::string padded(std::string_view sign, std::string body, const Specification& spec, char default_align) {
   const size_t length = count_code_points(sign) + count_code_points(body);
   const size_t missing = spec.width > length ? spec.width - length : 0;
@@ -115,7 +118,7 @@ std::string formatted_real(double value, const Specification& spec) {
   const int precision = spec.precision.value_or(6);
   if (precision > 1000) fail("a number is printed with more than 1000 digits");
   const double size = std::fabs(spec.type == '%' ? value * 100 : value);
-  char presentation = spec.type;  // of fmt
+  char presentation = spec.type;  // the presentation type of the fmt library
   if (spec.type == 0 || spec.type == 'n') presentation = 'g';
   if (spec.type == 'F' || spec.type == '%') presentation = 'f';
   if (!is_one_of(presentation, "eEfgG")) fail("format '{}' does not fit a float", spec.type);
@@ -154,7 +157,7 @@ std::string formatted(const Value& value, std::string_view text, Budget& budget)
   fail("a {} has no format '{}'", type_name(value), text.substr(0, 40));
 }
 
-// The fields of one str.format call.
+// One str.format call. `depth` limits the nesting of fields inside format specifications, as in "{:{width}}".
 class Formatter {
  public:
   Formatter(Evaluator& evaluator, const Arguments& arguments) : evaluator_(evaluator), arguments_(arguments) {}
@@ -184,6 +187,7 @@ class Formatter {
   }
 
  private:
+  // The position of the '}' that closes the field which begins at `at`; fields inside it are skipped.
   static size_t closing(std::string_view format, size_t at) {
     for (int open = 1; at < format.size(); ++at) {
       open += format[at] == '{' ? 1 : format[at] == '}' ? -1 : 0;
@@ -192,6 +196,7 @@ class Formatter {
     fail("a format holds a '{{' without '}}'");
   }
 
+  // Formats one field: NAME[!CONVERSION][:SPECIFICATION], without the braces.
   std::string field(std::string_view text, int depth) {
     const size_t colon = text.find(':');
     std::string_view name = text.substr(0, colon);
@@ -213,6 +218,7 @@ class Formatter {
     return formatted(value, spec, evaluator_.budget());
   }
 
+  // Resolves NAME: an argument, then any number of ".attribute" and "[item]", through the sandbox of the evaluator.
   Value look_up(std::string_view name) {
     size_t at = std::min(name.find_first_of(".["), name.size());
     Value value = argument(name.substr(0, at));
@@ -251,7 +257,8 @@ class Formatter {
   size_t automatic_ = 0;
 };
 
-// One conversion of `text % values`: "%-5d" from behind the percent sign.
+// Formats `value` for one conversion of `text % values`. `spec` has the flags, width and precision; `type` is the
+// letter.
 std::string percent_field(const Value& value, char type, Specification spec, Budget& budget) {
   if (is_one_of(type, "sra")) {
     spec.fill = " ";
@@ -262,7 +269,7 @@ std::string percent_field(const Value& value, char type, Specification spec, Bud
   if (!is_one_of(type, "diuxXoeEfFgG")) fail("'%{}' is no conversion", type);
   if (!value.is_number()) fail("%{} wants a number, not {}", type, type_name(value));
   if (is_one_of(type, "diuxXo")) {
-    if (std::fabs(value.as_double()) > 9e18) fail("an integer outgrows 64 bits");
+    if (std::fabs(value.as_double()) > 9e18) fail("an integer does not fit in 64 bits");
     spec.precision.reset();
     spec.type = is_one_of(type, "xXo") ? type : 'd';
     return formatted_integer(value.is(Kind::kFloat) ? static_cast<int64_t>(value.as_double()) : value.as_int(), spec);
@@ -277,6 +284,8 @@ std::string format_new_style(Evaluator& evaluator, const std::string& format, co
   return Formatter(evaluator, arguments).run(format, 2);
 }
 
+// A conversion is %[(name)][flags][width][.precision]type. Conversions with a name read from a dict; the other ones
+// read the items of a tuple in order, or a single value. As in Python it is a failure to leave items of a tuple unused.
 std::string format_percent(const std::string& format, const Value& values, Budget& budget) {
   budget.charge(format.size());
   std::string out;

@@ -74,6 +74,7 @@ const BuiltinTable& methods_of(const Value& self) {
 
 bool has_method(const Value& self, std::string_view name) { return methods_of(self).contains(name); }
 
+// The methods that change a dict or a list. Jinja2's immutable sandbox forbids them, too.
 bool is_forbidden_method(const Value& self, std::string_view name) {
   static constexpr std::string_view kDict[] = {"clear", "pop", "popitem", "setdefault", "update"};
   static constexpr std::string_view kList[] = {"append", "clear", "pop",    "reverse",
@@ -90,7 +91,7 @@ Value call_method(Evaluator& evaluator, const Value& self, const std::string& na
 namespace {
 
 Value make_range(Evaluator& evaluator, const Value&, const Bound& bound) {
-  constexpr uint64_t kMaxRange = 100'000;  // Jinja2's sandbox
+  constexpr uint64_t kMaxRange = 100'000;  // the limit of Jinja2's sandbox
   int64_t numbers[3] = {0, 0, 1};
   for (size_t i = 0; i < 3; ++i) {
     if (bound[i]) numbers[i] = integer_argument(*bound[i], "range");
@@ -106,7 +107,7 @@ Value make_range(Evaluator& evaluator, const Value&, const Bound& bound) {
   return evaluator.make_list(std::move(items), Kind::kRange);
 }
 
-// dict(mapping_or_pairs, **named), also behind namespace().
+// The entries of dict(mapping_or_pairs, **named) and of namespace(...), which takes the same arguments.
 std::shared_ptr<Dict> collected(Evaluator& evaluator, const Arguments& arguments) {
   auto dict = std::make_shared<Dict>();
   if (arguments.positional.size() > 1) fail("dict takes at most 1 argument, {} are given", arguments.positional.size());

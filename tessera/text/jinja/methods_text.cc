@@ -29,8 +29,8 @@ Value map_text(Evaluator& evaluator, const Value& self, const Bound&) {
   return like(evaluator, self, Map(self.as_text()));
 }
 
-// The text that strip() leaves of a text with marks: `stripped` is what it leaves of the text without them. Marks in
-// the parts that go are kept at the ends.
+// The result of strip() for a text with marks. `plain` is `marked` without its marks, and `stripped` is the part of
+// `plain` that strip() keeps. Marks in the removed parts are kept, at the ends of the result.
 std::string with_marks_kept(std::string_view marked, std::string_view plain, std::string_view stripped) {
   const auto first = static_cast<size_t>(stripped.data() - plain.data()), last = first + stripped.size();
   std::string out;
@@ -64,7 +64,8 @@ Value strip_text(Evaluator& evaluator, const Value& self, const Bound& bound) {
   return like(evaluator, self, with_marks_kept(self.as_text(), plain, stripped));
 }
 
-// Pieces between whitespace; what is left after `limit` splits stays whole.
+// str.split() without a separator: the words between whitespace. After `limit` splits (below 0: no limit) the rest is
+// one piece.
 std::vector<std::string_view> split_space(std::string_view text, int64_t limit, bool from_right) {
   std::vector<std::string_view> pieces;
   text = strip(text, true, true);
@@ -98,6 +99,7 @@ Value split_text(Evaluator& evaluator, const Value& self, const Bound& bound) {
   return text_list(evaluator, self, split_at(self.as_text(), separator, limit, kFromRight, evaluator.budget()));
 }
 
+// str.splitlines: Python's line boundaries, not only '\n'. "\r\n" is one boundary.
 Value split_lines(Evaluator& evaluator, const Value& self, const Bound& bound) {
   const bool keep = bound[0] && truthy(*bound[0]);
   const std::string_view text = self.as_text();
@@ -135,7 +137,7 @@ Value partition(Evaluator& evaluator, const Value& self, const Bound& bound) {
   return text_list(evaluator, self, {text.substr(0, at), separator, text.substr(at + separator.size())}, Kind::kTuple);
 }
 
-// self[start:end] for the methods that take a range; `first` is where it starts.
+// self[start:end] for the methods with a range; start and end count code points. `first` receives the start.
 std::string_view ranged(Evaluator& evaluator, const Value& self, const Value* start, const Value* end, size_t& first) {
   first = 0;
   const std::string_view text = self.as_text();
@@ -213,7 +215,7 @@ Value replace_text(Evaluator& evaluator, const Value& self, const Bound& bound) 
     at = found + from.size();
     if (!from.empty()) continue;
     if (at >= text.size()) return like(evaluator, self, out);
-    const size_t bytes = code_point_at(text, at).bytes;  // an empty `old` matches before each code point
+    const size_t bytes = code_point_at(text, at).bytes;  // an empty `from` matches before each code point
     out.append(text, at, bytes);
     at += bytes;
   }
@@ -242,7 +244,8 @@ Value remove_affix(Evaluator& evaluator, const Value& self, const Bound& bound) 
   return like(evaluator, self, text);
 }
 
-// kSide: -1 ljust, 0 center, 1 rjust, 2 zfill.
+// kSide: -1 ljust, 0 center, 1 rjust, 2 zfill. For center, Python puts the odd character on the left if the width is
+// odd.
 template <int kSide>
 Value pad_text(Evaluator& evaluator, const Value& self, const Bound& bound) {
   std::string_view fill = kSide == 2 ? "0" : bound[1] ? std::string_view(text_argument(*bound[1], "the padding")) : " ";

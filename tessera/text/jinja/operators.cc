@@ -1,4 +1,4 @@
-// Arithmetic, comparisons and slices of values, with Python's rules. Integers are 64 bits; what overflows is a failure.
+// Arithmetic, comparisons and slices of values, with Python's rules. Integers have 64 bits; an overflow is a failure.
 #include <cmath>
 
 #include "tessera/text/jinja/evaluator.h"
@@ -13,7 +13,7 @@ const char* symbol(Operator op) {
 }
 
 void check_fits(bool overflowed) {
-  if (overflowed) fail("an integer outgrows 64 bits");
+  if (overflowed) fail("an integer does not fit in 64 bits");
 }
 
 int64_t product(int64_t a, int64_t b) {
@@ -22,6 +22,7 @@ int64_t product(int64_t a, int64_t b) {
   return result;
 }
 
+// Square and multiply. The last square is skipped, because it may overflow although the result does not.
 int64_t power(int64_t base, int64_t exponent) {
   int64_t result = 1;
   while (exponent > 0) {
@@ -49,6 +50,7 @@ Value integers(Operator op, int64_t a, int64_t b) {
     case Operator::kFloorDivide:
     case Operator::kModulo: {
       if (b == 0) fail("division by zero");
+      // Python rounds the quotient down, C++ towards zero. INT64_MIN / -1 would overflow.
       if (b == -1) return op == Operator::kModulo ? Value::integer(0) : integers(Operator::kSubtract, 0, a);
       int64_t quotient = a / b, rest = a % b;
       if (rest != 0 && (rest < 0) != (b < 0)) {
@@ -83,7 +85,7 @@ Value reals(Operator op, double a, double b) {
   return Value::real(rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest);
 }
 
-// Markup + str escapes the other side, as markupsafe does.
+// Joins two strings. When one of them is markup, the other one is escaped, as in markupsafe.
 Value joined_texts(Evaluator& evaluator, const Value& left, const Value& right) {
   const bool markup = left.is_markup() || right.is_markup();
   const auto part = [&](const Value& value) {
@@ -97,7 +99,7 @@ Value repeated(Evaluator& evaluator, const Value& value, int64_t times) {
   const auto count = static_cast<size_t>(times < 0 ? 0 : times);
   const size_t size = value.is(Kind::kString) ? value.as_text().size() : value.items().size();
   size_t total = 0;
-  if (__builtin_mul_overflow(count, size, &total)) fail("a repeated value outgrows memory");
+  if (__builtin_mul_overflow(count, size, &total)) fail("a repeated value does not fit in memory");
   evaluator.budget().check_size(total);
   if (value.is(Kind::kString)) {
     std::string text;
@@ -105,7 +107,7 @@ Value repeated(Evaluator& evaluator, const Value& value, int64_t times) {
     for (size_t i = 0; size > 0 && i < count; ++i) text += value.as_text();
     return evaluator.make_text(std::move(text), value.is_markup());
   }
-  evaluator.budget().charge(total * sizeof(Value));  // before they are made
+  evaluator.budget().charge(total * sizeof(Value));  // charged before the items are created
   std::vector<Value> items;
   items.reserve(total);
   for (size_t i = 0; size > 0 && i < count; ++i) items.insert(items.end(), value.items().begin(), value.items().end());
@@ -118,7 +120,7 @@ bool repeatable(const Value& value) {
   return value.is(Kind::kString) || value.is(Kind::kList) || value.is(Kind::kTuple);
 }
 
-// Python's slice.indices: start, stop and step for a sequence of `length`.
+// The start, stop and step of a slice, like the result of Python's slice.indices(length).
 struct Indices {
   int64_t start, stop, step;
 };

@@ -28,6 +28,7 @@ int Parser::next_nesting() const {
   return nesting_ + 1;
 }
 
+// The last token, kEnd, is never passed, so current() is always valid.
 Token Parser::next() {
   Token token = tokens_[at_];
   if (at_ + 1 < tokens_.size()) ++at_;
@@ -86,6 +87,8 @@ void Parser::text_or_print(Body& body) {
   next();
 }
 
+// Parses text, print tags and statements up to a tag that begins with one of `words`; without words up to the end of
+// the template.
 Body Parser::body_until(EndWords words) {
   const Scoped nested(nesting_, next_nesting());
   Body body;
@@ -112,6 +115,8 @@ Body Parser::body_to(std::string_view end_word) {
   return body;
 }
 
+// may_not_run_ is set in the branches of `if`. Loops, macros and the blocks of set, filter and generation reset it to
+// false: Jinja2's compiler starts a new frame for their bodies and reports unknown filters in them.
 void Parser::statement(Body& body) {
   if (current().kind != TokenKind::kName) unexpected("a tag name");
   const std::string word = current().text;
@@ -145,7 +150,7 @@ void Parser::statement(Body& body) {
     Scoped<int> loops(loops_, 0);
     made.body = body_to("endgeneration");
   } else if (word == "break" || word == "continue") {
-    if (loops_ == 0) fail_here(fmt::format("'{}' stands outside of a loop", word));
+    if (loops_ == 0) fail_here(fmt::format("'{}' is outside of a loop", word));
     next();
     made.kind = word == "break" ? StatementKind::kBreak : StatementKind::kContinue;
   } else {
@@ -237,7 +242,7 @@ Statement Parser::macro_statement() {
   macro->name = expect_name();
   signature(*macro);
   macro_body(*macro, "endmacro");
-  if (macro_) {  // what an inner macro names, the outer one has seen
+  if (macro_) {  // the outer macro contains the names of the inner one
     macro_->uses_caller |= macro->uses_caller;
     macro_->uses_varargs |= macro->uses_varargs;
     macro_->uses_kwargs |= macro->uses_kwargs;
@@ -281,6 +286,7 @@ void Parser::print_statement(Body& body) {
   }
 }
 
+// `namespaces`: the target may be name.attribute.
 Target Parser::one_target(bool namespaces) {
   if (skip_operator("(")) {
     const Scoped nested(nesting_, next_nesting());

@@ -36,13 +36,15 @@ ExpressionPtr Parser::wrap(ExpressionKind kind, int line, ExpressionPtr operand)
   return finished(std::move(node));
 }
 
+// Each function from here to unary() parses one level of Jinja2's precedence, from the weakest operator to the
+// strongest: if-else, or, and, not, comparisons, + -, ~, * / // %, **, unary signs.
 ExpressionPtr Parser::expression(bool conditional) {
   const Scoped nested(nesting_, next_nesting());
   if (!conditional) return or_expression();
   const int line = current().line;
   const size_t unknown_before = unknown_.size();
   auto value = or_expression();
-  if (at_name("if")) unknown_.resize(unknown_before);  // it may not run
+  if (at_name("if")) unknown_.resize(unknown_before);  // `value` may not run, so its unknown filters are no errors yet
   while (skip_name("if")) {
     Scoped<bool> soft(may_not_run_, true);
     auto node = make(ExpressionKind::kConditional, line);
@@ -57,7 +59,7 @@ ExpressionPtr Parser::expression(bool conditional) {
 std::optional<Operator> Parser::take_operator(Operators operators) {
   for (const auto& [text, op] : operators) {
     if (!at_name(text) && !at_operator(text)) continue;
-    if (op == Operator::kNotIn) {  // "not" and then "in"
+    if (op == Operator::kNotIn) {  // the operator is the two names "not" "in"
       if (ahead().kind != TokenKind::kName || ahead().text != "in") continue;
       next();
     }
@@ -119,7 +121,7 @@ ExpressionPtr Parser::product() {
       ExpressionKind::kArithmetic, operators, [&] { return power(); }, current().line);
 }
 
-ExpressionPtr Parser::power() {  // left to right, as Jinja2 has it
+ExpressionPtr Parser::power() {  // left-associative, as in Jinja2 and unlike Python
   return chain(ExpressionKind::kArithmetic, {{"**", Operator::kPower}}, [&] { return unary(true); });
 }
 
@@ -210,6 +212,7 @@ bool Parser::at_tuple_end(std::string_view end_name) const {
          (!end_name.empty() && at_name(end_name));
 }
 
+// Parses one expression, or a tuple when a comma follows. Only "()" may be empty.
 ExpressionPtr Parser::tuple(bool conditional, std::string_view end_name, bool in_parentheses) {
   auto node = make(ExpressionKind::kTuple, current().line);
   bool is_tuple = false;

@@ -1,4 +1,4 @@
-// What follows a primary expression: attributes, subscripts, calls, filters and tests.
+// Parses the parts after a primary expression: attributes, subscripts, calls, filters and tests.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -49,6 +49,8 @@ ExpressionPtr Parser::filter_chain(ExpressionPtr of, bool starts_inline) {
   return of;
 }
 
+// Parses "is [not] NAME" with an argument in parentheses or, as in "is divisibleby 3", without them. "else", "or" and
+// "and" after the name do not start an argument.
 ExpressionPtr Parser::test(ExpressionPtr of) {
   const int line = next().line;
   const bool negated = skip_name("not");
@@ -98,7 +100,7 @@ ExpressionPtr Parser::subscript(ExpressionPtr of) {
   } else {
     const bool slices =
         std::ranges::any_of(parts, [](const auto& part) { return part->kind == ExpressionKind::kSlice; });
-    if (slices) fail_here("a slice among several subscripts");
+    if (slices) fail_here("a subscript with a comma has a slice, which is not supported");
     auto several = make(ExpressionKind::kTuple, opening.line);
     several->operands = std::move(parts);
     node->operands.push_back(finished(std::move(several)));
@@ -131,11 +133,12 @@ ExpressionPtr Parser::call(ExpressionPtr of) {
   return finished(std::move(node));
 }
 
+// Accepts the orders that Jinja2 accepts: positional arguments, then named ones and *args, then **kwargs.
 std::unique_ptr<CallArguments> Parser::call_arguments() {
   expect_operator("(");
   auto made = std::make_unique<CallArguments>();
   const auto ensure = [&](bool allowed) {
-    if (!allowed) fail_here("the arguments of a call are out of order");
+    if (!allowed) fail_here("the arguments of a call are not in the order: positional, named or *args, **kwargs");
   };
   bool first = true;
   while (!at_operator(")")) {

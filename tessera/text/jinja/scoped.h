@@ -1,6 +1,6 @@
-// A variable that has another value for the time of a block.
+// Gives a variable another value until the end of a block.
 //
-//   const Scoped inside(scope_, inner_scope(scope_));  // the old value is put back at the end, also of a failure
+//   const Scoped inside(scope_, inner_scope(scope_));  // the destructor restores the old value, also after a failure
 #pragma once
 
 #include <utility>

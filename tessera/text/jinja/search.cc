@@ -6,7 +6,8 @@
 namespace tessera::text::jinja {
 
 Search::Search(std::string_view text, std::string_view wanted, Budget& budget) : text_(text), wanted_(wanted) {
-  // memmem() compares up to so many bytes at each place; what it looks for beyond that it finds in linear time.
+  // The charge is an upper bound of the work of glibc's memmem(): for up to kCompared bytes of `wanted` it may compare
+  // all of them at each position; for a longer `wanted` it uses an algorithm with linear time.
   constexpr size_t kCompared = 256;
   budget.charge(wanted.size() + text.size() * (1 + std::min(wanted.size(), kCompared) / 32));
 }
@@ -18,6 +19,7 @@ size_t Search::find(size_t from) const {
   return found ? static_cast<size_t>(static_cast<const char*>(found) - text_.data()) : std::string_view::npos;
 }
 
+// memmem() searches only forwards, so the functions below search the reversed text for the reversed string.
 size_t find_last(std::string_view text, std::string_view wanted, Budget& budget) {
   const std::string backwards(text.rbegin(), text.rend()), wanted_backwards(wanted.rbegin(), wanted.rend());
   const size_t found = Search(backwards, wanted_backwards, budget).find();

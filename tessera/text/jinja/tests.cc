@@ -1,4 +1,4 @@
-// What stands behind `is`.
+// The tests of Jinja2: the names after `is`.
 #include <unordered_map>
 
 #include "tessera/text/jinja/evaluator.h"
@@ -25,6 +25,7 @@ bool is_callable(const Value& value) {
   return value.is(Kind::kMacro) || value.is(Kind::kFunction) || value.is(Kind::kLoop) || value.is(Kind::kUndefined);
 }
 
+// Python's `is`: small values by value, objects by identity. Two floats are never the same object.
 bool same(const Value& left, const Value& right) {
   if (left.kind() != right.kind()) return false;
   switch (left.kind()) {

@@ -54,7 +54,7 @@ Value Value::text(std::string bytes, bool markup) {
 }
 
 namespace {
-// The type that keeps a value from being a key, null when it can be one.
+// The name of the type because of which the value cannot be a dict key; null when it can be a key.
 const char* unhashable_part(const Value& value) {
   if (value.is(Kind::kTuple)) return value.get<List>().unhashable;
   return value.is(Kind::kList) || value.is(Kind::kDict) ? type_name(value) : nullptr;
@@ -110,10 +110,12 @@ int Value::depth() const {
 }
 
 namespace {
-constexpr size_t kIndexedFrom = 8;  // entries; fewer are scanned
+constexpr size_t kIndexedFrom = 8;  // a dict with fewer entries has no index and is scanned
 constexpr size_t kAbsent = ~size_t{0};
 }  // namespace
 
+// Entries with an equal hash are compared with equal(), which charges the budget: a template that makes many keys with
+// one hash pays for each comparison.
 size_t Dict::position(const Value& key, size_t hash, Budget& budget) const {
   if (entries.size() < kIndexedFrom) {
     for (size_t i = 0; i < entries.size(); ++i) {
@@ -193,6 +195,7 @@ bool equal_dicts(const Dict& left, const Dict& right, Budget& budget) {
   return true;
 }
 
+// kBigInt holds only integers beyond 64 bits, so it never equals a kInt. A comparison with a float compares doubles.
 bool equal_numbers(const Value& left, const Value& right) {
   if (left.is(Kind::kBigInt) && right.is(Kind::kBigInt)) return left.as_text() == right.as_text();
   if (left.is(Kind::kBigInt) && right.is_integral()) return false;
@@ -212,6 +215,8 @@ bool is_negative(const Value& integer) {
   return integer.is(Kind::kBigInt) ? integer.as_text()[0] == '-' : integer.as_int() < 0;
 }
 
+// Compares by sign, then by magnitude: a kInt is nearer to zero than any kBigInt, and of two kBigInt with the same sign
+// the one with fewer digits, or at equal length the smaller string, is nearer.
 bool less_integers(const Value& left, const Value& right) {
   if (left.is_integral() && right.is_integral()) return left.as_int() < right.as_int();
   if (is_negative(left) != is_negative(right)) return is_negative(left);
@@ -272,6 +277,7 @@ bool less(const Value& left, const Value& right, Budget& budget) {
   fail("'<' not supported between '{}' and '{}'", type_name(left), type_name(right));
 }
 
+// Numbers that are equal have equal hashes (1, 1.0 and True), because all are hashed as doubles.
 size_t hash_of(const Value& key) {
   switch (key.kind()) {
     case Kind::kNone:

@@ -1,4 +1,4 @@
-// str(), repr() and json.dumps() of values.
+// Implements str(), repr() and json.dumps() for values.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -10,6 +10,7 @@
 
 namespace tessera::text::jinja {
 
+// The shortest digits that read back as the same double, in Python's format: scientific below 1e-4 and from 1e16 on.
 std::string repr_of_double(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
@@ -26,7 +27,8 @@ std::string repr_of_double(double value) {
 
 namespace {
 
-// One traversal that writes a value; the text may not outgrow the budget.
+// Writes one value by a recursive traversal. Each value charges the bytes written since the last one, so the output
+// cannot become larger than the budget allows.
 class Writer {
  public:
   Writer(Budget& budget, const JsonStyle* style) : budget_(budget), style_(style) {}
@@ -115,6 +117,8 @@ class Writer {
     }
   }
 
+  // A quoted string as in Python's repr: single quotes, or double quotes if the text has a single quote and no double
+  // quote. Marks are not escaped, so they stay findable in the output.
   void quote(const Value& value) {
     const std::string& text = value.as_text();
     const char mark = text.find('\'') != std::string::npos && text.find('"') == std::string::npos ? '"' : '\'';
@@ -141,7 +145,7 @@ class Writer {
     if (value.is_markup()) out_ += ")";
   }
 
-  // `count` elements, each written by write(i), on lines of their own where the style is pretty.
+  // Writes `count` elements; write(i) writes element i. In pretty style each element has its own line.
   template <class Write>
   void container(std::string_view open, std::string_view close, size_t count, int depth, Write write) {
     out_ += open;
@@ -158,6 +162,7 @@ class Writer {
     container(open, close, items.size(), depth, [&](size_t i) { repr(items[i], depth + 1); });
   }
 
+  // A range stores its items, so start, stop and step are computed from them.
   void range(const std::vector<Value>& items) {
     const int64_t step = items.size() > 1 ? items[1].as_int() - items[0].as_int() : 1;
     const int64_t first = items.empty() ? 0 : items[0].as_int();
