@@ -19,6 +19,8 @@ bool holds_dtensor(const StateValue& value) {
   return value.is_tensor() && value.tensor().defined() && is_dtensor(value.tensor());
 }
 
+// Throws when a value of the flat dict is a container or a ShardedTensor, or does not fit the DTensor that it is loaded
+// into.
 void check_entry(const StateKey& key, const StateValue& value, const StateDict& local) {
   TESSERA_CHECK(value.is_tensor() || (!value.is_dict() && !value.is_sharded()), ErrorKind::kShape,
                 "[state.broadcast] {}: a {} in a flat dict. Flatten it first (flatten_state_dict).",
@@ -36,7 +38,8 @@ bool is_written_in_place(const StateValue& target, const at::Tensor& values, c10
          tensor.device() == device;
 }
 
-// Puts whole values in the place of what is there. `fresh`: nobody else has `values`.
+// Puts whole values into `target`. `fresh` says that no other owner uses `values`, so a plain target may keep them
+// without a copy.
 void put_whole(StateValue& target, const at::Tensor& values, c10::Device device, bool fresh) {
   if (holds_dtensor(target)) {
     const at::Tensor tensor = target.tensor();
@@ -44,6 +47,8 @@ void put_whole(StateValue& target, const at::Tensor& values, c10::Device device,
     if (!local.is_meta()) {
       detail::load_tensor(tensor, values);
       return;
+      // A DTensor on the meta device has no memory to write into, so it is replaced by a DTensor with a new local
+      // tensor.
     }
     const at::Tensor part = is_dtensor(values) ? to_local(values) : detail::part_of_whole(values, tensor);
     target = detail::with_local(tensor, part.to(device).clone(c10::MemoryFormat::Contiguous));
@@ -60,8 +65,12 @@ void put_whole(StateValue& target, const at::Tensor& values, c10::Device device,
 }  // namespace
 
 void broadcast_state_dict(const StateDict& full, StateDict& local, const BroadcastStateOptions& options) {
-  TESSERA_CHECK(options.group, ErrorKind::kConfig, "[state.broadcast] found no group, wanted the ranks that take part");
+  TESSERA_CHECK(options.group, ErrorKind::kConfig,
+                "[state.broadcast] found no group, wanted the ranks that take part in options.group");
   const c10::NoGradGuard no_grad;
+  // plan_load runs this check on all ranks before any tensor is sent, and throws an error of one rank on all ranks.
+  // Values other than tensors with dims are in the message and are stored at once. Each announced tensor is identified
+  // by its TensorImpl, so keys[] leads from a received tensor to its key.
   const auto check = [&](const StateDict& message, const detail::IncomingTensors*) {
     for (const auto& [key, value] : message) check_entry(key, value, local);
   };

@@ -60,7 +60,8 @@ void wait_for_copies(const std::optional<c10::Device>& device) {
 
 namespace {
 
-// The global rank of this process, if a distributed tensor of the dict tells it.
+// Returns the global rank of this process from the mesh or the group of the first distributed tensor in the dict, or
+// nullopt without one.
 std::optional<int> rank_known_by(const StateDict& state_dict) {
   std::optional<int> rank;
   any_leaf(state_dict, [&](const StateValue& leaf) {
@@ -75,6 +76,9 @@ std::optional<int> rank_known_by(const StateDict& state_dict) {
   return rank;
 }
 
+// Walks a nested dict once. Each leaf goes through its function on every rank, because the function may be a
+// collective; only then does `keep` decide whether this rank stores the result. The companion is walked in parallel, by
+// the same keys and positions.
 class StateIteration {
  public:
   StateIteration(const LeafFunctions& functions, const IterateOptions& options, bool keep)
@@ -94,13 +98,14 @@ class StateIteration {
     return detail::map_local_parts(result, [&](const at::Tensor& local) { return moved_to_cpu(local); });
   }
 
-  // Copies that may still be under way.
+  // The device of non-blocking copies that may still be running; nullopt when there are none.
   const std::optional<c10::Device>& accelerator() const { return accelerator_; }
 
  private:
   [[noreturn]] static void mismatch(const std::string& path, const std::string& what) {
-    raise(ErrorKind::kShape, "[state.copy] CompanionMismatch at {}: {}. Make it again (create_cpu_state_dict).",
-          quote(path), what);
+    raise(ErrorKind::kShape,
+          "[state.copy] CompanionMismatch at {}: {}. Make the companion again with create_cpu_state_dict.", quote(path),
+          what);
   }
 
   StateValue leaf(const StateValue& value, const std::string& path) {
@@ -197,8 +202,8 @@ bool keeps_result(const StateDict& state_dict, const IterateOptions& options) {
   if (options.ranks_only.empty()) return true;
   const auto rank = options.group ? std::optional<int>(options.group->rank()) : rank_known_by(state_dict);
   TESSERA_CHECK(rank, ErrorKind::kConfig,
-                "[state.iterate] ranks_only without a group, and no distributed tensor tells which rank this is. Pass "
-                "the group.");
+                "[state.iterate] ranks_only is set, but the rank of this process is unknown: options.group is empty "
+                "and the dict has no DTensor or ShardedTensor. Set options.group.");
   return std::ranges::find(options.ranks_only, *rank) != options.ranks_only.end();
 }
 
@@ -245,7 +250,8 @@ StateDict create_cpu_state_dict(const StateDict& state_dict, const CpuStateDictO
                                 : detail::empty_on_cpu(local, options.pin_memory);
   };
   const auto each = [&](const StateValue& value) { return detail::map_local_parts(value, make); };
-  // Contiguous whatever the strides, so that no other memory is needed.
+  // The new local tensors are contiguous whatever the strides of `tensor` are, so they need no more memory than their
+  // elements. with_local() would declare the strides of `tensor`.
   const auto parts = [&](const StateValue& value) -> StateValue {
     const at::Tensor& tensor = value.tensor();
     return from_local(make(to_local(tensor)), device_mesh(tensor), placements(tensor),

@@ -82,6 +82,8 @@ optim::Hyperparameters hyperparameters_of(const StateDict& group) {
   return out;
 }
 
+// Every hyper-parameter of `a` must have an equal one in `b`. `names` counts those of `a`; it returns to 0 when `b` has
+// the same number.
 bool same_hyperparameters(const StateDict& a, const StateDict& b) {
   size_t names = 0;
   for (const auto& [key, value] : a) {
@@ -94,6 +96,7 @@ bool same_hyperparameters(const StateDict& a, const StateDict& b) {
   return names == 0;
 }
 
+// check_hyperparameters without changes lists the states of each group, except master and step.
 bool keeps_no_state(const optim::Optimizer& optimizer) {
   const std::vector<optim::Hyperparameters> unchanged(optimizer.param_groups().size());
   return std::ranges::all_of(optimizer.check_hyperparameters(unchanged),

@@ -19,10 +19,11 @@
 namespace tessera {
 namespace {
 
-// What of a dict goes where in a model, checked.
+// Plans the loading of a dict into a model: which value goes into which tensor. The constructor collects all faults and
+// throws one error that lists them; the model is not changed. copies() gives the plan.
 class ModelLoad {
  public:
-  // `incoming`: what is still to come of the values; null: nothing is.
+  // `incoming` has the values of the dict that are received later; null when all values are here.
   ModelLoad(const ModelNames& model, const StateDict& values, const StateDictOptions& options,
             const detail::IncomingTensors* incoming)
       : options_(options), incoming_(incoming) {
@@ -47,7 +48,7 @@ class ModelLoad {
   const IncompatibleKeys& keys() const { return keys_; }
   bool fills_meta() const { return fills_meta_; }
 
-  // Once what is filled is real.
+  // Valid after the tensors on the meta device were allocated.
   std::vector<detail::TensorCopy> copies() const {
     std::vector<detail::TensorCopy> out;
     for (const auto& [entry, source] : sources_) out.push_back({source, entry->tensor().detach()});
@@ -59,6 +60,8 @@ class ModelLoad {
     return incoming_ && tensor.defined() && incoming_->announces(tensor);
   }
 
+  // Whether the values under two names of one tensor are known to differ. Announced tensors are compared by this rank's
+  // shards; other tensors without values are not compared.
   bool differ(const StateValue& a, const StateValue& b) const {
     if (!a.is_tensor() || !b.is_tensor()) return false;
     if (is_to_come(a.tensor()) && is_to_come(b.tensor())) return incoming_->are_known_to_differ(a.tensor(), b.tensor());
@@ -66,7 +69,8 @@ class ModelLoad {
     return has_values && !same_values(a, b);
   }
 
-  // The values under the names of one tensor; all of them when they are equal.
+  // Returns the value under the first name of the tensor that the dict has, or null. Values under its other names must
+  // be equal, since all of them would be written to the same memory.
   const StateValue* value_of(const ModelNames::Entry& entry, const ValuesByName& given) {
     const StateValue* value = nullptr;
     for (const auto& name : entry.names) {
@@ -87,7 +91,7 @@ class ModelLoad {
     if (!value) {
       const bool may_miss = options_.ignore_frozen_params && entry.parameter && !entry.tensor().requires_grad();
       if (!may_miss) keys_.missing.insert(keys_.missing.end(), entry.names.begin(), entry.names.end());
-      if (is_meta) misfits_ += fmt::format(" {} is on the meta device, and there is no value for it.", quote(name));
+      if (is_meta) misfits_ += fmt::format(" {} is on the meta device, and the dict has no value for it.", quote(name));
       return;
     }
     fills_meta_ |= is_meta;
@@ -111,7 +115,8 @@ class ModelLoad {
   bool fills_meta_ = false;
 };
 
-// Parameters and persistent buffers; others would have values that nobody wrote.
+// Allocates the parameters and the persistent buffers that are on the meta device. Non-persistent buffers are put back
+// on the meta device: a state dict has no values for them, so their memory would stay uninitialised.
 void materialise(nn::Module& model, c10::Device device) {
   std::vector<std::pair<at::Tensor*, at::Tensor>> kept;
   for (const auto& [path, module] : model.named_modules()) {
@@ -136,7 +141,7 @@ std::vector<std::string> submodule_prefixes(nn::Module& model, const StateDictOp
   std::vector<std::string> prefixes;
   if (options.submodules.empty()) return prefixes;
   log_warning(
-      "[state] Getting submodules only model/optim state_dict is deprecated: filter what get_state_dict returns");
+      "[state] Getting submodules only model/optim state_dict is deprecated: filter the result of get_state_dict");
   for (const auto* wanted : options.submodules) {
     const size_t before = prefixes.size();
     for (const auto& [path, module] : model.named_modules()) {
@@ -151,6 +156,7 @@ std::vector<std::string> submodule_prefixes(nn::Module& model, const StateDictOp
 }  // namespace
 
 const StateDictHandler* state_dict_handler(nn::Module& model) {
+  // for_each_module visits a parent before its children, so the first match is the outermost wrapped module.
   const StateDictHandler* found = nullptr;
   model.for_each_module([&](nn::Module& module) {
     const auto* handler = dynamic_cast<const StateDictHandler*>(module.sharding().get());
@@ -166,8 +172,8 @@ StateDict get_model_state_dict(nn::Module& model, const StateDictOptions& option
   const ModelNames names(model, options);
   const auto prefixes = submodule_prefixes(model, options);
   StateDict parts;
-  std::vector<at::Tensor>
-      values;  // one handle for all names of a shared parameter, which is how a checkpoint knows them
+  // A shared tensor has one handle for all its names; a checkpoint recognises it by the equal handles.
+  std::vector<at::Tensor> values;
   for (const auto& entry : names.entries()) values.push_back(entry.tensor().detach());
   for (const auto& [name, index] : names.names()) {
     const auto& entry = names.entries()[index];
@@ -194,10 +200,12 @@ IncompatibleKeys set_model_state_dict(nn::Module& model, const StateDict& model_
   std::optional<ModelLoad> load;
   const auto plan = [&](const StateDict& values, const detail::IncomingTensors* incoming) {
     if (!group) verify_model_state_dict(model_state_dict, options);
-    // Compares values under several names.
+    // Rank 0 has all values, so it compares the values under several names of one tensor here; the message has no
+    // values.
     if (group && group->rank() == 0) ModelLoad(names, model_state_dict, options, nullptr);
     load.emplace(names, values, options, incoming);
   };
+  // plan_load has checked the dict on all ranks. Only now are meta tensors allocated and values written.
   const auto incoming = detail::plan_load(model_state_dict, group.get(), plan);
   if (load->fills_meta()) materialise(model, device);
   detail::load_copies(load->copies(), incoming.get(), device);

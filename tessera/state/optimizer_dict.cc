@@ -32,12 +32,14 @@ double step_value(const std::string& name, const StateValue& value) {
   return local_part(value.tensor().detach()).item().toDouble();
 }
 
-// None, and the empty dict that older flattened dicts of stateless optimizers have for it.
+// Whether a state has no value: it is absent, None, or the empty dict that older flattened dicts of stateless
+// optimizers have.
 bool is_missing(const StateValue* value) {
   return value == nullptr || value->is_none() || (value->is_dict() && value->dict().empty());
 }
 
-// Where an optimizer has its parameters in another order than param_names, ids would go to the wrong ones.
+// Ids are positions. When the dict lists its parameters in another order than this optimizer, each state would be
+// loaded into the wrong parameter, so `param_names` is compared where the dict has it.
 void check_names(const StateDict& group, const std::vector<std::string>& params) {
   const auto* saved = group.find("param_names");
   if (saved == nullptr || !saved->is_list() || saved->list().size() != params.size()) return;
@@ -54,9 +56,10 @@ void check_names(const StateDict& group, const std::vector<std::string>& params)
   }
 }
 
-using Ids = std::unordered_map<int64_t, size_t>;  // id of a saved parameter to our position
+// id of a saved parameter -> position of the parameter in this optimizer
+using Ids = std::unordered_map<int64_t, size_t>;
 
-// By position, as torch.optim does.
+// Matches parameters by position, as torch.optim does. Without `param_groups` an id is the position itself.
 Ids match_ids(const StateDict& state_dict, const std::vector<optim::ParamGroup>& groups) {
   Ids ids;
   size_t position = 0;
@@ -95,6 +98,10 @@ Ids match_ids(const StateDict& state_dict, const std::vector<optim::ParamGroup>&
 
 }  // namespace
 
+// Checks one entry of `state` and plans its copies. An entry is complete or absent: a parameter with steps needs every
+// state of the optimizer, except master (then copied from the parameter) and momentum_buffer (then the next step starts
+// a new buffer, as step 0 does). An entry with a state needs a step, except that torch.optim.SGD saves a
+// momentum_buffer without one.
 void OptimizerLoad::plan_state(Parameter& parameter, size_t position, const StateValue& entry) {
   TESSERA_CHECK(entry.is_dict(), ErrorKind::kShape, "[state.load_optimizer] {}: its state is a {}, wanted a dict",
                 quote(parameter.name), type_name(entry));
@@ -113,7 +120,7 @@ void OptimizerLoad::plan_state(Parameter& parameter, size_t position, const Stat
       TESSERA_CHECK(state == kMasterState || state == "momentum_buffer" || parameter.step == 0, ErrorKind::kShape,
                     "[state.load_optimizer] {}: found step {} without {}. Save all states of a parameter, or none.",
                     quote(parameter.name), parameter.step, state);
-      if (state == "momentum_buffer") parameter.step = 0;  // the next step takes the gradient as it is
+      if (state == "momentum_buffer") parameter.step = 0;  // the next step uses the gradient as the first momentum
       continue;
     }
     TESSERA_CHECK(value->is_tensor(), ErrorKind::kShape, "[state.load_optimizer] {}: {} is a {}, wanted a Tensor",
@@ -129,7 +136,8 @@ void OptimizerLoad::plan_state(Parameter& parameter, size_t position, const Stat
       TESSERA_CHECK(state == "momentum_buffer" || state == kMasterState, ErrorKind::kShape,
                     "[state.load_optimizer] {}: found {} without step. Save both, or neither.", quote(parameter.name),
                     state);
-      if (state == "momentum_buffer") parameter.step = 1;  // torch.optim.SGD does not count; it is not the first
+      // torch.optim.SGD saves no step count; any count but 0 continues with the saved momentum
+      if (state == "momentum_buffer") parameter.step = 1;
     }
   }
   parameter.copies = copies_.size() - parameter.first_copy;
@@ -159,12 +167,14 @@ OptimizerLoad plan_optimizer_load(optim::Optimizer& optimizer, const StateDict& 
   return load;
 }
 
+// Prepares the optimizer for the copies: sets the hyper-parameters, resets every state that gets no value, and looks up
+// the tensors to write.
 void OptimizerLoad::begin() {
   copy_sources_of_other_states();
   optimizer_->set_hyperparameters(groups_);
   for (auto& parameter : parameters_) {
     const auto copies = std::span(copies_).subspan(parameter.first_copy, parameter.copies);
-    // These may be their own sources (optimizer_state_dict shares memory).
+    // States that get a value are not reset: they may be their own sources, because optimizer_state_dict shares memory.
     std::set<std::string> given;
     for (const auto& copy : copies) given.insert(copy.state);
     optimizer_->reset_state(parameter.name, /*even_frozen=*/!given.empty(), given);
@@ -174,7 +184,9 @@ void OptimizerLoad::begin() {
   }
 }
 
-// Where a dict that shares memory with this optimizer gives a state to another one, both are written in turn.
+// A dict that shares memory with this optimizer may give the state of one parameter to another parameter (a swap, for
+// example). The first copy would then overwrite the source of the second. Such sources are cloned before any state is
+// written.
 void OptimizerLoad::copy_sources_of_other_states() {
   const auto storage_of = [](const at::Tensor& tensor) -> const c10::StorageImpl* {
     const at::Tensor local = local_part(tensor.detach());
@@ -218,6 +230,7 @@ StateDict optimizer_state_dict(const optim::Optimizer& optimizer) {
   StateList groups;
   int64_t id = 0;
   for (const auto& group : optimizer.param_groups()) {
+    // Every parameter gets an id. Only parameters that require a gradient or have more state than `step` get an entry.
     StateDict shown = to_state_dict(group.hyperparameters);
     StateList ids;
     for (const auto& name : group.params) {

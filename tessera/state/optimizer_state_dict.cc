@@ -19,7 +19,7 @@
 namespace tessera {
 namespace {
 
-// Names of the parameters of each group as the model has them, all names of a shared one.
+// Returns the parameters of each group by the names in the model, with all names of a shared parameter.
 std::vector<detail::GroupNames> group_names(const optim::Optimizer& optimizer, const ModelNames& model) {
   std::vector<detail::GroupNames> groups;
   for (const auto& group : optimizer.param_groups()) {
@@ -39,7 +39,8 @@ std::vector<detail::GroupNames> group_names(const optim::Optimizer& optimizer, c
 
 void check_optimizers(const std::vector<optim::Optimizer*>& optimizers) {
   TESSERA_CHECK(!optimizers.empty() && std::ranges::find(optimizers, nullptr) == optimizers.end(), ErrorKind::kConfig,
-                "[state] Optimizers are not passed in, but their state is asked for.");
+                "[state] Optimizers are not passed in, but their state is asked for. Pass at least one optimizer, and "
+                "no null pointer.");
 }
 
 std::vector<detail::OptimizerNames> optimizer_names(const std::vector<optim::Optimizer*>& optimizers,
@@ -96,6 +97,8 @@ void set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimi
   const auto group = broadcasting_group(names, options, "[state.set_optimizer]");
   const auto device = device_of(names, group.get(), "Device mismatch");
   std::vector<detail::OptimizerLoad> loads;
+  // The plan is made and checked on all ranks before the first state is written, and an error of one rank is thrown on
+  // all ranks.
   const auto plan = [&](const StateDict& saved, const detail::IncomingTensors* incoming) {
     verify_optimizer_state_dict(saved, {});
     const auto split = detail::select_optimizers(saved, optimizer_names(optimizers, names), options.strict);
@@ -112,6 +115,8 @@ void set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimi
   };
   const auto incoming = detail::plan_load(optimizer_state_dict, group.get(), plan);
   std::vector<detail::TensorCopy> copies;
+  // begin() writes only into this rank's optimizer. The tensors of all optimizers are then loaded in one pass, in the
+  // order of the message, because all ranks must receive them in one order.
   for (auto& load : loads) {
     load.begin();
     for (const auto& copy : load.copies()) copies.push_back({copy.source, copy.target});
@@ -130,13 +135,15 @@ void verify_optimizer_state_dict(const StateDict& optimizer_state_dict, const St
     for (const auto& [key, value] : optimizer_state_dict) {
       const auto text = to_string(key);
       TESSERA_CHECK(text.starts_with("state.") || text.starts_with("param_groups."), ErrorKind::kShape,
-                    "[state.verify] {} is no key of an optimizer's dict, flat or not", quote(text));
+                    "[state.verify] {} is not a key of an optimizer's dict, wanted state and param_groups, or keys "
+                    "that begin with these and a dot.",
+                    quote(text));
     }
     return;
   }
   const auto *state = optimizer_state_dict.find("state"), *groups = optimizer_state_dict.find("param_groups");
   TESSERA_CHECK(state && state->is_dict() && groups && groups->is_list(), ErrorKind::kShape,
-                "[state.verify] an optimizer's dict wants a dict \"state\" and a list \"param_groups\"");
+                "[state.verify] an optimizer's dict needs a dict \"state\" and a list \"param_groups\"");
 }
 
 void verify_state_dict(const StateDict& model_state_dict, const StateDict& optimizer_state_dict,

@@ -21,13 +21,14 @@
 namespace tessera {
 namespace {
 
-// What every rank must know of the others' shards, so that all find the same faults.
+// The shards of all ranks, from one exchange of metadata. Every rank has the same data and so finds the same faults,
+// which makes an error one of all ranks.
 struct ShardsOfAll {
-  std::vector<DcpChunk> boxes;    // rank by rank
-  std::vector<size_t> holders;    // of each box: its rank in the group
-  std::vector<int64_t> elements;  // of each rank
+  std::vector<DcpChunk> boxes;    // of all ranks, rank after rank
+  std::vector<size_t> holders;    // rank in the group of each box
+  std::vector<int64_t> elements;  // number of elements of each rank
   bool any_on_accelerator = false;
-  std::string fault;  // of one rank, or between two; empty: none
+  std::string fault;  // first fault in a shard of one rank, or between two ranks; empty when there is none
 };
 
 StateValue to_list(const std::vector<int64_t>& numbers) { return StateList(numbers.begin(), numbers.end()); }
@@ -41,14 +42,14 @@ std::vector<int64_t> to_numbers(const StateValue& list) {
 std::string fault_of(const LocalShard& shard, c10::ScalarType dtype) {
   const auto& [offsets, sizes, placement] = shard.metadata;
   if (!shard.tensor.defined() || is_dtensor(shard.tensor) || shard.tensor.is_meta()) {
-    return "is no plain tensor with values";
+    return "is not a plain tensor with values";
   }
   if (shard.tensor.sizes() != c10::IntArrayRef(sizes)) {
-    return fmt::format("has shape [{}], its metadata says [{}]", fmt::join(shard.tensor.sizes(), ", "),
+    return fmt::format("has shape [{}], but its metadata says [{}]", fmt::join(shard.tensor.sizes(), ", "),
                        fmt::join(sizes, ", "));
   }
   if (shard.tensor.scalar_type() != dtype) {
-    return fmt::format("is of dtype {}, the whole of {}", c10::toString(shard.tensor.scalar_type()),
+    return fmt::format("has dtype {}, the whole tensor {}", c10::toString(shard.tensor.scalar_type()),
                        c10::toString(dtype));
   }
   return "";
@@ -90,7 +91,7 @@ ShardsOfAll exchange_shards(const ShardedTensor& tensor) {
     if (!fault.empty()) all.fault = fmt::format("a shard of rank {} {}", rank, fault);
     if (to_numbers(said.at("size")) != to_numbers(first->at("size")) ||
         said.at("dtype").string() != first->at("dtype").string()) {
-      all.fault = fmt::format("rank 0 says it is {} [{}], rank {} {} [{}]", first->at("dtype").string(),
+      all.fault = fmt::format("rank 0 has it as {} [{}], rank {} as {} [{}]", first->at("dtype").string(),
                               fmt::join(to_numbers(first->at("size")), ", "), rank, said.at("dtype").string(),
                               fmt::join(to_numbers(said.at("size")), ", "));
     }
@@ -98,7 +99,8 @@ ShardsOfAll exchange_shards(const ShardedTensor& tensor) {
   return all;
 }
 
-// How the shards of all ranks fail to hold each element of a tensor of this size once; empty: they do.
+// Returns why the shards of all ranks do not hold each element exactly once, or an empty text when they do. Boxes that
+// are inside the tensor, do not overlap, and have as many elements as the tensor cover it completely.
 std::string layout_fault(const std::vector<int64_t>& size, const ShardsOfAll& all) {
   const auto place = [&](size_t box) {
     return fmt::format("at [{}] of [{}]", fmt::join(all.boxes[box].offsets, ", "),
@@ -120,19 +122,20 @@ std::string layout_fault(const std::vector<int64_t>& size, const ShardsOfAll& al
   return fmt::format("the shards of all ranks hold {} of {} elements", held, wanted);
 }
 
-// Of the devices that a rank sees.
+// Returns the device of a rank: its rank modulo the number of devices that this process sees.
 c10::Device accelerator_of(int rank, c10::DeviceType type) {
   const int seen = std::max<int>(1, c10::impl::VirtualGuardImpl(type).deviceCount());
   return {type, static_cast<c10::DeviceIndex>(rank % seen)};
 }
 
-// Where the elements of all ranks come together: on an accelerator also for a rank without a shard.
+// Returns the device of the all-gather. All ranks must use the same kind of device, so a rank without a shard uses its
+// accelerator when another rank has a shard on one.
 c10::Device gathering_device(const comm::Group& group, c10::Device home, bool any_on_accelerator) {
   if (!home.is_cpu() || !any_on_accelerator) return home;
   return accelerator_of(group.ranks()[static_cast<size_t>(group.rank())], group.context().accelerator_type);
 }
 
-// This rank's elements, shard after shard, as bytes; `elements` long.
+// Returns this rank's elements, shard after shard, as bytes. The result is padded with zeros to `elements` elements.
 at::Tensor packed(const ShardedTensor& tensor, int64_t elements, at::TensorOptions options) {
   std::vector<at::Tensor> pieces;
   int64_t own = 0;
@@ -159,6 +162,7 @@ std::shared_ptr<ShardedTensor> chunk_sharded_tensor(const at::Tensor& full, cons
                 : full.dim() == 0 ? "a tensor without dims"
                                   : "a DTensor");
   const c10::NoGradGuard no_grad;
+  // Chunks of ceil(rows / ranks), as torch.chunk: the last chunks may be short or missing.
   const int64_t rows = full.size(0), chunk = (rows + group->size() - 1) / group->size();
   const int64_t first = std::min(rows, chunk * group->rank());
   const at::Tensor own = full.detach().narrow(0, first, std::min(chunk, rows - first));
@@ -197,12 +201,14 @@ at::Tensor all_gather_sharded_tensor(const ShardedTensor& tensor) {
   const auto options = at::TensorOptions().dtype(tensor.dtype).device(device);
   if (c10::multiply_integers(tensor.size) == 0) return at::empty(tensor.size, options).to(home);
 
+  // One all-gather with equal counts: each rank sends as many elements as the largest rank has. Rank r's elements start
+  // at r * most, and its boxes follow each other in the order of its metadata.
   const int64_t most = std::ranges::max(all.elements);
   const at::Tensor gathered = at::empty({most * tensor.group->size()}, options);
   comm::all_gather_into(*tensor.group, gathered.view(c10::kByte), packed(tensor, most, options),
                         "all_gather_sharded_tensor")
       .wait();
-  at::Tensor whole = at::empty(tensor.size, options);  // once what was sent is gone
+  at::Tensor whole = at::empty(tensor.size, options);  // allocated after the send buffer was freed
   std::vector<int64_t> taken(tensor.group->size(), 0);
   for (size_t i = 0; i < all.boxes.size(); ++i) {
     const auto& [offsets, sizes] = all.boxes[i];

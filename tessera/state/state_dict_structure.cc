@@ -15,6 +15,7 @@ namespace {
 
 using Into = PathStep::Into;
 
+// Walks a dict depth first. `key` and `path` describe the present position; both are cut back after each step.
 struct Flattener {
   FlatStateDict out;
   StatePath path;
@@ -46,7 +47,8 @@ struct Flattener {
   }
 };
 
-// What `value` has to be to be stepped into; makes it so when it is new.
+// Returns the value at `step` of the container `value`. An unset `value` becomes the container that the step needs; an
+// existing one must be of that type.
 StateValue& stepped_into(StateValue& value, const PathStep& step, const std::string& key) {
   if (value.is_none()) {
     if (step.into == Into::kDict) value = StateDict();
@@ -65,7 +67,8 @@ StateValue& stepped_into(StateValue& value, const PathStep& step, const std::str
   }
   const auto position = std::get<int64_t>(step.key);
   auto& items = value.is_list() ? value.list() : std::get<StateTuple>(value.variant()).items;
-  // A list that is made from parts of it (a shard of a checkpoint) has None where values are missing.
+  // A list that is rebuilt from parts (a shard of a checkpoint) has None where values are missing. The limit keeps a
+  // hostile position from allocating memory without bound.
   constexpr int64_t kLongest = int64_t{1} << 24;
   TESSERA_CHECK(position >= 0 && position < kLongest, ErrorKind::kShape,
                 "[state.unflatten] {}: found position {} of a list, wanted 0..{}", quote(key), position, kLongest - 1);
@@ -106,7 +109,7 @@ bool equal_sharded(const ShardedTensor* a, const ShardedTensor* b) {
   return true;
 }
 
-// Compares structure, and leaves through `leaves`.
+// Compares the structure of two trees, and their leaves with `leaves`.
 template <class Leaves>
 bool same_structure(const StateValue& a, const StateValue& b, const Leaves& leaves) {
   if (a.is_dict() && b.is_dict()) {
@@ -141,13 +144,14 @@ FlatStateDict flatten_state_dict(const StateDict& state_dict) {
 StateDict unflatten_state_dict(const FlatStateDict& flat) {
   StateValue root = StateDict();
   for (const auto& [key, value] : flat.values) {
+    // Each path makes the containers that it needs and must end at an unset value.
     const auto found = flat.mapping.find(to_string(key));
     TESSERA_CHECK(found != flat.mapping.end() && !found->second.empty(), ErrorKind::kShape,
                   "[state.unflatten] {}: the mapping has no path for it", quote(to_string(key)));
     StateValue* place = &root;
     for (const auto& step : found->second) place = &stepped_into(*place, step, found->first);
     TESSERA_CHECK(place->is_none(), ErrorKind::kShape,
-                  "[state.unflatten] {}: its path is that of another value, or inside of one", quote(found->first));
+                  "[state.unflatten] {}: another value is stored at its path, or below it", quote(found->first));
     *place = value;
   }
   return std::move(root.dict());

@@ -46,6 +46,7 @@ StateValue& StateDict::set(StateKey key, StateValue value) {
   return items_[found->second].second = std::move(value);
 }
 
+// Removes the item and moves the indices of all later items down by one.
 void StateDict::erase(const StateKey& key) {
   const auto found = index_.find(key);
   if (found == index_.end()) return;

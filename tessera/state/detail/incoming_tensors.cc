@@ -25,6 +25,9 @@ bool can_be_gathered(const StateValue& value) {
 
 }  // namespace
 
+// Rank 0 sends its dict with meta tensors in place of tensors with dims. The announced tensors are numbered in the
+// order of visit_tensors. That order is the same on rank 0 (for `full`) and on all ranks (for the decoded dict), so the
+// i-th announced tensor is rank 0's i-th tensor with dims.
 std::unique_ptr<IncomingTensors> IncomingTensors::of_first_rank(const StateDict& full, comm::Group& group) {
   std::string bytes;
   comm::attempt_together(group, [&] {
@@ -45,7 +48,7 @@ std::unique_ptr<IncomingTensors> IncomingTensors::of_first_rank(const StateDict&
   });
   incoming->index_parts();
   if (group.rank() != 0) return incoming;
-  size_t next = 0;  // tensors with dims are announced, in this order
+  size_t next = 0;  // index of the next tensor with dims, in the order in which they are announced
   visit_tensors(full, [&](const at::Tensor& tensor) {
     if (tensor.dim() > 0) parts[next++].values = tensor;
   });
@@ -59,6 +62,7 @@ std::unique_ptr<IncomingTensors> IncomingTensors::of_shards(const StateDict& sta
   incoming->announce_shards(incoming->message_, "");
   auto& parts = incoming->parts_;
   if (parts.empty()) return nullptr;
+  // Sorting by path gives all ranks one order of all-gathers, whatever the insertion order of their dicts.
   std::ranges::sort(parts, {}, &Part::path);
   incoming->group_ = parts.front().shards->group.get();
   incoming->index_parts();
@@ -66,6 +70,7 @@ std::unique_ptr<IncomingTensors> IncomingTensors::of_shards(const StateDict& sta
   return incoming;
 }
 
+// Replaces each ShardedTensor with a group by a meta tensor of its whole shape, and records both in parts_.
 void IncomingTensors::announce_shards(StateDict& dict, const std::string& prefix) {
   for (auto& [key, value] : dict) {
     const auto path = prefix + to_string(key);
@@ -78,7 +83,8 @@ void IncomingTensors::announce_shards(StateDict& dict, const std::string& prefix
   }
 }
 
-// Each is gathered by its own group, in the order of the paths.
+// Each ShardedTensor is gathered by its own group, in the order of the paths. Ranks with different paths, shapes or
+// groups would call different collectives and hang, so the lists are compared first.
 void IncomingTensors::agree_on_shards() const {
   comm::Facts facts;
   for (const auto& part : parts_) {
@@ -122,6 +128,8 @@ std::unique_ptr<IncomingTensors> plan_load(const StateDict& state_dict, comm::Gr
   return incoming;
 }
 
+// Values that are here already are loaded at once. The announced tensors are received in the order of the message, and
+// each is loaded into all its targets before the next one arrives, so that only one whole tensor is alive.
 void load_copies(const std::vector<TensorCopy>& copies, const IncomingTensors* incoming, c10::Device device) {
   std::unordered_map<const c10::TensorImpl*, std::vector<at::Tensor>> awaited;
   for (const auto& copy : copies) {

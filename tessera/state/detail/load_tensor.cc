@@ -14,12 +14,15 @@
 namespace tessera::detail {
 namespace {
 
+// Whether two DTensors have the same mesh and placements, so that their local tensors correspond.
 bool lies_alike(const at::Tensor& a, const at::Tensor& b) {
   return placements(a) == placements(b) && *device_mesh(a) == *device_mesh(b);
 }
 
 }  // namespace
 
+// Takes this rank's shard with the machinery of redistribute: `held` are the index ranges of the whole tensor, `wanted`
+// the ranges of this rank under the placements of `like`. A rank outside the mesh gets an empty tensor.
 at::Tensor part_of_whole(const at::Tensor& whole, const at::Tensor& like) {
   const DeviceMesh& mesh = *device_mesh(like);
   if (!mesh.coordinate()) return whole.new_empty(to_local(like).sizes());
@@ -43,11 +46,13 @@ std::string loading_misfit(const at::Tensor& target, const at::Tensor& value) {
     return fmt::format("is a DTensor on {}, wanted a plain tensor. Gather it first (gather_state_dict)",
                        device_mesh(value)->to_string());
   }
+  // A whole value has no unique split into the addends of a Partial placement.
   if (std::ranges::any_of(placements(target), [](const Placement& each) { return each.is_partial(); })) {
-    return fmt::format("is for a DTensor with pending sums {}. Redistribute that first", to_string(placements(target)));
+    return fmt::format("cannot be loaded into a DTensor with Partial placements {}. Redistribute that DTensor first",
+                       to_string(placements(target)));
   }
   if (is_dtensor(value) && !lies_alike(target, value)) {
-    return fmt::format("lies as {} on {}, wanted {} on {}. Redistribute it, or pass it whole",
+    return fmt::format("has placements {} on {}, wanted {} on {}. Redistribute it, or pass it as a whole tensor",
                        to_string(placements(value)), device_mesh(value)->to_string(), to_string(placements(target)),
                        device_mesh(target)->to_string());
   }

@@ -1,5 +1,6 @@
-// Loading an optimizer's dict in two steps: what goes where is found out and checked first, values follow one by one,
-// so that they may still be on their way from another rank. No communication.
+// Loads a state dict into an optimizer in two steps. The first step checks the dict and decides which tensor goes
+// where. The second step copies the values one by one, so that a value may still be on its way from another rank. No
+// communication.
 //
 //   OptimizerLoad load = plan_optimizer_load(optimizer, dict);      // tensors of `dict` may be on the meta device
 //   load.begin();
@@ -21,15 +22,15 @@ class OptimizerLoad {
  public:
   struct Copy {
     size_t parameter;   // position in optimizer_parameter_names
-    std::string state;  // exp_avg
+    std::string state;  // set by begin()
     at::Tensor source;  // in the dict
     at::Tensor target;  // after begin()
   };
   const std::vector<Copy>& copies() const { return copies_; }
 
-  // Sets hyper-parameters; states that get no value are as before the first step.
+  // Sets the hyper-parameters. States without a value in the dict become as before the first step.
   void begin();
-  // Sets numbers of steps.
+  // Sets the step counts.
   void finish();
 
  private:
@@ -38,7 +39,7 @@ class OptimizerLoad {
     std::string name;
     size_t group = 0;
     double step = 0;
-    at::Tensor step_target = {};  // after begin()
+    at::Tensor step_target = {};  // set by begin()
     size_t first_copy = 0, copies = 0;
   };
   void plan_state(Parameter& parameter, size_t position, const StateValue& entry);
@@ -46,12 +47,12 @@ class OptimizerLoad {
 
   optim::Optimizer* optimizer_ = nullptr;
   std::vector<optim::Hyperparameters> groups_;
-  std::vector<std::vector<std::string>> state_names_;  // of each group, once these are set
+  std::vector<std::vector<std::string>> state_names_;  // of each group, with the hyper-parameters of the dict
   std::vector<Parameter> parameters_;
   std::vector<Copy> copies_;
 };
 
-// As load_optimizer_state_dict, with its errors.
+// Checks the dict and plans the load. The errors are those of load_optimizer_state_dict.
 OptimizerLoad plan_optimizer_load(optim::Optimizer& optimizer, const StateDict& state_dict);
 
 }  // namespace tessera::detail
