@@ -67,8 +67,8 @@ at::Tensor make_random(const char* verb, const std::vector<int64_t>& size, const
                   skip_random_operation(*mesh);
                   return;
                 }
-                const RandomKey key = next_random_key(
-                    *mesh, std::nullopt);  // also where the neutral value is used: all ranks count the operation
+                // All ranks count the operation, also those with the neutral value.
+                const RandomKey key = next_random_key(*mesh, std::nullopt);
                 if (counts) fill_random(local, Region(size, *mesh, checked), key, distribution);
               });
 }

@@ -20,8 +20,8 @@
 namespace tessera::dtensor {
 
 struct FactoryOptions {
-  std::optional<c10::ScalarType> dtype =
-      std::nullopt;  // default: libtorch's default dtype; for full, the kind of the value
+  // Default: libtorch's default dtype; for full() the kind of the value.
+  std::optional<c10::ScalarType> dtype = std::nullopt;
   bool requires_grad = false;
 };
 

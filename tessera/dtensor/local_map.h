@@ -31,8 +31,8 @@ struct LocalMapOptions {
   // Placements of the gradients of the local tensors, as `grad_placements` of to_local.
   std::optional<List> in_grad_placements = std::nullopt;
   MeshPtr device_mesh = nullptr;  // mesh of the outputs; default: the mesh of the first DTensor
-  bool redistribute_inputs =
-      false;  // COLLECTIVE over the mesh: redistribute inputs to in_placements instead of an error
+  // Redistribute inputs to in_placements instead of raising an error. COLLECTIVE over the mesh.
+  bool redistribute_inputs = false;
 };
 
 // Returns a function that runs `function` as described above. Inputs without any DTensor are passed unchanged.

@@ -30,8 +30,8 @@ struct DeviceMesh::FlattenedMeshes {
   std::mutex mutex;
   std::map<std::string, Flattened> by_name;
   std::map<std::vector<int>, std::shared_ptr<GroupSlot>> by_ranks;  // groups over several dims
-  std::map<std::pair<std::vector<int64_t>, std::vector<int>>, uint64_t>
-      ids;  // mesh ids of submeshes, by shape and ranks
+  // mesh ids of submeshes, by shape and ranks
+  std::map<std::pair<std::vector<int64_t>, std::vector<int>>, uint64_t> ids;
   struct Arrangement {
     std::vector<int64_t> shape;
     std::vector<std::string> names;

@@ -114,8 +114,7 @@ class ViewOfBase final : public torch::autograd::ViewFunc {
       const uint64_t cuts = cuts_of(placements_->values, i);
       if (one && cuts == 0) continue;
       for (int64_t dim = 0; dim < base.dim() && !found[i]; ++dim) {
-        const bool same_stride =
-            base.numel() == 0 || base.stride(dim) == strides_[i];  // without elements strides mean nothing
+        const bool same_stride = base.numel() == 0 || base.stride(dim) == strides_[i];  // without elements: any
         const bool same = one ? cuts_of(placements, static_cast<size_t>(dim)) == cuts : same_stride;
         if (!is_taken(dim) && base.size(dim) == sizes_[i] && same) {
           order.push_back(dim);

@@ -164,8 +164,7 @@ void fill_by_operations(const at::Tensor& part, const Region& region, const Rand
       values = (draw.double_fractions(digits_of(type)).neg().log1p() / std::log1p(-d.a)).ceil().clamp_min(1);
       break;
   }
-  if (values.scalar_type() == at::kDouble && !doubles)
-    values = values.to(at::kFloat);  // rounded to float once, as on the CPU
+  if (values.scalar_type() == at::kDouble && !doubles) values = values.to(at::kFloat);  // one rounding, as on CPU
   part.copy_(values.view(part.sizes()));
 }
 

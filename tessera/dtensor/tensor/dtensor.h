@@ -64,10 +64,10 @@ struct RedistributeOptions {
   // The function may return while the last collective still runs. The first operation, to_local or str that needs the
   // local tensor waits for the collective. The redistribution of the gradient behaves in the same way.
   bool async_op = false;
-  std::optional<c10::ScalarType> forward_dtype =
-      std::nullopt;  // dtype of the result; the tensor is converted before communication
-  std::optional<c10::ScalarType> backward_dtype =
-      std::nullopt;  // dtype in which the gradient is communicated; then it is converted back
+  // dtype of the result. The tensor is converted before it is communicated.
+  std::optional<c10::ScalarType> forward_dtype = std::nullopt;
+  // dtype in which the gradient is communicated. The gradient is then converted back.
+  std::optional<c10::ScalarType> backward_dtype = std::nullopt;
 };
 // COLLECTIVE over the mesh unless the placements are equal. Differentiable, also twice. Error kShape for a new Partial.
 // One collective may cover several mesh dims where this moves less data (docs/design/dtensor.md).

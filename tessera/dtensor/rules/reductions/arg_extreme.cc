@@ -115,8 +115,8 @@ void propose_arg_extreme(const OpCall& call, Proposal& proposal, bool maximum) {
     }
     const bool nothing =
         searched == kFlattened ? c10::multiply_integers(search.sizes) == 0 : search.sizes[searched] == 0;
-    if (search.mesh_dims.empty() || !of.mesh->coordinate() ||
-        nothing) {  // empty input: the operation itself raises the error
+    // For an empty input the operation itself raises its error.
+    if (search.mesh_dims.empty() || !of.mesh->coordinate() || nothing) {
       return nullptr;
     }
     search.box = local_box(search.sizes, *of.mesh, choice.inputs[0]);

@@ -190,8 +190,8 @@ void propose_histogram(const OpCall& call, Proposal& proposal) {
 
 void add_reduction_rules(RuleTable& table) {
   table.add("aten::sum", reduction({Partial(ReduceOp::kSum), Needs::kNothing, is_additive}));
-  table.add("aten::nansum", reduction({Partial(ReduceOp::kSum), Needs::kNothing,
-                                       nullptr}));  // a rank's summand may be NaN although the sum is not
+  // No Partial passes nansum, because one rank's summand may be NaN.
+  table.add("aten::nansum", reduction({Partial(ReduceOp::kSum), Needs::kNothing, nullptr}));
   table.add({"aten::mean"}, reduction({Partial(ReduceOp::kAvg), Needs::kEqual, is_average}));
   table.add({"aten::prod"}, propose_product);
   table.add({"aten::all"}, reduction({Partial(ReduceOp::kProduct), Needs::kNothing, nullptr}));

@@ -142,8 +142,8 @@ class ViewPlacements {
     }
     const int64_t outer_parts = parts_of(outer, m);
     if (pieces % outer_parts != 0) fail_flatten(m);
-    return StridedShard(group->to[0],
-                        std::max<int64_t>(pieces / outer_parts, 1));  // at least 1, also for tensors without elements
+    // `pieces` is 0 for a tensor without elements.
+    return StridedShard(group->to[0], std::max<int64_t>(pieces / outer_parts, 1));
   }
 
   Placement flattened_strided(int64_t m, const DimGroup& group, int64_t all_parts) const {
