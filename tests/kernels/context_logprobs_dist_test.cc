@@ -117,7 +117,7 @@ TEST(ContextLogprobs, OfDTensorsFollowSeqIndex) {
                   kernels::get_logprobs_from_vocab_parallel_logits(lying, ids,
                                                                    {.seq_index = at::zeros({kTokens}, at::kLong)});
                 }),
-                HasSubstr("each place of 12 tokens once"));
+                HasSubstr("a permutation of the positions of 12 tokens"));
     const auto nameless = init_device_mesh(line->world(), "cpu", {2, 2}, {"dp", "tp"});
     const auto elsewhere = distribute_tensor(whole.detach(), nameless, {Shard(1), Shard(2)}, std::nullopt);
     EXPECT_THAT(
@@ -126,12 +126,12 @@ TEST(ContextLogprobs, OfDTensorsFollowSeqIndex) {
     EXPECT_THAT(error_of([&] {
                   kernels::get_logprobs_from_vocab_parallel_logits(lying, ids, {.cp_group = mesh->group("cp")});
                 }),
-                HasSubstr("cp_group beside a DTensor"));
+                HasSubstr("found cp_group with DTensor logits"));
     EXPECT_THAT(error_of([&] {
                   kernels::from_parallel_logits_to_logprobs(whole, ids, {.start = 0, .end = kVocabulary},
                                                             {.seq_index = order});
                 }),
-                HasSubstr("seq_index beside plain logits"));
+                HasSubstr("found seq_index with plain logits"));
   });
 }
 

@@ -26,12 +26,13 @@ constexpr int64_t kBlock = 64;  // queries and keys of a block of scores
 
 int64_t padded(int64_t tokens) { return (tokens + kBlock - 1) / kBlock * kBlock; }
 
-// Tokens of a row that see one another and no others.
+// Consecutive tokens of a row that see only keys of the same span: a document, or a run of padding.
 struct Span {
   int64_t row, begin, tokens;
 };
 
-// Where no later token looks back, a span begins; padding is one.
+// Goes from the last token to the first. `least` is the smallest key that any token of the current span sees; a span
+// begins at t where no later token sees a key before t. Neighbouring padding tokens form one span.
 std::vector<Span> spans_of(const at::Tensor& first_key, int64_t rows, int64_t tokens) {
   std::vector<Span> spans;
   for (int64_t row = 0; row < rows; ++row) {
@@ -52,7 +53,7 @@ struct FreeFloats {
   void operator()(float* data) const { ::operator delete[](data, std::align_val_t(64)); }
 };
 
-// Memory of one unit of work, handed out piece by piece.
+// Scratch memory of one unit of work. take() returns the next `floats` floats.
 class Scratch {
  public:
   explicit Scratch(int64_t floats)
@@ -65,18 +66,18 @@ class Scratch {
   float* next_;
 };
 
-// What the units of one call share.
+// The parameters that all units of one call share.
 struct Plan {
   std::vector<Span> spans;
   int64_t tokens, heads, groups, width;
-  const int64_t* first_key;  // null: 0
+  const int64_t* first_key;  // int64 [B, T]; null: 0
   float scale;
 
   int64_t heads_of_group() const { return heads / groups; }
-  int64_t first_of(const Span& span, int64_t t) const {  // counted from the span
+  int64_t first_of(const Span& span, int64_t t) const {  // relative to the span's first token
     return first_key == nullptr ? 0 : first_key[span.row * tokens + span.begin + t] - span.begin;
   }
-  bool is_padding(const Span& span) const {  // none of its tokens sees any
+  bool is_padding(const Span& span) const {  // no token of the span sees a key
     for (int64_t t = 0; t < span.tokens; ++t) {
       if (first_of(span, t) <= t) return false;
     }
@@ -91,7 +92,7 @@ struct Plan {
 };
 
 template <class T>
-struct Heads {  // [B, heads, T, d], d contiguous
+struct Heads {  // [B, heads, T, d] with contiguous d; row, head and token are strides
   T* data;
   int64_t row, head, token;
   T* at(const Span& span, int64_t h) const { return data + span.row * row + h * head + span.begin * token; }
@@ -117,7 +118,7 @@ struct Backward {
 };
 
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"  // of what GCC 12's own headers leave undefined
+#pragma GCC diagnostic ignored "-Wuninitialized"  // false positives in GCC 12's own intrinsics headers
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")
 namespace attention_avx512 {
@@ -145,14 +146,15 @@ Plan plan_of(const CausalAttention& call) {
           .scale = static_cast<float>(call.scale)};
 }
 
-// Heads whose elements lie side by side, the others as they may.
+// A tensor whose heads are contiguous in the last dim. Other strides may be anything.
 at::Tensor with_dense_heads(const at::Tensor& tensor) { return tensor.stride(3) == 1 ? tensor : tensor.contiguous(); }
 
 at::Tensor like_result(const at::Tensor& tensor) {
   return at::empty({tensor.size(0), tensor.size(2), tensor.size(1), tensor.size(3)}, tensor.options()).transpose(1, 2);
 }
 
-// One thread has all queries of a group of heads in a span, so that sums over them have one order.
+// Runs one unit per span and group of heads. A unit has all queries of its heads, so no two threads add to the same
+// gradient and sums have one order, whatever the number of threads.
 template <class Unit>
 void for_each_unit(const Plan& plan, const Unit& unit) {
   const auto count = static_cast<int64_t>(plan.spans.size()) * plan.groups;
@@ -203,11 +205,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward_loops(const Ca
 }
 #else
 std::tuple<at::Tensor, at::Tensor> attention_forward_loops(const CausalAttention&) {
-  raise(ErrorKind::kInternal, "[kernels.attention] not made for this processor");
+  raise(ErrorKind::kInternal, "[kernels.attention] the CPU loops were not compiled for this processor");
 }
 std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward_loops(const CausalAttention&, const at::Tensor&,
                                                                         const at::Tensor&) {
-  raise(ErrorKind::kInternal, "[kernels.attention] not made for this processor");
+  raise(ErrorKind::kInternal, "[kernels.attention] the CPU loops were not compiled for this processor");
 }
 #endif
 

@@ -1,8 +1,8 @@
-// The loops of attention_loops.cc, which includes them once for each set of vector instructions.
+// The loops of attention_loops.cc, which includes this file once for each set of vector instructions.
 
 #include "tessera/kernels/simd/lane_products_body.h"
 
-// Keys of one block that a query sees: [low, high) counted from the block's first.
+// The keys of one block that a query sees: [low, high), counted from the block's first key.
 struct Visible {
   int64_t low, high;
   bool all() const { return low <= 0 && high >= kBlock; }
@@ -16,7 +16,8 @@ auto of_visible(const Visible& visible, const Work& work) {
   return visible.all() ? work(AllVisible{}) : work(visible);
 }
 
-// Scores of a block's row become exponentials; the running maximum, sum and result follow.
+// One step of the online softmax for a query's row of a block: replaces the scores by exp(score - maximum). When the
+// maximum over all blocks so far grows, `sum` and `result` are rescaled to the new maximum.
 template <class Seen>
 void soften(float* scores, const Seen& visible, float scale, float& most, float& sum, float* result, int64_t width) {
   const Lanes least = fill(-std::numeric_limits<float>::infinity());
@@ -25,7 +26,7 @@ void soften(float* scores, const Seen& visible, float scale, float& most, float&
   for (int64_t n = 0; n < kBlock / kLanes; ++n) {
     values[n] = select(visible.lanes(n * kLanes), mul(load_lanes(scores + n * kLanes), fill(scale)), least);
     has_nan |= any(not_numbers(values[n]));
-    peak = max(peak, values[n]);  // of a NaN in one operand the second
+    peak = max(peak, values[n]);  // may lose a NaN: max() returns its second operand if one is NaN
   }
   const float now = largest_of(peak);
   if (now == -std::numeric_limits<float>::infinity() && !has_nan) {
@@ -48,6 +49,9 @@ void soften(float* scores, const Seen& visible, float scale, float& most, float&
 }
 
 template <class T>
+// The forward of one span and one group of heads. For each block of queries the loop goes over the visible blocks of
+// keys and accumulates exp(score) V (`sums`), the maxima (`most`) and the sums of exponentials (`total`). The division
+// by `total` at the end gives the softmax, so scores of one [kBlock, kBlock] block exist at a time.
 void zero_tokens(const Heads<T>& heads, const Span& span, int64_t head, int64_t width) {
   for (int64_t t = 0; t < span.tokens; ++t) std::fill_n(heads.at(span, head) + t * heads.token, width, T(0.0F));
 }
@@ -103,7 +107,8 @@ void forward_unit(const Plan& plan, const Span& span, int64_t group, const Heads
   }
 }
 
-// Scores of a block's row become shares. Returns the sum of shares times pulls.
+// Turns a block's row of scores into softmax weights ("shares"), from the saved log-sum-exp. Returns the sum over the
+// keys of weight times pull; a pull is the gradient of a weight, the product of the result's gradient and a value.
 template <class Seen>
 float share_row(float* scores, const float* pulls, const Seen& visible, float scale, float log_sum) {
   Lanes sum = fill(0);
@@ -117,7 +122,7 @@ float share_row(float* scores, const float* pulls, const Seen& visible, float sc
   return sum_of(sum);
 }
 
-// Pulls of a block's row (the gradient times the values) become the gradient of its scores.
+// Turns a block's row of pulls into the gradient of the scores: weight (pull - mean) scale.
 template <class Seen>
 void differentiate_row(const float* shares, float* pulls, const Seen& visible, float scale, float mean) {
   for (int64_t at = 0; at < kBlock; at += kLanes) {
@@ -125,6 +130,10 @@ void differentiate_row(const float* shares, float* pulls, const Seen& visible, f
     store_lanes(pulls + at, select(visible.lanes(at), mul(load_lanes(shares + at), off), fill(0)));
   }
 }
+// The backward of one span and one group of heads. For each block of queries: the first pass over the visible keys
+// recomputes the weights P and the pulls dP = dO V^T, and their mean sum(P dP); the second pass makes
+// dS = P (dP - mean) scale and adds P^T dO to dV, dS^T Q to dK and dS K to dQ. All heads of the group run in one call,
+// so dK and dV are summed in a fixed order.
 
 template <class T>
 void backward_unit(const Plan& plan, const Span& span, int64_t group, const Backward<T>& call) {
@@ -138,12 +147,12 @@ void backward_unit(const Plan& plan, const Span& span, int64_t group, const Back
   Scratch scratch(2 * padded(n) * d + 6 * n * d + 2 * kBlock * padded(n));
   float* const keys_t = scratch.take(padded(n) * d);
   float* const values_t = scratch.take(padded(n) * d);
-  float* const scores = scratch.take(kBlock * padded(n));  // of one block of queries, block by block of keys
+  float* const scores = scratch.take(kBlock * padded(n));  // of one block of queries, one block of keys after another
   float* const pulls = scratch.take(kBlock * padded(n));
   float* const keys = scratch.take(n * d);
   float* const queries = scratch.take(n * d);
   float* const grads = scratch.take(n * d);
-  float* const grad_q = scratch.take(n * d);  // before that, the values
+  float* const grad_q = scratch.take(n * d);  // holds the values first, until they are transposed
   float* const grad_k = scratch.take(n * d);
   float* const grad_v = scratch.take(n * d);
   gather(call.v.at(span, group), call.v.token, n, d, grad_q);
@@ -159,8 +168,8 @@ void backward_unit(const Plan& plan, const Span& span, int64_t group, const Back
     for (int64_t begin = 0; begin < n; begin += kBlock) {
       const int64_t count = std::min(kBlock, n - begin), first = plan.first_block(span, begin, count);
       const Left own_queries{queries + begin * d, d, 1}, own_grads{grads + begin * d, d, 1};
-      // The mean of the pulls, from the very shares: the result, rounded to 16 bits, would be off by what keys have in
-      // common.
+      // The mean is summed from the recomputed weights. rowsum(dO O) from a result in 16 bits would add the rounding
+      // error of O times what the keys have in common.
       float means[kBlock] = {};
       for (int64_t block = first; block * kBlock <= begin; ++block) {
         const int64_t at = block * kBlock;

@@ -51,6 +51,7 @@ at::Tensor with_tokens_outside(const at::Tensor& heads, at::ScalarType type) {
 Attended attention_by_formula(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                               const at::Tensor& first_key, double scale) {
   const auto wide = wide_type(q.scalar_type());
+  // The fallback on other devices and processors: plain tensor operations with all scores [B, H, T, T] in memory.
   const auto keys = repeat_heads(k, /*dim=*/1, q.size(1)).to(wide),
              values = repeat_heads(v, /*dim=*/1, q.size(1)).to(wide);
   const auto seen = seen_keys(q, first_key);
@@ -139,13 +140,14 @@ Attended differentiable_causal_attention(const at::Tensor& q, const at::Tensor& 
 
 // ---- sharding ----
 
-// [B, H, T, ...], in memory [B, T, H, ...].
+// Sizes [B, H, T, ...] with the memory layout [B, T, H, ...].
 OutputShape tokens_outside(const std::vector<int64_t>& sizes) {
   const int64_t d = sizes.back();
   return {sizes, {sizes[1] * sizes[2] * d, d, sizes[1] * d, 1}};
 }
 
-// Rows, and heads with their keys and values; all tensors but first_key [B, T] have both.
+// The batch dim, and heads together with their keys and values, may be sharded. first_key [B, T] has no heads and is
+// replicated for the latter.
 void propose_attention_cuts(const OpCall& call, Proposal& proposal, size_t outputs) {
   const int first_key = call.input_at(call.arg_named("first_key"));
   const int64_t dims[] = {0, 1};

@@ -15,11 +15,12 @@ constexpr std::string_view kUnshardName = "context";
 
 using GroupPtr = std::shared_ptr<comm::Group>;
 
+// Bool tensors are sent as bytes.
 at::Tensor wire_form(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kBool ? tensor.to(at::kByte) : tensor;
 }
 
-// [ranks, ...]: of each rank a part like `one` whose dim `dim` is `tokens` long.
+// An empty tensor [ranks, ...]: one shard like `one` per rank, `tokens` long in dim `dim`.
 at::Tensor parts_of_ranks(const at::Tensor& one, int64_t dim, int64_t ranks, int64_t tokens) {
   auto sizes = one.sizes().vec();
   sizes[static_cast<size_t>(dim)] = tokens;
@@ -52,7 +53,8 @@ struct Unshard : torch::autograd::Function<Unshard> {
 ContextLayout::ContextLayout(int64_t tokens, int64_t ranks, Order order)
     : tokens_(tokens), ranks_(ranks), order_(order) {
   TESSERA_CHECK(tokens >= 0 && ranks >= 1, ErrorKind::kShape,
-                "[context.layout] found {} tokens over {} ranks, wanted none or more over one or more.", tokens, ranks);
+                "[context.layout] found {} tokens over {} ranks, wanted at least 0 tokens over at least 1 rank.",
+                tokens, ranks);
 }
 
 ContextLayout ContextLayout::of_pytorch(int64_t tokens, int64_t ranks) {
@@ -67,7 +69,7 @@ ContextChunk ContextLayout::chunk(int64_t index) const {
 
 std::vector<ContextChunk> ContextLayout::chunks_of(int64_t rank) const {
   TESSERA_CHECK(0 <= rank && rank < ranks_, ErrorKind::kShape,
-                "[context.layout] found rank {}, wanted one of the {} over which the sequence lies.", rank, ranks_);
+                "[context.layout] found rank {}, wanted one of the {} ranks that shard the sequence.", rank, ranks_);
   std::vector<ContextChunk> held = {chunk(rank)};
   if (order_ == Order::kBalanced) held.push_back(chunk(2 * ranks_ - 1 - rank));
   if (held.size() == 2) held[1].local = held[0].tokens;
@@ -93,6 +95,8 @@ at::Tensor ContextLayout::positions(int64_t rank) const {
   return parts.empty() ? at::empty({0}, at::kLong) : at::cat(parts);
 }
 
+// All-gathers the shards, padded to the longest shard because all ranks must send the same size, and concatenates the
+// chunks of all ranks in the order of the sequence.
 at::Tensor ContextLayout::gathered(comm::Group& group, const at::Tensor& own, int64_t dim,
                                    std::string_view name) const {
   if (tokens_ == 0) return own.contiguous();
@@ -116,6 +120,8 @@ at::Tensor ContextLayout::gathered(comm::Group& group, const at::Tensor& own, in
   return at::cat(in_order, dim);
 }
 
+// The adjoint of gathered(): the chunks of each rank are packed into one padded row per rank, so that one
+// reduce-scatter sums every rank's row and leaves this rank its own.
 at::Tensor ContextLayout::scattered_sum(comm::Group& group, const at::Tensor& whole, int64_t dim,
                                         std::string_view name) const {
   const auto by_rank = parts_of_ranks(whole, dim, ranks_, most_tokens()).zero_();

@@ -14,17 +14,17 @@
 namespace tessera::kernels {
 namespace {
 
-// The kernels read whole vectors of a head, up to this size.
+// The kernels load vectors of 8 elements, and support heads up to 256 elements.
 constexpr int64_t kHeadVector = 8, kLargestHead = 256;
 
 at::Tensor rows_without_gaps(const at::Tensor& tensor) { return tensor.stride(-1) == 1 ? tensor : tensor.contiguous(); }
 
-// What the options say, as the kernels are told it.
+// The options in the form of the kernels' arguments.
 struct KernelCall {
   std::optional<at::Tensor> begins;
-  std::optional<int64_t> longest;      // where there are `begins`
-  std::optional<int64_t> window;       // of causal attention
-  std::optional<int64_t> left, right;  // the window for flash attention, which is told it in place of `causal`
+  std::optional<int64_t> longest;      // set with `begins`
+  std::optional<int64_t> window;       // of causal attention; for memory-efficient attention
+  std::optional<int64_t> left, right;  // the same window for flash attention, in place of `causal`
   std::optional<double> scale;
 };
 
@@ -45,7 +45,7 @@ KernelCall call_of(const FlashOptions& options) {
 
 // ---- memory-efficient attention ----
 
-// Their kernels read log sums up to a multiple of this many queries.
+// The backward kernel reads log sums up to a multiple of this many queries.
 constexpr int64_t kSumsTogether = 32;
 enum EfficientMask : int64_t { kNoMask = 0, kCausalFromTopLeft = 1 };
 
@@ -53,7 +53,7 @@ bool in_16_bits(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at
 
 int64_t mask_of(const FlashOptions& options) { return options.causal ? kCausalFromTopLeft : kNoMask; }
 
-// Rows of documents are one row of the kernels, which know no groups of heads.
+// The kernel takes packed documents as one row [1, N, H, d]. It has no grouped heads, so keys and values are repeated.
 at::Tensor as_rows(const at::Tensor& tensor) { return tensor.dim() == 3 ? tensor.unsqueeze(0) : tensor; }
 at::Tensor as_given(const at::Tensor& rows, const at::Tensor& like) { return like.dim() == 3 ? rows.squeeze(0) : rows; }
 
@@ -81,7 +81,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> efficient_backward(const at::Tens
   const auto log_sums =
       missing == 0 ? result.log_sums.contiguous()
                    : at::constant_pad_nd(result.log_sums, {0, missing}, std::numeric_limits<double>::infinity());
-  const auto random = at::empty({}, q.options().dtype(at::kLong));  // of dropout, which there is none of
+  const auto random = at::empty({}, q.options().dtype(at::kLong));  // the dropout seed and offset; there is no dropout
   const auto [grad_q, grad_k, grad_v, grad_bias] = at::_efficient_attention_backward(
       as_rows(gradient).contiguous(), rows_without_gaps(as_rows(q)),
       rows_without_gaps(as_rows(repeat_heads(k, /*dim=*/-2, heads))),
@@ -95,7 +95,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> efficient_backward(const at::Tens
 
 // ---- flash attention ----
 
-// Whose result is known, so that what it adds is the derivative.
+// Autograd function for a result that is already computed: forward returns it, backward computes the gradients.
 struct KnownFlash : torch::autograd::Function<KnownFlash> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const at::Tensor& out, const at::Tensor& log_sums,
@@ -160,7 +160,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(const at::Tensor& 
   if (!in_16_bits(q.scalar_type())) return efficient_backward(gradient, q, k, v, result, options);
   const auto call = call_of(options);
   const auto begins = call.begins.value_or(at::Tensor());
-  // Of dropout, which there is none of.
+  // The dropout state; there is no dropout.
   const auto random = at::empty({2}, q.options().dtype(at::kUInt64)), unused = at::empty({0}, q.options());
   return at::_flash_attention_backward(
       rows_without_gaps(gradient), rows_without_gaps(q), rows_without_gaps(k), rows_without_gaps(v),

@@ -11,7 +11,7 @@ namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-// Attention whose result and log sums of exponentials are known.
+// Autograd function of attention whose output and log-sum-exp are already computed.
 struct KnownAttention : torch::autograd::Function<KnownAttention> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const at::Tensor& output, const at::Tensor& log_sums,

@@ -11,9 +11,11 @@
 namespace tessera::kernels {
 namespace {
 
-constexpr int64_t kMostRows = 24;        // queries that go over the pages together
-constexpr int64_t kLeastWork = 1 << 15;  // products of a thread's share
+constexpr int64_t kMostRows = 24;        // queries of one share: they read each page together
+constexpr int64_t kLeastWork = 1 << 15;  // multiply-adds below which a thread is not worth its start
 
+// A unit of work: some tokens of one sequence, for all query heads of one KV head. A page is loaded once for all of
+// them. How the tokens are split into shares does not change a result, because attend() computes each query on its own.
 struct Share {
   const PagedTokens* sequence;
   int64_t first, tokens, kv_head;

@@ -31,15 +31,15 @@ FlashOptions flash_options(const AttentionPartOptions& options) {
   return {.causal = options.causal, .scale = options.scale};
 }
 
-// [B, H, T, d] as [B, T, H, d], and back.
+// Transposes [B, H, T, d] to [B, T, H, d], or back.
 at::Tensor turned(const at::Tensor& heads) { return heads.transpose(1, 2); }
 
-// The fused operation takes neighbours in the last dim for neighbours in memory, without a check.
+// The fused operation assumes that the last dim is contiguous, and does not check it.
 at::Tensor rows_in_memory(const at::Tensor& tensor) {
   return tensor.stride(-1) == 1 || tensor.size(-1) <= 1 ? tensor : tensor.contiguous();
 }
 
-// Scores of queries [begin, begin + count) of a part, which products give.
+// Scores of the queries [begin, begin + count) of a part, by matrix products.
 struct ScoreBlock {
   at::Tensor scores;  // [B, H, count, S]
   at::Tensor capped;  // tanh(score / softcap); undefined without a cap
@@ -79,6 +79,8 @@ AttentionPart product_part(const at::Tensor& q, const at::Tensor& k, const at::T
   return {at::cat(outs, 2), at::cat(log_sums, 2)};
 }
 
+// With the weights P = exp(scores - log sums of all parts): dS = P (dO V^T - rowsum(dO O)), where O is the combined
+// result; the cap multiplies dS by 1 - tanh^2. Only `whole` couples the parts.
 AttentionPartGradients product_backward(const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
                                         const at::Tensor& v, const AttentionPart& whole,
                                         const AttentionPartOptions& options) {
@@ -148,6 +150,8 @@ void AttentionSums::begin() {
   log_sums_ = at::full({sizes[0], sizes[1], sizes[2]}, kMinusInfinity, options);
 }
 
+// A region that no earlier part overlaps is copied. Otherwise both results are weighted by their sums of exponentials;
+// a query without an earlier part has log sums of minus infinity, so the new part gets weight 1.
 void AttentionSums::add(const AttentionPart& part, int64_t row, int64_t query) {
   const auto wide = wide_type(queries_.scalar_type());
   const Place place{row, part.out.size(0), query, part.out.size(2)};

@@ -56,9 +56,12 @@ at::Tensor cp_load_balanced_to_contiguous(const at::Tensor& tensor, const std::s
 }
 
 at::Tensor cp_shift_next(const at::Tensor& x, const std::shared_ptr<comm::Group>& group, const at::Scalar& fill) {
-  TESSERA_CHECK(x.dim() >= 1 && x.size(-1) > 0 && !x.requires_grad(), ErrorKind::kShape,
-                "[kernels.cp_shift_next] found a part {}{}, wanted [..., L] of at least one token, without a gradient.",
-                c10::str(x.sizes()), x.requires_grad() ? " that needs a gradient" : "");
+  TESSERA_CHECK(
+      x.dim() >= 1 && x.size(-1) > 0 && !x.requires_grad(), ErrorKind::kShape,
+      "[kernels.cp_shift_next] found a shard {}{}, wanted [..., L] of at least one token, without a gradient.",
+      c10::str(x.sizes()), x.requires_grad() ? " that needs a gradient" : "");
+  // Each rank all-gathers the first element of every rank's shard: the first element of rank r + 1 follows the last
+  // element of rank r.
   const auto first = x.select(-1, 0).contiguous();
   at::Tensor behind = at::full_like(first, fill);
   if (!alone(group)) {

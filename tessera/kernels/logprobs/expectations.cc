@@ -1,4 +1,4 @@
-// Sums over the whole vocabulary under a softmax: entropy, cross entropy, and the softmax itself.
+// Functions of the whole softmax over a sharded vocabulary: entropy, cross entropy, softmax and log-softmax.
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <functional>
@@ -22,7 +22,7 @@ using torch::autograd::variable_list;
 
 at::Tensor as_rows(const at::Tensor& values) { return values.unsqueeze(1); }
 
-// What a row's softmax and log-softmax are made of, wide [rows, 1].
+// The terms of a row's softmax and log-softmax, in the compute dtype, [rows, 1].
 struct RowScale {
   at::Tensor most, sum, log_sum;
   RowScale(const RowSums& sums, at::ScalarType wide)
@@ -31,7 +31,7 @@ struct RowScale {
         log_sum(as_rows(sums.sum.log()).to(wide)) {}
 };
 
-// A tensor of the shape and dtype of the logits: `compute` leaves the values of a tile in its scratch.
+// Returns a tensor of the logits' shape and dtype. `compute` writes the values of a tile into the tile's scratch.
 at::Tensor computed_by_tiles(const at::Tensor& logits, const LogitRows& rows,
                              const std::function<void(const RowTile&)>& compute,
                              int64_t most_rows = std::numeric_limits<int64_t>::max()) {
@@ -57,11 +57,13 @@ struct EntropyOfRows {
   RowSums sums;
 };
 
-// COLLECTIVE over the part's group.
+// Each rank sends three numbers per row: the maximum m, s = sum e^(x - m) and w = sum (x - m) e^(x - m). With the
+// maximum M over all ranks, sum (x - M) e^(x - M) is the sum over ranks of (w + (m - M) s) e^(m - M). Divided by the
+// sum of all e^(x - M), minus its logarithm, that is sum p log p. COLLECTIVE over the part's group.
 EntropyOfRows entropy_of_rows(const at::Tensor& logits, const VocabPart& part, int64_t most_rows) {
   const LogitRows rows(logits);
   const auto options = rows.options.dtype(at::kDouble);
-  auto own = at::zeros({rows.rows, 3}, options);  // most, sum of e^z, sum of z e^z
+  auto own = at::zeros({rows.rows, 3}, options);  // m, s, w
   own.select(1, 0).fill_(-std::numeric_limits<double>::infinity());
   const RowSums sums{own.select(1, 0), own.select(1, 1)};
   if (rows.columns > 0) {
@@ -79,7 +81,7 @@ EntropyOfRows entropy_of_rows(const at::Tensor& logits, const VocabPart& part, i
   const auto most = all.select(2, 0), sum = all.select(2, 1), weighted = all.select(2, 2);
   const auto joined = detail::join_sums(most, sum);
   const auto shift = detail::finite_most(most).sub(detail::finite_most(joined.all.most));
-  // A part without finite logits has a shift of no meaning, and sums of 0.
+  // A part without finite logits has s = w = 0, so its shift does not count.
   const auto total = weighted.add(shift.mul(sum)).mul(joined.factors).sum(0);
   return {total.div(joined.all.sum).sub(joined.all.sum.log()), joined.all};
 }
@@ -93,7 +95,7 @@ struct EntropyFunction : torch::autograd::Function<EntropyFunction> {
     return found.entropy.to(wide_type(logits.scalar_type())).view(leading_sizes(logits));
   }
 
-  // p (log p - sum p log p) g
+  // grad = p (log p - sum p log p) g
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     detail::refuse_second_derivative("chunked_distributed_entropy");
     const auto saved = ctx->get_saved_variables();
@@ -119,11 +121,12 @@ struct CrossEntropyOfRows {
   RowSums student, target;
 };
 
-// COLLECTIVE over the part's group.
+// Like entropy_of_rows, with the target's weights e^(target - m_p) on the student's x - m_q. The loss is
+// log sum e^(x - M_q) - sum p (x - M_q). COLLECTIVE over the part's group.
 CrossEntropyOfRows cross_entropy_of_rows(const at::Tensor& student, const at::Tensor& target, const VocabPart& part) {
   const LogitRows q(student), p(target);
   const auto options = q.options.dtype(at::kDouble);
-  auto own = at::zeros({q.rows, 5}, options);  // most and sum of each, sum of e^(target - most) (student - most)
+  auto own = at::zeros({q.rows, 5}, options);  // m_q, s_q, m_p, s_p, sum e^(target - m_p) (student - m_q)
   const double none = -std::numeric_limits<double>::infinity();
   const RowSums of_q{own.select(1, 0).fill_(none), own.select(1, 1)};
   const RowSums of_p{own.select(1, 2).fill_(none), own.select(1, 3)};
@@ -155,7 +158,7 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
     return found.loss.to(wide_type(student.scalar_type())).view(leading_sizes(student));
   }
 
-  // (q - p) g
+  // grad = (q - p) g
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     detail::refuse_second_derivative("distributed_cross_entropy");
     const auto saved = ctx->get_saved_variables();
@@ -177,7 +180,7 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
 
 // ---- softmax ----
 
-// COLLECTIVE over the part's group.
+// softmax, or log-softmax where `logarithm` is true. COLLECTIVE over the part's group.
 at::Tensor softmax_of_parts(const at::Tensor& logits, const VocabPart& part, bool logarithm) {
   const LogitRows rows(logits);
   auto sums = detail::row_sums(rows);
@@ -204,7 +207,7 @@ struct LogSoftmaxFunction : torch::autograd::Function<LogSoftmaxFunction> {
     return result;
   }
 
-  // g - softmax sum(g), the sum over all columns
+  // grad = g - softmax sum(g), where the sum is over all columns of all ranks
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     detail::refuse_second_derivative("compute_distributed_log_softmax");
     const auto result = ctx->get_saved_variables()[0];
@@ -238,7 +241,7 @@ at::Tensor distributed_cross_entropy(const at::Tensor& student_logits, const at:
   detail::check_part(kVerb, student_logits, part);
   detail::check_part(kVerb, target_logits, part);
   TESSERA_CHECK(student_logits.sizes() == target_logits.sizes(), ErrorKind::kShape,
-                "[kernels.{}] student logits are {}, target logits {}: wanted one shape", kVerb,
+                "[kernels.{}] found student logits {} and target logits {}, wanted the same shape", kVerb,
                 c10::str(student_logits.sizes()), c10::str(target_logits.sizes()));
   const c10::AutoGradMode mode(c10::GradMode::is_enabled() && !inference_only);
   return CrossEntropyFunction::apply(student_logits, target_logits.detach(), part);

@@ -1,4 +1,4 @@
-// log p at given ids: distributed_logprob and its kin.
+// log p at given ids: distributed_logprob, chunked_distributed_logprob and chunked_distributed_gather_logprob.
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 using detail::LogitRows;
 using detail::RowTile;
 
-// [rows] bool: no id of the row counts. On the CPU only; undefined when all rows count.
+// bool [rows]: all ids of the row are ignored. Only on the CPU; undefined where no row is ignored.
 at::Tensor ignored_rows(const at::Tensor& ignored) {
   if (!ignored.device().is_cpu()) return {};
   const auto rows = ignored.all(1);
@@ -28,6 +28,9 @@ struct GatheredLogprobs {
   detail::RowSums sums;
 };
 
+// One all-gather of 2 + 2 K numbers per row: maximum and sum of this rank's columns, the logit at each id (0 where the
+// rank does not have the column) and a 1 where it has the column. Sums over ranks then give the target's logit and the
+// number of ranks with the id, which must be 1. COLLECTIVE over the part's group.
 GatheredLogprobs gather_logprobs(const at::Tensor& logits, const at::Tensor& ids, const VocabPart& part,
                                  int64_t most_rows) {
   const LogitRows rows(logits);
@@ -50,7 +53,9 @@ GatheredLogprobs gather_logprobs(const at::Tensor& logits, const at::Tensor& ids
   return {logprobs, sums};
 }
 
-// (onehot - softmax) g, added up over K.
+// The gradient of the logits, (onehot - softmax) g, summed over the K ids of a row. No communication: the saved maximum
+// and sum are those of the whole vocabulary. Rows whose ids are all ignored get zeros, also where their logits are
+// infinite or NaN.
 at::Tensor gather_logprobs_backward(const at::Tensor& grad, const at::Tensor& logits, const at::Tensor& ids,
                                     const detail::RowSums& sums, const VocabPart& part, int64_t most_rows) {
   const LogitRows rows(logits);

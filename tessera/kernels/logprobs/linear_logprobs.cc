@@ -24,7 +24,7 @@ using torch::autograd::variable_list;
 
 constexpr const char* kLinearVerb = "linear_logprobs";
 
-// The rows of one call that count, and the head's part.
+// The rows of one call whose target is not ignored, and the head's rows of this rank's part.
 struct HeadRows {
   LabelledRows labelled;
   at::Tensor weight, hidden;
@@ -41,7 +41,8 @@ struct HeadRows {
         options(given),
         wide(wide_type(all_hidden.scalar_type())) {}
 
-  // Calls visit(first row, logits of the chunk, slope of the cap or nothing).
+  // Computes the logits chunk by chunk and calls visit(first row, logits of the chunk, derivative of the cap). The
+  // derivative is undefined without a cap or where `backward` is false.
   template <class Visit>
   void for_chunks(bool backward, Visit visit) const {
     const int64_t tensors = backward && options.softcap > 0 ? 2 : 1;
@@ -56,14 +57,15 @@ struct HeadRows {
 };
 
 struct LinearForward {
-  at::Tensor logprobs;   // float64, of all rows
-  detail::RowSums sums;  // of the rows that count
+  at::Tensor logprobs;   // float64, of all rows, ignored ones too
+  detail::RowSums sums;  // of the rows that are not ignored
 };
 
+// One all-gather of four numbers per row: maximum, sum, target logit, and 1 where this rank has the target's column.
 // COLLECTIVE over the part's group.
 LinearForward linear_forward(const HeadRows& head, const VocabPart& part) {
   const detail::IdPlaces places(head.ids, part);
-  auto own = at::zeros({head.ids.size(0), 4}, head.hidden.options().dtype(at::kDouble));  // most, sum, target, found
+  auto own = at::zeros({head.ids.size(0), 4}, head.hidden.options().dtype(at::kDouble));  // max, sum, target, found
   own.select(1, 0).fill_(-std::numeric_limits<double>::infinity());
   if (part.end > part.start) {
     head.for_chunks(false, [&](int64_t begin, const at::Tensor& logits, const at::Tensor&) {
@@ -87,7 +89,9 @@ struct LinearGradients {
   at::Tensor hidden, weight;
 };
 
-// The gradients of the rows that count; hidden's summed over the part's group, over which it is COLLECTIVE.
+// The gradients of the rows that are not ignored. Each chunk's logits are computed again, become
+// (onehot - softmax) g in place, and are multiplied into both gradients. hidden's gradient is all-reduced over the
+// part's group: COLLECTIVE over the group where wants_hidden is true.
 LinearGradients linear_backward(const HeadRows& head, const at::Tensor& weight, const at::Tensor& grad,
                                 const detail::RowSums& sums, const VocabPart& part, bool wants_hidden,
                                 bool wants_weight) {
@@ -157,6 +161,8 @@ struct HeadLayout {
   int64_t class_dim = -1;  // mesh dim
 };
 
+// Decides per mesh dim what it shards: the classes (the first mesh dim that shards weight's rows), the rows of hidden,
+// or nothing. Where rows are sharded, each rank's gradient of the weight covers only its rows and is Partial.
 HeadLayout layout_of_head(const at::Tensor& hidden, const at::Tensor& weight) {
   HeadLayout layout;
   const int64_t leading = hidden.dim() - 1;
@@ -177,8 +183,8 @@ at::Tensor linear_logprobs_of_mesh(const at::Tensor& hidden, const at::Tensor& w
                                    const LinearLogprobOptions& options) {
   TESSERA_CHECK(is_dtensor(hidden) && is_dtensor(weight) && *device_mesh(hidden) == *device_mesh(weight),
                 ErrorKind::kShape,
-                "[kernels.{}] wanted hidden states and head as DTensors on one mesh, or both plain. Distribute the "
-                "plain one.",
+                "[kernels.{}] found hidden states or head as a plain tensor or on another mesh, wanted both as "
+                "DTensors on the same mesh, or both plain. Distribute the plain tensor.",
                 kLinearVerb);
   const MeshPtr mesh = device_mesh(hidden);
   const auto layout = layout_of_head(hidden, weight);
@@ -207,7 +213,9 @@ at::Tensor linear_logprobs(const at::Tensor& hidden, const at::Tensor& weight, c
   check_linear(hidden, weight, target);
   TESSERA_CHECK(
       !is_dtensor(hidden) && !is_dtensor(weight) && part.start >= 0 && part.end - part.start == weight.size(0),
-      ErrorKind::kShape, "[kernels.{}] the head has {} rows, its part of the vocabulary is [{}, {}); plain",
+      ErrorKind::kShape,
+      "[kernels.{}] found a head of {} rows for the vocabulary part [{}, {}), wanted one row per id of the part, and "
+      "plain tensors",
       kLinearVerb, weight.size(0), part.start, part.end);
   return LinearLogprobsFunction::apply(hidden, weight, target, part, options);
 }

@@ -37,13 +37,14 @@ at::Tensor without_last(const at::Tensor& values) { return values.narrow(1, 0, v
 
 // ---- DTensors ----
 
-// How logits are to lie, and which mesh dim cuts their vocabulary (-1: none).
+// The placements to which the logits are redistributed, and the mesh dim that shards their vocabulary (-1: none).
 struct LogitLayout {
   Placements logits;
-  Placements rows;  // of what has one value a row
+  Placements rows;  // of tensors with one value per row
   int64_t vocab_dim = -1;
 };
 
+// Keeps shards of rows and tokens, and the first shard of the vocabulary; all other placements become Replicate.
 LogitLayout layout_of(const at::Tensor& logits) {
   LogitLayout layout{.logits = placements(logits), .rows = {}};
   for (size_t m = 0; m < layout.logits.size(); ++m) {
@@ -57,7 +58,7 @@ LogitLayout layout_of(const at::Tensor& logits) {
   return layout;
 }
 
-// All ranks have all ids, so an id that is wrong is an error of all.
+// Every rank has all ids, so that a wrong id is an error on all ranks without communication.
 void check_ids_of_mesh(const at::Tensor& ids, int64_t vocabulary) {
   const int64_t wrong = first_wrong_label(ids, vocabulary);
   if (wrong < 0) return;
@@ -68,24 +69,28 @@ void check_ids_of_mesh(const at::Tensor& ids, int64_t vocabulary) {
         row, column + 1, ids[row][column].item<int64_t>(), vocabulary, kIgnoredLabel);
 }
 
-// Where the logits' tokens stand in the sequence, on the host; undefined: in its order.
+// The position in the sequence of each token of the logits, on the CPU; undefined: the tokens are in sequence order.
 at::Tensor order_of(const at::Tensor& logits, const LogprobOptions& options) {
   if (!options.seq_index.defined()) return {};
   const auto& names = device_mesh(logits)->dim_names();
-  TESSERA_CHECK(std::ranges::find(names, "cp") != names.end(), ErrorKind::kShape,
-                "[kernels.get_logprobs_from_vocab_parallel_logits] seq_index with logits over {}, which has no dim cp. "
-                "Name the dim of context parallelism so.",
-                device_mesh(logits)->to_string());
+  TESSERA_CHECK(
+      std::ranges::find(names, "cp") != names.end(), ErrorKind::kShape,
+      "[kernels.get_logprobs_from_vocab_parallel_logits] found seq_index with logits on the mesh {}, wanted a "
+      "mesh with a dim cp. Name the mesh dim of context parallelism cp.",
+      device_mesh(logits)->to_string());
   const auto order =
       (is_dtensor(options.seq_index) ? full_tensor(options.seq_index) : options.seq_index).to(at::kCPU, at::kLong);
   const bool fits = order.dim() == 1 && order.numel() == logits.size(1) &&
                     std::get<0>(order.sort()).equal(at::arange(order.numel(), at::kLong));
   TESSERA_CHECK(fits, ErrorKind::kShape,
-                "[kernels.get_logprobs_from_vocab_parallel_logits] seq_index {}: wanted each place of {} tokens once",
+                "[kernels.get_logprobs_from_vocab_parallel_logits] found seq_index {}, wanted a permutation of the "
+                "positions of {} tokens",
                 c10::str(order.sizes()), logits.size(1));
   return order;
 }
 
+// Targets are computed from the whole ids in sequence order (the next id of the sequence may be on another rank),
+// brought to the order of the logits and sharded as the logits' rows. COLLECTIVE over the mesh.
 at::Tensor logprobs_of_mesh(const at::Tensor& given, const at::Tensor& ids, const LogprobOptions& options) {
   const MeshPtr mesh = device_mesh(given);
   const auto layout = layout_of(given);
@@ -106,18 +111,19 @@ at::Tensor logprobs_of_mesh(const at::Tensor& given, const at::Tensor& ids, cons
   return is_dtensor(ids) ? without_last(whole) : without_last(full_tensor(whole));
 }
 
-// ---- tokens over ranks ----
+// ---- context parallelism over a group ----
 
-// How the tokens lie of which this rank has so many logits, where the targets are `tokens`.
+// The layout of a sequence whose ranks hold the logits of `own` tokens each; `tokens` is the number of targets. The
+// sequence may be longer than the targets where 2 * ranks divides it: its last tokens are padding. COLLECTIVE.
 ContextLayout layout_of_logits(comm::Group& group, int64_t own, int64_t tokens, const at::Device& device) {
   const auto lengths = detail::tokens_of_ranks(group, own, device);
   const auto layout = detail::balanced_layout("from_parallel_logits_to_logprobs", lengths);
   const bool padded = layout.tokens() > tokens && layout.tokens() % (2 * layout.ranks()) == 0;
-  TESSERA_CHECK(
-      layout.tokens() == tokens || padded, ErrorKind::kShape,
-      "[kernels.from_parallel_logits_to_logprobs] the ranks of {} have {} tokens together and {} targets each: "
-      "wanted as many, or a multiple of {} that holds them",
-      group.name(), layout.tokens(), tokens, 2 * layout.ranks());
+  TESSERA_CHECK(layout.tokens() == tokens || padded, ErrorKind::kShape,
+                "[kernels.from_parallel_logits_to_logprobs] the ranks of {} hold logits of {} tokens together and {} "
+                "targets each: "
+                "wanted as many tokens as targets, or a longer padded sequence whose length is a multiple of {}",
+                group.name(), layout.tokens(), tokens, 2 * layout.ranks());
   return layout;
 }
 
@@ -142,7 +148,7 @@ at::Tensor logprobs_over_ranks(const at::Tensor& logits, const at::Tensor& targe
 
 constexpr const char* kPackedVerb = "from_parallel_logits_to_logprobs_packed_sequences";
 
-// All tokens of the row, of which the logits are those of one of `ranks`.
+// Checks the shapes and returns T, the number of tokens of the whole row; the logits hold T / ranks of them.
 int64_t check_packed(const at::Tensor& logits, const at::Tensor& target, int64_t ranks, bool rolled) {
   if (ranks == 1) check_next_tokens(kPackedVerb, logits.sizes(), target);
   const int64_t own = logits.dim() == 3 ? logits.size(1) : 0, targets = rolled ? own : own * ranks;
@@ -158,11 +164,12 @@ int64_t check_packed(const at::Tensor& logits, const at::Tensor& target, int64_t
 struct PackedSequences {
   int64_t tokens = 0;
   std::vector<int64_t> bounds;
-  at::Tensor is_last;  // bool [tokens]: of its sequence
-  at::Tensor index;    // int64 [n, width]: the token of each result
-  at::Tensor missing;  // bool [n, width]
+  at::Tensor is_last;  // bool [tokens]: the last token of its sequence
+  at::Tensor index;    // int64 [n, width]: the token whose log-prob each result is
+  at::Tensor missing;  // bool [n, width]: the sequence is too short, the result is 0
 };
 
+// Result [i, j] is the log-prob at token bounds[i] + j, for all tokens of sequence i but its last, cut to `width`.
 PackedSequences packed_sequences(const at::Tensor& cu_seqlens_padded, int64_t unpacked_seqlen, int64_t tokens) {
   const auto given = cu_seqlens_padded.to(at::kCPU, at::kLong).contiguous();
   const int64_t sequences = given.numel() - 1, width = unpacked_seqlen - 1;
@@ -190,20 +197,22 @@ PackedSequences packed_sequences(const at::Tensor& cu_seqlens_padded, int64_t un
   return out;
 }
 
-// Where in the whole row the tokens of a rank stand, each sequence being cut on its own. int64 [T / ranks].
+// The positions in the whole row of a rank's tokens; each sequence is sharded on its own. int64 [T / ranks].
 at::Tensor packed_positions(const PackedSequences& packed, int64_t ranks, int64_t rank) {
   const auto& bounds = packed.bounds;
   TESSERA_CHECK(
       bounds.front() == 0 && bounds.back() == packed.tokens, ErrorKind::kShape,
-      "[kernels.{}] cu_seqlens_padded goes from {} to {}, wanted from 0 to all {} tokens, which lie over ranks",
+      "[kernels.{}] cu_seqlens_padded goes from {} to {}, wanted from 0 to all {} tokens: the tokens are sharded over "
+      "ranks",
       kPackedVerb, bounds.front(), bounds.back(), packed.tokens);
   std::vector<at::Tensor> parts;
   for (size_t i = 0; i + 1 < bounds.size(); ++i) {
     const int64_t tokens = bounds[i + 1] - bounds[i];
-    TESSERA_CHECK(tokens % (2 * ranks) == 0, ErrorKind::kShape,
-                  "[kernels.{}] cu_seqlens_padded: sequence {} has {} tokens, wanted a multiple of {}, twice the ranks "
-                  "over which it lies",
-                  kPackedVerb, i, tokens, 2 * ranks);
+    TESSERA_CHECK(
+        tokens % (2 * ranks) == 0, ErrorKind::kShape,
+        "[kernels.{}] cu_seqlens_padded: sequence {} has {} tokens, wanted a multiple of {}, twice the number "
+        "of ranks that shard it",
+        kPackedVerb, i, tokens, 2 * ranks);
     parts.push_back(ContextLayout(tokens, ranks).positions(rank).add_(bounds[i]));
   }
   return at::cat(parts);
@@ -215,8 +224,9 @@ at::Tensor get_logprobs_from_vocab_parallel_logits(const at::Tensor& vocab_paral
                                                    const LogprobOptions& options) {
   check_next_tokens("get_logprobs_from_vocab_parallel_logits", vocab_parallel_logits.sizes(), input_ids);
   TESSERA_CHECK(!is_dtensor(vocab_parallel_logits) || !options.cp_group, ErrorKind::kShape,
-                "[kernels.get_logprobs_from_vocab_parallel_logits] cp_group beside a DTensor. Give seq_index, or this "
-                "rank's columns to from_parallel_logits_to_logprobs.");
+                "[kernels.get_logprobs_from_vocab_parallel_logits] found cp_group with DTensor logits, wanted plain "
+                "logits with it. Set seq_index instead, or pass this rank's columns to "
+                "from_parallel_logits_to_logprobs.");
   if (is_dtensor(vocab_parallel_logits)) return logprobs_of_mesh(vocab_parallel_logits, input_ids, options);
   return from_parallel_logits_to_logprobs(vocab_parallel_logits, input_ids,
                                           {.start = 0, .end = vocab_parallel_logits.size(2)}, options);
@@ -224,10 +234,10 @@ at::Tensor get_logprobs_from_vocab_parallel_logits(const at::Tensor& vocab_paral
 
 at::Tensor from_parallel_logits_to_logprobs(const at::Tensor& vocab_parallel_logits, const at::Tensor& target,
                                             const VocabPart& part, const LogprobOptions& options, bool inference_only) {
-  TESSERA_CHECK(
-      !options.seq_index.defined(), ErrorKind::kShape,
-      "[kernels.from_parallel_logits_to_logprobs] seq_index beside plain logits. Give cp_group, or a DTensor to "
-      "get_logprobs_from_vocab_parallel_logits.");
+  TESSERA_CHECK(!options.seq_index.defined(), ErrorKind::kShape,
+                "[kernels.from_parallel_logits_to_logprobs] found seq_index with plain logits, wanted DTensor logits "
+                "with it. Set "
+                "cp_group instead, or pass a DTensor to get_logprobs_from_vocab_parallel_logits.");
   if (options.cp_group && options.cp_group->size() > 1) {
     return logprobs_over_ranks(vocab_parallel_logits, target, part, options, inference_only);
   }
@@ -244,7 +254,7 @@ at::Tensor from_parallel_logits_to_logprobs_packed_sequences(const at::Tensor& v
   const auto packed =
       packed_sequences(cu_seqlens_padded, unpacked_seqlen,
                        check_packed(vocab_parallel_logits, target, ranks, options.target_is_pre_rolled));
-  // This rank's targets; what follows a sequence's last token is another sequence.
+  // This rank's targets. The last token of a sequence has no target: the next token belongs to another sequence.
   auto next = options.target_is_pre_rolled ? target : detail::following_ids(target);
   std::vector<at::Tensor> order;
   if (ranks > 1) {
@@ -260,6 +270,7 @@ at::Tensor from_parallel_logits_to_logprobs_packed_sequences(const at::Tensor& v
                               options.inference_only);
   const auto device = logprobs.device();
   if (ranks > 1) {
+    // Ranks are gathered one after another; the inverse permutation brings the tokens to the order of the row.
     const ContextLayout by_rank(packed.tokens, ranks, ContextLayout::Order::kContiguous);
     logprobs = by_rank.unshard(options.cp_group, logprobs, 1).index_select(1, at::cat(order).argsort().to(device));
   }

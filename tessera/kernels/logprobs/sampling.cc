@@ -33,7 +33,8 @@ void check_sampling(const TrainingSamplingParams& sampling, int64_t vocabulary) 
                 "[kernels.sampling] top_p: found {}, wanted 0 to 1", sampling.top_p);
 }
 
-// bool [rows, V]: which tokens stay.
+// bool [rows, V]: the tokens that the filter keeps. Sorted in ascending order, the cumulated probability of a token is
+// that of all tokens up to it, so top_p keeps the tokens above 1 - top_p. The last one, the largest, always stays.
 at::Tensor kept_tokens(const at::Tensor& rows, const TrainingSamplingParams& sampling) {
   if (sampling.top_p == 1) {
     const auto least = std::get<0>(rows.topk(*sampling.top_k, 1)).narrow(1, *sampling.top_k - 1, 1);
@@ -50,9 +51,11 @@ at::Tensor kept_tokens(const at::Tensor& rows, const TrainingSamplingParams& sam
   return at::zeros_like(kept).scatter_(1, order, kept);
 }
 
-// ---- columns for rows ----
+// ---- exchange of columns for rows ----
 
-// The chunks in which the ranks of a part exchange rows [begin, begin + count), and the columns that each rank has.
+// The exchange of logits between column shards and row shards, in chunks of rows. A chunk [count, own columns] on every
+// rank becomes [own rows, V] on every rank by one all-to-all; to_columns is the inverse. All ranks compute the same
+// chunk sizes, so their collectives match. The constructor and both exchanges are COLLECTIVE over the part's group.
 class RowExchange {
  public:
   RowExchange(const at::Tensor& logits, const VocabPart& part, int64_t most_rows) : part_(part), own_(logits.size(-1)) {
@@ -70,13 +73,13 @@ class RowExchange {
 
   int64_t vocabulary() const { return vocabulary_; }
   int64_t most_rows() const { return most_rows_; }
-  // Of a chunk of `count` rows, those that are this rank's.
+  // The rows of a chunk of `count` rows that this rank filters.
   LocalRange own_rows(int64_t count) const {
     const auto range = local_range(count, part_.size(), rank());
     return {range.size, std::min(range.offset, count)};
   }
 
-  // [count, own columns] of every rank to [own rows, V], columns in the order of their ids.
+  // [count, own columns] on every rank becomes [own rows, V] on every rank, with the columns in the order of their ids.
   at::Tensor to_rows(const at::Tensor& columns) const {
     if (part_.size() == 1) return columns;
     const int64_t count = columns.size(0), mine = own_rows(count).size;
@@ -91,7 +94,7 @@ class RowExchange {
     return rows;
   }
 
-  // The way back, into `columns`.
+  // The inverse of to_rows; writes into `columns`.
   void to_columns(const at::Tensor& rows, const at::Tensor& columns) const {
     if (part_.size() == 1) {
       columns.copy_(rows);
@@ -109,7 +112,7 @@ class RowExchange {
     columns.copy_(received.view({count, own_}));
   }
 
-  // Values that each row's own rank has, and others 0, on all.
+  // Makes `values` the same on all ranks: each value is set on one rank and 0 on the others, so the sum is the value.
   void share(const at::Tensor& values) const {
     if (part_.size() > 1 && values.numel() > 0) {
       comm::all_reduce(*part_.group, values, comm::ReduceOp::kSum, "sampling").wait();
@@ -117,8 +120,8 @@ class RowExchange {
   }
 
  private:
-  // Of a chunk of `count` rows the elements that this rank and each other exchange: the other's rows of this rank's
-  // columns, and this rank's rows of the other's columns.
+  // For a chunk of `count` rows, the elements that this rank exchanges with each rank: the other rank's rows of this
+  // rank's columns, and this rank's rows of the other rank's columns.
   std::pair<std::vector<int64_t>, std::vector<int64_t>> exchanged_elements(int64_t count) const {
     std::vector<int64_t> by_rows, by_columns;
     const int64_t mine = own_rows(count).size;
@@ -137,7 +140,7 @@ class RowExchange {
   int64_t most_rows_ = 1;
 };
 
-// Every column is there once.
+// Every rank checks all targets against the whole vocabulary, so an unknown id is an error on all ranks.
 void check_columns(const RowExchange& exchange, const at::Tensor& target) {
   const int64_t at = first_wrong_label(target, exchange.vocabulary());
   if (at < 0) return;
@@ -146,10 +149,10 @@ void check_columns(const RowExchange& exchange, const at::Tensor& target) {
         target[at].item<int64_t>(), exchange.vocabulary(), kIgnoredLabel);
 }
 
-// This rank's rows of a chunk, filtered, and where their targets stand.
+// This rank's filtered rows of a chunk, and the columns of their targets.
 struct FilteredRows {
   at::Tensor logits;   // [rows, V]
-  at::Tensor place;    // [rows, 1]: the target, 0 where it is ignored
+  at::Tensor place;    // [rows, 1]: the target's column, 0 where it is ignored
   at::Tensor ignored;  // bool [rows, 1]
   detail::RowSums sums;
 };
@@ -163,7 +166,7 @@ FilteredRows filter_rows(const at::Tensor& rows, const at::Tensor& target, const
   return found;
 }
 
-// Calls visit(first row, rows of the chunk, this rank's) of every chunk.
+// Calls visit(first row, number of rows, range of this rank's rows) for every chunk.
 template <class Visit>
 void for_chunks(const RowExchange& exchange, int64_t rows, Visit visit) {
   for (int64_t begin = 0; begin < rows; begin += exchange.most_rows()) {
@@ -172,7 +175,8 @@ void for_chunks(const RowExchange& exchange, int64_t rows, Visit visit) {
   }
 }
 
-// COLLECTIVE over the part's group. float64 [rows].
+// float64 [rows] on every rank: each rank computes its rows of a chunk, and a sum over ranks distributes them.
+// COLLECTIVE over the part's group.
 at::Tensor sampled_logprobs(const at::Tensor& matrix, const at::Tensor& target, const VocabPart& part,
                             const TrainingSamplingParams& sampling, int64_t most_rows) {
   const RowExchange exchange(matrix, part, most_rows);
@@ -191,7 +195,8 @@ at::Tensor sampled_logprobs(const at::Tensor& matrix, const at::Tensor& target, 
   return result;
 }
 
-// (onehot - softmax) g where tokens are kept. COLLECTIVE over the part's group.
+// The gradient of the logits, (onehot - softmax) g at kept tokens. The rows are exchanged and filtered again, which
+// saves the memory of whole rows between forward and backward. COLLECTIVE over the part's group.
 at::Tensor sampled_logprobs_backward(const at::Tensor& grad, const at::Tensor& matrix, const at::Tensor& target,
                                      const VocabPart& part, const TrainingSamplingParams& sampling, int64_t most_rows) {
   const RowExchange exchange(matrix, part, most_rows);
@@ -303,8 +308,8 @@ at::Tensor mask_out_neg_inf_logprobs(const at::Tensor& logprobs, const at::Tenso
   const auto count = infinite.logical_and(unmasked).sum().item<int64_t>();
   if (count > 0) {
     log_warning(
-        "[kernels.logprobs] {}: {} of {} log-probs are infinite, as their tokens are left out by top_k or "
-        "top_p; they count as 0",
+        "[kernels.logprobs] {}: {} of {} log-probs are infinite because top_k or top_p excludes their tokens; they "
+        "count as 0",
         name, count, unmasked.sum().item<int64_t>());
   }
   return logprobs.masked_fill(infinite.logical_or(unmasked.logical_not()), 0);

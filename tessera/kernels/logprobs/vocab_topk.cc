@@ -20,7 +20,7 @@ constexpr double kNothing = -std::numeric_limits<double>::infinity();
 struct Candidate {
   double value;
   int64_t id;
-  // Before: NaN, then the larger value, then the smaller id.
+  // The order of results: NaN first, then larger values, then smaller ids.
   bool operator<(const Candidate& other) const {
     const bool nan = value != value, other_nan = other.value != other.value;
     if (nan != other_nan) return nan;
@@ -29,7 +29,8 @@ struct Candidate {
   }
 };
 
-// The first k of one row in that order. Most elements are seen to be too small by one comparison.
+// Finds the first k candidates of a row. The heap's front is the last of the k kept so far, so one comparison with it
+// rejects most elements.
 template <class T>
 void top_of_row(const T* row, int64_t columns, int64_t start, int64_t k, std::vector<Candidate>& best) {
   best.clear();
@@ -47,7 +48,8 @@ void top_of_row(const T* row, int64_t columns, int64_t start, int64_t k, std::ve
   std::sort_heap(best.begin(), best.end());
 }
 
-// Writes values and ids [rows, most], of which a part with fewer columns fills the rest with nothing.
+// Writes values and ids [rows, k or fewer] of this rank's columns. A part with fewer columns leaves the fill values of
+// the rest: -infinity and the largest id, which sort behind all real candidates.
 void top_of_part(const at::Tensor& logits, int64_t k, int64_t start, const at::Tensor& values, const at::Tensor& ids,
                  int64_t most_rows) {
   const detail::LogitRows rows(logits);
@@ -79,7 +81,8 @@ void top_of_part(const at::Tensor& logits, int64_t k, int64_t start, const at::T
       most_rows);
 }
 
-// The first k of all ranks' candidates [size, rows, count].
+// The first k of all ranks' candidates [size, rows, count]. The candidates are sorted by id first; the stable sort by
+// value then keeps the smaller id first among equal values.
 std::pair<at::Tensor, at::Tensor> top_of_all(const at::Tensor& values, const at::Tensor& ids, int64_t k) {
   const auto all_values = values.permute({1, 0, 2}).flatten(1), all_ids = ids.permute({1, 0, 2}).flatten(1);
   const auto by_id = std::get<1>(all_ids.sort(/*stable=*/true, 1, /*descending=*/false));

@@ -21,9 +21,9 @@ void check_ids(const char* verb, const at::Tensor& logits, const at::Tensor& ids
   const auto found = ids.sizes();
   const bool fits = many ? ids.dim() >= 1 && found.slice(0, found.size() - 1) == leading : found == leading;
   TESSERA_CHECK(fits && ids.scalar_type() == at::kLong, ErrorKind::kShape,
-                "[kernels.{}] found ids of {}, {}, beside logits of {}: wanted int64 ids of {}{}", verb,
+                "[kernels.{}] found ids of shape {} and dtype {} for logits of {}, wanted int64 ids of {}{}", verb,
                 c10::str(found), c10::toString(ids.scalar_type()), c10::str(logits.sizes()), c10::str(leading),
-                many ? " and K of each" : "");
+                many ? " with a last dim of K ids" : "");
 }
 
 void check_found(const char* verb, const at::Tensor& ids, const at::Tensor& found, const VocabPart& part) {
@@ -31,8 +31,8 @@ void check_found(const char* verb, const at::Tensor& ids, const at::Tensor& foun
   if (wrong.numel() == 0 || !wrong.any().item<bool>()) return;
   const auto at = wrong.flatten().nonzero()[0].item<int64_t>();
   raise(ErrorKind::kShape,
-        "[kernels.{}] target {}: found {}, which {} of {} ranks have; wanted an id that one has, or {}. This rank has "
-        "[{}, {}).",
+        "[kernels.{}] target {}: found id {}, a column of {} of the {} ranks; wanted a column of exactly one rank, or "
+        "{}. This rank has the columns [{}, {}).",
         verb, at, ids.flatten()[at].item<int64_t>(), found.flatten()[at].to(at::kLong).item<int64_t>(), part.size(),
         kIgnoredLabel, part.start, part.end);
 }

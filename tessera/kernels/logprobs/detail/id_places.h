@@ -1,4 +1,4 @@
-// Ids of tokens beside logits of which a rank has some columns.
+// Columns of token ids in logits that hold a part of the vocabulary, and the checks of such ids.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,19 +7,20 @@
 
 namespace tessera::kernels::detail {
 
-// Where ids [rows, K] stand among a part's columns.
+// Local columns of ids [rows, K] in a part of the vocabulary.
 struct IdPlaces {
   IdPlaces(const at::Tensor& ids, const VocabPart& part);
-  at::Tensor own;    // bool: it is one of them
-  at::Tensor place;  // which; 0 where it is none
+  at::Tensor own;    // bool [rows, K]: the part has the id
+  at::Tensor place;  // int64 [rows, K]: the local column; 0 where the part does not have the id
 };
 
-// The id after each along the last dim; kIgnoredLabel behind the last.
+// For each id the next id along the last dim; kIgnoredLabel for the last one.
 at::Tensor following_ids(const at::Tensor& ids);
 
-// Error kShape unless ids are int64 of the logits' leading shape, with a last dim of their own when there are `many`.
+// Error kShape unless ids are int64 of the logits' leading shape, or [leading shape, K] where `many` is true.
 void check_ids(const char* verb, const at::Tensor& logits, const at::Tensor& ids, bool many);
-// found [rows, K]: how many ranks have each id. Error kShape unless that is 1 or the id kIgnoredLabel.
+// found [rows, K]: the number of ranks that have each id. Error kShape unless every number is 1 or its id is
+// kIgnoredLabel.
 void check_found(const char* verb, const at::Tensor& ids, const at::Tensor& found, const VocabPart& part);
 
 }  // namespace tessera::kernels::detail

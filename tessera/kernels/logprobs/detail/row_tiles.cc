@@ -13,8 +13,8 @@
 namespace tessera::kernels::detail {
 namespace {
 
-constexpr int64_t kCacheElements = 1 << 16;   // of a tile on the CPU
-constexpr int64_t kDeviceElements = 1 << 24;  // elsewhere: enough to fill a device
+constexpr int64_t kCacheElements = 1 << 16;   // elements of a tile on the CPU
+constexpr int64_t kDeviceElements = 1 << 24;  // elements of a tile on an accelerator, enough to keep it busy
 
 struct TileSpan {
   size_t block;
@@ -38,8 +38,10 @@ std::vector<TileSpan> tile_spans(const LogitRows& rows, int64_t most_rows) {
 
 }  // namespace
 
+// A view of [rows, V] exists where the leading dims merge into one stride. Otherwise (a slice of the sequence, for
+// example) each index of the first dim becomes a block of its own; logits of fewer than three dims are copied.
 LogitRows::LogitRows(const at::Tensor& given) : options(given.options().requires_grad(false)) {
-  const at::Tensor logits = given.detach();  // threads of the pool would record what is done with it
+  const at::Tensor logits = given.detach();  // threads of the pool have grad mode on and would record a graph
   columns = logits.size(-1);
   rows = 1;
   for (int64_t dim = 0; dim + 1 < logits.dim(); ++dim) rows *= logits.size(dim);
@@ -73,7 +75,8 @@ void for_row_tiles(const LogitRows& rows, const at::Tensor& skip, const std::fun
   int64_t largest = 0;
   for (const auto& span : spans) largest = std::max(largest, span.rows);
   const auto run = [&](int64_t begin, int64_t end) {
-    const at::AutoDispatchBelowADInplaceOrView guard;  // of each thread, which may be in another mode than the caller
+    // Set per thread: the pool's threads do not inherit the caller's mode.
+    const at::AutoDispatchBelowADInplaceOrView guard;
     at::Tensor scratch;
     for (int64_t i = begin; i < end; ++i) {
       const auto& [block, offset, count] = spans[static_cast<size_t>(i)];

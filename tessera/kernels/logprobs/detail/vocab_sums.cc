@@ -52,6 +52,8 @@ at::Tensor gather_parts(const VocabPart& part, const at::Tensor& own) {
   return all;
 }
 
+// The log-sum-exp of parts: with M the maximum of all ranks' `most`, a rank's sum counts exp(most - M) times, because
+// sum exp(x - M) = exp(most - M) sum exp(x - most). A part without finite logits has the factor 0.
 JoinedSums join_sums(const at::Tensor& most, const at::Tensor& sum) {
   JoinedSums joined;
   joined.all.most = most.amax(0);
@@ -77,8 +79,9 @@ void check_part(const char* verb, const at::Tensor& logits, const VocabPart& par
                 "[kernels.{}] logits: found {} dims of {}, wanted [..., V] of a floating dtype", verb, logits.dim(),
                 c10::toString(logits.scalar_type()));
   TESSERA_CHECK(part.start >= 0 && part.end - part.start == logits.size(-1), ErrorKind::kShape,
-                "[kernels.{}] logits have {} columns, their part of the vocabulary is [{}, {})", verb, logits.size(-1),
-                part.start, part.end);
+                "[kernels.{}] found logits of {} columns for the vocabulary part [{}, {}), wanted one column per id "
+                "of the part",
+                verb, logits.size(-1), part.start, part.end);
 }
 
 void refuse_second_derivative(const char* verb) {

@@ -1,4 +1,4 @@
-// What the parts of a vocabulary add up to, row by row: the one place where ranks talk about logits.
+// Softmax statistics per row of a sharded vocabulary. All communication of the log-prob functions about logits is here.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,37 +8,38 @@
 
 namespace tessera::kernels::detail {
 
-// Of each row: the largest logit, and the sum of exp(logit - largest). float64 [rows]. -infinity and 0 where a part has
-// no columns, or none but -infinity.
+// Per row: the largest logit, and the sum of exp(logit - largest). float64 [rows]. A row without columns, or with
+// -infinity only, has -infinity and 0.
 struct RowSums {
   at::Tensor most;
   at::Tensor sum;
 };
-// Of this rank's columns.
+// The statistics of this rank's columns. Rows where `skip` holds for a whole tile keep -infinity and 0.
 RowSums row_sums(const LogitRows& rows, const at::Tensor& skip = {},
                  int64_t most_rows = std::numeric_limits<int64_t>::max());
-// Writes most and sum of one tile and leaves exp(logit - most) in its scratch; what is taken off, wide [rows, 1] (0
-// where most is -infinity).
+// Writes `most` and `sum` of one tile and leaves exp(logit - most) in its scratch. Returns the subtracted maxima in the
+// compute dtype, [rows, 1]: 0 where most is -infinity.
 at::Tensor tile_sums(const RowTile& tile, const RowSums& sums);
 
-// [size, rows, count]: the float64 [rows, count] of all ranks of the part, in their order. COLLECTIVE over its group;
-// without one, its own.
+// All-gathers float64 [rows, count] to [size, rows, count], in the order of the part's ranks. COLLECTIVE over the
+// part's group; without a group, returns [1, rows, count].
 at::Tensor gather_parts(const VocabPart& part, const at::Tensor& own);
-// Brings `most` and `sum` [size, rows] of all ranks together; factors [size, rows] are what a rank's sums count by.
+// Combines `most` and `sum` [size, rows] of all ranks. factors [size, rows] rescale a rank's sums to the common
+// maximum.
 struct JoinedSums {
   RowSums all;         // [rows]
-  at::Tensor factors;  // exp(own most - most of all)
+  at::Tensor factors;  // exp(most of the rank - most of all ranks)
 };
 JoinedSums join_sums(const at::Tensor& most, const at::Tensor& sum);
-// 0 in place of -infinity: what may be taken off -infinity.
+// `most` with 0 in place of -infinity, so that subtracting it from -infinity gives no NaN.
 at::Tensor finite_most(const at::Tensor& most);
 
-// Rows of a chunk of the dim before the vocabulary. Error kShape below 1.
+// The number of rows in a chunk of chunk_size positions of the dim before the vocabulary. Error kShape below 1.
 int64_t rows_of_chunk(const char* verb, const at::Tensor& logits, int64_t chunk_size);
-// Error kShape: DTensors, logits of fewer than one dim or another number of columns than the part's, dtypes that are
-// not floating.
+// Error kShape for DTensors, for logits without a dim or with another number of columns than the part, and for integer
+// dtypes.
 void check_part(const char* verb, const at::Tensor& logits, const VocabPart& part);
-// Error kInternal where a second derivative is asked for, which these operations lack.
+// Error kInternal inside a double backward, which these operations do not support.
 void refuse_second_derivative(const char* verb);
 
 }  // namespace tessera::kernels::detail
