@@ -5,7 +5,7 @@
 namespace tessera {
 
 void fully_shard_blocks(nn::Module& root, const std::vector<nn::Module*>& blocks, const FullyShardOptions& options) {
-  // Blocks compute in param_dtype and hand it on; only the root's outputs are cast.
+  // Blocks pass their outputs to the next block in param_dtype; only the root casts its outputs.
   FullyShardOptions inner = options;
   inner.mp_policy.output_dtype.reset();
   for (auto* block : blocks) fully_shard(*block, inner);

@@ -16,28 +16,28 @@
 namespace tessera {
 namespace {
 
-// The dims of a mesh that count here, dp_shard and cp as one, each of its slices null where there is none.
+// The slices of the mesh that this file uses, with dp_shard and cp merged into one dim.
 struct ModelMesh {
   MeshPtr data_parallel;    // (shard), or (replicate, shard)
-  MeshPtr tensor_parallel;  // null when of one rank
-  MeshPtr all;
-  MeshPtr experts;  // (ep_shard, ep); null where experts are parameters like the others
+  MeshPtr tensor_parallel;  // null for one rank
+  MeshPtr all;              // all dims used here, with dp_shard and cp merged
+  MeshPtr experts;          // (ep_shard, ep); null if experts are sharded like other parameters
   int64_t replicas = 1, shards = 1, tensor_ranks = 1;
 };
 
-// 0: the mesh has no such dim.
+// The size of a dim; 0 if the mesh has no such dim.
 int64_t dim_ranks(const DeviceMesh& mesh, const std::string& dim) {
   return mesh.has_dim(dim) ? mesh.size(mesh.dim_of(dim)) : 0;
 }
 
-// The ranks of a context-parallel group hold the same parameters, so they share in one copy: (dp_replicate, dp_shard,
-// cp, tp) as (dp_replicate, dp_shard_cp, tp), over the same groups.
+// Context-parallel ranks hold the same parameters, so FSDP shards one copy over them, too. Turns (dp_replicate,
+// dp_shard, cp, tp) into (dp_replicate, dp_shard_cp, tp), over the existing process groups.
 MeshPtr sharded_over_context(const MeshPtr& given, const std::string& shard) {
   std::vector<std::string> names, kept;
   for (const auto& name : {std::string("dp_replicate"), shard, std::string("cp"), std::string("tp")}) {
     if (given->has_dim(name)) names.push_back(name);
   }
-  const auto stage = given->slice(names);  // of this rank's pipeline stage
+  const auto stage = given->slice(names);  // the ranks of this rank's pipeline stage
   std::vector<std::shared_ptr<comm::Group>> groups;
   std::vector<int64_t> shape, joined;
   for (const auto& name : names) {
@@ -68,7 +68,7 @@ ModelMesh model_mesh(const MeshPtr& given) {
                 "[parallel.parallelize_model] {} has none of the dims dp_replicate, dp_shard, cp and tp. Name its dims "
                 "so.",
                 given->to_string());
-  // A shard dim of one rank where there is none.
+  // The code below needs a shard dim: a mesh without one gets a dim of one rank.
   if (!sharded) {
     const std::string last = replicated ? "dp_replicate" : "tp";
     const int64_t size = dim_ranks(*out.all, last);
@@ -89,6 +89,7 @@ ExpertParallelOptions expert_options(const ModelMesh& mesh, const ParallelizeMod
           .sequence_parallel = options.sequence_parallel && mesh.tensor_ranks > 1};
 }
 
+// Experts need a mesh of their own with ep or tp above 1. With both 1 they are ordinary parameters of their layer.
 MeshPtr expert_mesh(const CausalLM& model, const ModelMesh& mesh, int64_t ep) {
   const bool has_experts = model.config().experts.count > 0;
   TESSERA_CHECK(has_experts || ep == 1, ErrorKind::kConfig,
@@ -100,7 +101,8 @@ MeshPtr expert_mesh(const CausalLM& model, const ModelMesh& mesh, int64_t ep) {
   return make_expert_mesh(mesh.all->slice(names), ep);
 }
 
-// Projections to keys and values that every rank holds whole.
+// Gives the column-wise key and value projections of the plan the style ReplicatedKeyValue. A custom style of the plan
+// is kept.
 void replicate_key_values(ParallelPlan& plan, int64_t kv_heads) {
   const auto style = std::make_shared<ReplicatedKeyValue>(kv_heads);
   const auto entries = plan.entries();
@@ -129,9 +131,10 @@ void apply_plan(CausalLM& model, const ModelMesh& mesh, const ParallelizeModelOp
   parallelize_module(model, mesh.tensor_parallel, plan, {.warn_unmatched = custom && speaks});
 }
 
-// Embedding and head, where neither has the other's weight.
+// The embedding and the head as FSDP units of their own, with true for the head, which stays gathered after forward
+// because its backward comes first. Empty if they share a weight: a tied parameter must be in one unit, the root's.
 std::vector<std::pair<nn::Module*, bool>> units_of_vocabulary(nn::Module& model) {
-  std::vector<std::pair<nn::Module*, bool>> out;  // and whether it stays gathered after forward
+  std::vector<std::pair<nn::Module*, bool>> out;  // module, and whether it stays gathered after forward
   std::vector<at::Tensor> weights;
   for (const auto& [path, module] : model.named_modules()) {
     const bool head = dynamic_cast<nn::Head*>(module) != nullptr;
@@ -141,13 +144,13 @@ std::vector<std::pair<nn::Module*, bool>> units_of_vocabulary(nn::Module& model)
       if (other.is_same(weight)) return {};
     }
     weights.push_back(weight);
-    out.emplace_back(module, head);  // the head's backward comes at once
+    out.emplace_back(module, head);
   }
   return out;
 }
 
-// What a stage without the head gives is for the next one, and stays as it is. Of a rank that has such stages beside
-// the head, the head alone casts what it gives.
+// The root's mixed-precision policy. In a pipeline the hidden states that a stage sends must keep their dtype, so the
+// root must not cast its outputs: a hook on the head casts the head's outputs instead.
 MixedPrecisionPolicy policy_of_root(CausalLM& model, const ParallelizeModelOptions& options) {
   auto policy = options.mp_policy;
   const bool is_cut = static_cast<int64_t>(model.blocks().size()) < model.config().num_hidden_layers;
@@ -182,7 +185,7 @@ void shard_units(CausalLM& model, const std::vector<nn::Module*>& layers, const 
                           .mp_policy = options.mp_policy,
                           .replicated_over = mesh.tensor_parallel,
                           .cpu_offload = options.cpu_offload};
-  inner.mp_policy.output_dtype.reset();  // they compute in param_dtype and hand it on
+  inner.mp_policy.output_dtype.reset();  // only the root casts its outputs
   if (mesh.experts) shard_experts(model, mesh.experts, inner);
   auto of_layers = inner;
   of_layers.fixed_places = options.layer_graphs;
@@ -202,6 +205,7 @@ void shard_units(CausalLM& model, const std::vector<nn::Module*>& layers, const 
 void check_heads(const ModelConfig& config, int64_t tp, bool replicate_kv) {
   const int64_t kv_heads = config.num_key_value_heads, heads = config.num_attention_heads;
   if (kv_heads % tp != 0) {
+    // `can`: replicate_kv would make this tp size possible.
     const bool can = kv_heads < tp && tp % kv_heads == 0;
     TESSERA_CHECK(can && replicate_kv, ErrorKind::kConfig,
                   "[parallel.parallelize_model] num_key_value_heads ({}) must be divisible by TP size ({}). {}",

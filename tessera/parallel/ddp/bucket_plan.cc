@@ -12,6 +12,8 @@ std::vector<std::vector<size_t>> assign_buckets(const std::vector<BucketItem>& i
     int64_t bytes = 0;
     bool first = true;
   };
+  // One open bucket for each dtype. Buckets close in another order than they open, so they are sorted by their first
+  // item at the end.
   std::map<c10::ScalarType, Open> open;
   std::vector<std::vector<size_t>> buckets;
   const auto close = [&](Open& bucket) {

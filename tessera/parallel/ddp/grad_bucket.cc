@@ -19,6 +19,7 @@ GradBucket::GradBucket(std::vector<ReplicatedParam*> params, c10::ScalarType dty
   stages_.set_streams(streams_);
   const c10::NoGradGuard no_grad;
   const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
+  // A layout with one part: each parameter is one row, and an all-reduce sums the whole buffer.
   for (const auto* param : params_) layout_.append(1, local_part(param->parameter).numel(), itemsize);
   shown_.assign(params_.size(), false);
 }
@@ -28,7 +29,7 @@ GradBucket::GradBucket(GradBucket&&) noexcept = default;
 
 void GradBucket::begin() { flat_.open(layout_, dtype_, params_[0]->parameter.device(), memory_); }
 
-// Flat values as a gradient of the parameter.
+// A view of the 1-d values with the parameter's shape; for a DTensor parameter a DTensor with its placements.
 at::Tensor GradBucket::shaped(const at::Tensor& values, size_t position) const {
   const auto& parameter = params_[position]->parameter;
   at::Tensor local = values.view(local_part(parameter).sizes());
@@ -37,7 +38,7 @@ at::Tensor GradBucket::shaped(const at::Tensor& values, size_t position) const {
                     {.shape = parameter.sizes().vec(), .stride = parameter.strides().vec()});
 }
 
-// Where grad() showed what has accumulated and shows it no longer (zero_grad), that is forgotten.
+// Discards an accumulated gradient if grad() was a view of it and is not any more (zero_grad).
 void GradBucket::forget_dropped() {
   for (size_t i = 0; i < params_.size(); ++i) {
     if (!shown_[i]) continue;
@@ -80,12 +81,16 @@ void GradBucket::start(const std::shared_ptr<comm::Group>& group, double divide)
   if (!flat_.is_open()) begin();
   forget_dropped();
   at::Tensor sent;
-  streams_->reduce.follow_current();  // where the room may have been made just now
+  // The bucket's memory belongs to the compute stream and may have been allocated just now, so the stream that packs
+  // waits for the compute stream.
+  streams_->reduce.follow_current();
   {
     const auto beside = streams_->reduce.enter();
     sent = flat_.close(divide);
   }
   started_ = true;
+  // The all-reduce is the replica stage of the reduction, with no group stage before it, so it runs on the stream
+  // `replicas`.
   stages_.start({.replicas = group}, std::move(sent), *pool_, name_);
   stages_.advance(name_, /*at_end=*/false);
 }
@@ -97,17 +102,20 @@ void GradBucket::bring_values() {
   }
   sum_ = stages_.take(streams_->replicas);
   values_ = flat_.room_for_values(sum_, params_[0]->parameter.scalar_type());
-  if (!values_.is_same(sum_)) streams_->replicas.follow_current();  // which may have had that memory
+  if (!values_.is_same(sum_))
+    streams_->replicas.follow_current();  // the compute stream may have used the memory of values_
   const auto beside = streams_->replicas.enter();
   flat_.bring_values(sum_, values_);
   brought_ = streams_->replicas.mark();
 }
 
 void GradBucket::set_gradient(size_t position, const at::Tensor& values) {
+  // A grad() that is a view of this bucket holds the reduced values already. Any other grad() was reduced by an earlier
+  // backward, and the new values are added to it.
   at::Tensor& grad = params_[position]->parameter.mutable_grad();
   if (!grad.defined()) {
     grad = shaped(values, position);
-  } else if (!shown_[position]) {  // reduced in an earlier backward
+  } else if (!shown_[position]) {
     local_part(grad).add_(local_part(shaped(values, position)));
   }
 }
@@ -118,7 +126,7 @@ void GradBucket::finish() {
   bring_values();
   brought_.hold_current();
   flat_.hand_over(sum_, values_, 0, [&](size_t position, const at::Tensor& values) { set_gradient(position, values); });
-  sum_.reset(), values_.reset();  // the gradients hold them
+  sum_.reset(), values_.reset();  // the gradients keep the memory alive
   started_ = false;
   shown_.assign(shown_.size(), false);
 }

@@ -15,7 +15,8 @@
 namespace tessera {
 namespace {
 
-// Lines "name [shape] dtype" of what must be the same on all ranks.
+// The parameters as lines "name [shape] dtype", with "frozen" if they need no gradient. The lines must be equal on all
+// ranks.
 std::string fingerprint(const std::vector<ReplicatedParam>& params) {
   std::string text;
   for (const auto& param : params) {
@@ -25,6 +26,7 @@ std::string fingerprint(const std::vector<ReplicatedParam>& params) {
   return text;
 }
 
+// The first line of `text` that differs from `other`.
 std::string_view first_difference(std::string_view text, std::string_view other) {
   const auto at =
       static_cast<size_t>(std::mismatch(text.begin(), text.end(), other.begin(), other.end()).first - text.begin());
@@ -93,7 +95,7 @@ void ReplicateState::collect_parameters() {
   }
 }
 
-// COLLECTIVE over the mesh.
+// Checks that the parameters have equal names, shapes, dtypes and requires_grad on all ranks. COLLECTIVE over the mesh.
 void ReplicateState::check_alike() {
   const auto own = fingerprint(params_);
   const auto all = comm::all_gather_bytes(group(), own);
@@ -106,11 +108,13 @@ void ReplicateState::check_alike() {
   }
 }
 
-// COLLECTIVE over the mesh.
+// Broadcasts the buffers, and if asked the parameters, from the mesh's first rank. All broadcasts are in flight at
+// once. COLLECTIVE over the mesh.
 void ReplicateState::copy_from_first_rank(bool parameters) {
   if (group().size() == 1) return;
   const c10::NoGradGuard no_grad;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // sent and received, and where it belongs
+  std::vector<std::pair<at::Tensor, at::Tensor>>
+      copies;  // contiguous copy that is broadcast, tensor it is copied back to
   std::vector<comm::Pending> pending;
   const auto copy = [&](const at::Tensor& tensor, const std::string& name) {
     const at::Tensor local = local_part(tensor).detach();
@@ -130,6 +134,8 @@ void ReplicateState::copy_from_first_rank(bool parameters) {
   for (auto& [from, to] : copies) to.copy_(from);
 }
 
+// Parameters may be replaced between forwards (a load with assignment), and a user may freeze some of them. The buckets
+// then follow the new parameters, in reverse order of registration until an order is learned.
 void ReplicateState::settle() {
   if (settled_ && parameters_are_the_same()) return;
   collect_parameters();
@@ -152,6 +158,9 @@ void ReplicateState::make_buckets(const std::vector<size_t>& order, bool one_sou
     items.push_back({local_part(parameter).numel() * static_cast<int64_t>(c10::elementSize(travels_as(index))),
                      parameter.scalar_type()});
   }
+  // A graph from before a rebuild still holds the old nodes. Their gradients are accepted if the parameters are the
+  // same (params_generation_) and go to the parameters' places in the new buckets. Nodes hold a weak pointer: a graph
+  // does not keep this state alive.
   ++buckets_generation_;
   buckets_.clear();
   sources_.clear();
@@ -184,7 +193,7 @@ void ReplicateState::make_buckets(const std::vector<size_t>& order, bool one_sou
           "[replicate.backward] parameters were replaced, frozen or unfrozen between forward and backward. Run "
           "forward again.");
       if (generation == self->buckets_generation_) return self->take(i, std::move(gradients));
-      self->enter_backward();  // from the graph of a forward before the buckets changed
+      self->enter_backward();  // a graph from before the buckets were rebuilt
       self->pack(params, std::move(gradients));
     });
   }
@@ -192,13 +201,15 @@ void ReplicateState::make_buckets(const std::vector<size_t>& order, bool one_sou
   stats_.buckets = static_cast<int64_t>(buckets_.size());
 }
 
-// COLLECTIVE over the mesh. Buckets follow the order in which gradients came on its first rank.
+// Rebuilds the buckets in the order in which gradients arrived on the mesh's first rank. That order is broadcast,
+// because all ranks must reduce equal buckets in equal order. Parameters without a gradient come last. COLLECTIVE over
+// the mesh.
 void ReplicateState::learn_order() {
   learning_order_ = false;
   std::vector<bool> came(params_.size(), false);
   for (const size_t index : arrival_) came[index] = true;
   for (auto index = trainable_.rbegin(); index != trainable_.rend(); ++index) {
-    if (!came[*index]) arrival_.push_back(*index);  // nobody used it
+    if (!came[*index]) arrival_.push_back(*index);  // no forward used it
   }
   auto order = at::empty({static_cast<int64_t>(arrival_.size())}, at::kLong);
   std::copy(arrival_.begin(), arrival_.end(), order.mutable_data_ptr<int64_t>());
@@ -224,8 +235,9 @@ void ReplicateState::show_parameters() {
 
 // ---- forward ----
 
-// A tensor of its own in every forward. One that is made by a cast shares its values with those of the forwards whose
-// backward is still to come.
+// The tensor that forward reads for a parameter: a new tensor in every forward, over the parameter's memory or over a
+// cast. A cast is reused while the parameter has the same memory and version, so all forwards until the next backward
+// share its values. `keeps`: store the cast for later forwards.
 at::Tensor ReplicateState::computed_form(size_t param, bool keeps) {
   const auto& [name, slots, parameter, dtype] = params_[param];
   const at::Tensor local = local_part(parameter);
@@ -234,7 +246,7 @@ at::Tensor ReplicateState::computed_form(size_t param, bool keeps) {
   auto& known = casts_[param];
   const Cast now{{}, local.const_data_ptr(), local._version()};
   if (known.value.defined() && known.data == now.data && known.version == now.version) return known.value.detach();
-  // To the same place, where no forward has the old values any more.
+  // With fixed_places the cast is written to its old address, unless some forward still uses the old values.
   const bool again = keeps && options_.fixed_places && known.value.defined() && known.value.storage().use_count() == 1;
   const auto cast = again ? known.value.copy_(parameter.detach()) : parameter.detach().to(dtype);
   known = keeps ? Cast{cast, now.data, now.version} : Cast{};
@@ -243,6 +255,7 @@ at::Tensor ReplicateState::computed_form(size_t param, bool keeps) {
 
 void ReplicateState::before_forward(nn::TensorRefs& inputs) {
   if (recomputing()) return show_stand_ins();
+  // A forward outside the engine finds in_backward_ set only after a backward that ended with an exception.
   if (in_backward_) reset();
   settle();
   const bool with_gradients = c10::GradMode::is_enabled();
@@ -272,6 +285,7 @@ void ReplicateState::after_forward(nn::TensorRefs& outputs) {
   if (roots.empty()) stand_ins_.clear();
   if (!recomputing()) {
     const auto reach = options_.find_unused_parameters && !roots.empty() ? reach_of(roots) : nullptr;
+    // Each output has a hook; the first hook of a backward does the work.
     for (const auto& root : roots) {
       if (!root.grad_fn()) continue;
       before_backward_of(root, [self = shared_from_this(), reach] {
@@ -292,8 +306,8 @@ std::shared_ptr<ReplicateState::Reach> ReplicateState::reach_of(const std::vecto
   return reach;
 }
 
-// The sources that no forward reaches whose backward is still to come, this one's among them; none when that is
-// unknown.
+// The nodes that no forward with an outstanding backward reaches, including the forward whose backward starts now.
+// Empty if that is unknown.
 std::vector<bool> ReplicateState::unused_sources() const {
   std::vector<bool> unused;
   for (const auto& weak : reaches_) {
@@ -308,6 +322,8 @@ std::vector<bool> ReplicateState::unused_sources() const {
 
 // ---- backward ----
 
+// Runs at the start of backward. Nodes that cannot run in it are finished at once, so that their buckets do not wait
+// for the end of backward.
 void ReplicateState::enter_backward() {
   if (in_backward_) return;
   in_backward_ = true;
@@ -326,6 +342,8 @@ void ReplicateState::finish_source(Source& source) {
   --missing_[source.bucket];
 }
 
+// Called by a node with all its gradients. Without static_graph the first run completes the node; with static_graph it
+// completes after the learned number of runs, because reentrant checkpoints run a node several times.
 void ReplicateState::take(size_t index, std::vector<at::Tensor>&& gradients) {
   enter_backward();
   auto& source = sources_[index];
@@ -360,14 +378,16 @@ void ReplicateState::pack(const std::vector<size_t>& params, std::vector<at::Ten
   packing_ = std::move(gradients);
 }
 
-// They are of the computing stream, which comes behind what packs them before they are freed.
+// Frees packed gradients. They are memory of the compute stream, which is ordered after the packing first.
 void ReplicateState::release_packed() {
   if (packing_.empty()) return;
   packed_.hold_current();
   packing_.clear();
 }
 
-// Starts the reduction of all buckets, or of those that are complete, in their order.
+// Starts the reduction of complete buckets, or with `all` of all buckets, in bucket order. Every rank starts them in
+// the same order, because the loop stops at the first incomplete bucket. The division of a bucket is launched when the
+// next bucket starts; its all-reduce has then had time to run.
 void ReplicateState::start_ready(bool all) {
   if (!synchronize_) return;
   for (; next_bucket_ < buckets_.size() && (all || missing_[next_bucket_] == 0); ++next_bucket_) {
@@ -379,6 +399,8 @@ void ReplicateState::start_ready(bool all) {
   }
 }
 
+// At the end of backward all remaining buckets are reduced, with zeros for missing gradients, so ranks that used
+// different parameters still run the same collectives.
 void ReplicateState::end_backward() {
   release_packed();
   show_parameters();
@@ -399,7 +421,7 @@ void ReplicateState::end_backward() {
   if (learning_order_ && synchronize_) learn_order();
 }
 
-// After an exception in backward: unfinished gradients are forgotten.
+// After an exception in backward: discards unfinished gradients.
 void ReplicateState::reset() {
   release_packed();
   for (auto& bucket : buckets_) bucket.drop();
@@ -408,7 +430,7 @@ void ReplicateState::reset() {
   casts_.clear();
 }
 
-// As before a backward.
+// Resets the counts for the next backward.
 void ReplicateState::await_all_sources() {
   missing_.assign(buckets_.size(), 0);
   for (auto& source : sources_) {

@@ -1,10 +1,11 @@
-// What replicate attaches to a module: its buckets of gradients, the ends of the graph that fill them, and the hooks
-// around forward.
+// The state that replicate attaches to a module: its gradient buckets, the autograd end nodes that fill them, and the
+// hooks around forward.
 //
-// In forward, and again in backward for what is recomputed there, the modules' members show stand-ins of the parameters
-// that end in this object's nodes: one for each bucket, or while the order of gradients is being learned, one for each
-// parameter. Buckets are reduced in their order on every rank, whatever arrives first. On an accelerator the gradients
-// of a node are kept until those of the next one are packed, or backward ends.
+// During forward, and during recomputation in backward, the modules' members hold stand-ins: tensors over the
+// parameters' memory (or casts of it) whose graph ends in the nodes of this object. There is one node per bucket, or
+// one node per parameter while the order of gradients is learned. Buckets are reduced in the same order on every rank,
+// independent of the order in which gradients arrive. On an accelerator the gradients of a node are kept alive until
+// the gradients of the next node are packed, or backward ends.
 #pragma once
 
 #include <memory>
@@ -29,23 +30,23 @@ class ReplicateState : public DataParallelState, public std::enable_shared_from_
   ReplicateStats& stats() { return stats_; }
 
  private:
-  // One node of the graph: some parameters of one bucket.
+  // One autograd end node: some parameters of one bucket.
   struct Source {
     size_t bucket;
-    std::vector<size_t> params;  // indices into params_
+    std::vector<size_t> params;  // indices in params_
     std::optional<GraphEnd> end;
-    int runs = 0;           // in this backward
-    int learned_runs = -1;  // with static_graph; -1: not known yet
-    bool done = false;
+    int runs = 0;           // runs of the node in this backward
+    int learned_runs = -1;  // runs per backward, with static_graph; -1: unknown
+    bool done = false;      // no more gradients are expected in this backward
   };
-  // Which sources the graph of one forward reaches, with find_unused_parameters. Lives as long as that graph.
+  // The nodes that the graph of one forward reaches, for find_unused_parameters. The hooks of that graph own it.
   struct Reach {
     std::vector<bool> sources;
-    uint64_t generation;    // of the buckets
-    bool consumed = false;  // backward has been through
+    uint64_t generation;    // buckets_generation_ at that forward
+    bool consumed = false;  // backward has run through the graph
   };
 
-  // A parameter in the dtype that forward computes in, as it was at that version.
+  // A cast of a parameter to the compute dtype, with the data pointer and version of the parameter at the cast.
   struct Cast {
     at::Tensor value;
     const void* data = nullptr;
@@ -57,6 +58,7 @@ class ReplicateState : public DataParallelState, public std::enable_shared_from_
   bool recomputing() const;
   at::Tensor computed_form(size_t param, bool keeps);
 
+  // Lazy initialisation, repeated when parameters were replaced, frozen or unfrozen. COLLECTIVE over the mesh.
   void settle();
   bool parameters_are_the_same();
   void collect_parameters();
@@ -89,22 +91,22 @@ class ReplicateState : public DataParallelState, public std::enable_shared_from_
   bool synchronize_ = true;
   double divide_;
   bool settled_ = false;
-  bool learning_order_ = false;
+  bool learning_order_ = false;  // the next synchronised backward decides the buckets
 
   std::vector<ReplicatedParam> params_;  // in order of registration
-  std::vector<size_t> trainable_;
-  std::vector<at::Tensor> stand_ins_;  // of params_, of the last forward; empty when there is nothing to show
-  std::vector<Cast> casts_;            // of params_, for all forwards until the gradients of a step are complete
-  std::vector<at::Tensor> packing_;    // gradients that a stream still reads, until `packed_`
+  std::vector<size_t> trainable_;        // indices of the parameters that require gradients
+  std::vector<at::Tensor> stand_ins_;    // for params_, of the last forward; empty: members hold the parameters
+  std::vector<Cast> casts_;              // for params_, shared by all forwards until the step's gradients are complete
+  std::vector<at::Tensor> packing_;      // gradients that a stream reads until packed_
   StreamMark packed_;
   std::vector<GradBucket> buckets_;
   std::vector<Source> sources_;
   std::vector<std::weak_ptr<Reach>> reaches_;
-  std::vector<std::pair<size_t, size_t>> places_;  // of params_: bucket and position in it
-  uint64_t params_generation_ = 0, buckets_generation_ = 0;
-  std::vector<int> missing_;     // sources that each bucket waits for
-  std::vector<size_t> arrival_;  // of trainable parameters, while learning
-  size_t next_bucket_ = 0;       // to be reduced
+  std::vector<std::pair<size_t, size_t>> places_;            // for params_: bucket and position in it
+  uint64_t params_generation_ = 0, buckets_generation_ = 0;  // grow when params_ and buckets_ are rebuilt
+  std::vector<int> missing_;                                 // for each bucket: nodes that have not run
+  std::vector<size_t> arrival_;  // trainable parameters in the order of their gradients, while learning
+  size_t next_bucket_ = 0;       // next bucket to be reduced
   bool in_backward_ = false;
 };
 

@@ -42,8 +42,9 @@ class GatheredGroup {
   // Records that the gather stream is ordered after all writes to the shards so far.
   virtual void note_order() {}
 
-  // Set the tensors that the modules' members hold: tensors from whole_tensors(), or the shards (for a flat parameter,
-  // its placeholders).
+  // show_whole(): the modules' members hold these tensors of whole_tensors(). show_shards(): the members hold the
+  // tensors that users see outside forward, which are the shards, or for a flat parameter without use_orig_params views
+  // of its freed storage.
   virtual void show_whole(const std::vector<at::Tensor>& tensors) = 0;
   virtual void show_shards() = 0;
   // New tensors over the unsharded parameters.

@@ -21,10 +21,10 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// Where the rows of a forward lie in all rows of the run: what adapters drop of them follows from it, and other
-// forwards may come before this one is run again.
+// The position of a forward's rows in all rows of the run. The dropout of adapters depends on it, and other forwards
+// may change it before this forward is recomputed.
 struct RowPlace {
-  std::shared_ptr<nn::LoraDropout> dropout;  // null: nothing is dropped
+  std::shared_ptr<nn::LoraDropout> dropout;  // null: no dropout
   int64_t first_row = 0;
 };
 
@@ -37,7 +37,10 @@ RowPlace row_place(nn::Module& module) {
   return {};
 }
 
-// Inputs first, then parameters: those that need a gradient are the node's inputs, in this order.
+// The autograd node of a checkpointed module. Its inputs are the module's inputs and then its parameters, as far as
+// they require gradients. In backward it runs forward again on leaves of a new graph, differentiates that graph, and
+// returns the gradients, which then flow through the outer graph. So hooks of the outer graph (FSDP, DDP) see one
+// gradient per parameter.
 struct Recomputation : torch::autograd::Node {
   nn::Rerun rerun;
   std::vector<at::Tensor> inputs;
@@ -49,10 +52,11 @@ struct Recomputation : torch::autograd::Node {
   variable_list apply(variable_list&& gradients) override {
     TESSERA_CHECK(rerun, ErrorKind::kShape,
                   "[parallel.checkpoint] backward ran through a checkpointed module a second time. Run forward again.");
-    // Each is let go where it is used, but for backwards to come.
+    // A replay frees each kept result where it is used. If the graph is kept for another backward, the replay works on
+    // a copy of the list.
     const bool again = kept && torch::autograd::get_current_graph_task_keep_graph();
     const auto taken = again ? std::make_shared<kernels::KeptResults>(*kept) : kept;
-    // The graph behind the inner weights ends here.
+    // The inner weights are leaves, so their gradients cannot be deferred to a later flush: they are computed here.
     const kernels::DeferredGradients::Scope all_at_once(nullptr);
     const auto inner_inputs = leaves_of(inputs), inner_parameters = leaves_of(parameters.tensors);
     variable_list outputs, output_gradients;
@@ -105,7 +109,8 @@ void wrap_forward(nn::Module& module, const nn::TensorRefs& inputs, nn::TensorRe
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i]->defined() || !outputs[i]->is_floating_point()) continue;
     node->differentiable_outputs.push_back(i);
-    // An input that is handed on as it came must not become the node's result.
+    // A module may return one of its inputs unchanged. Its handle must not become the node's output, so a detached one
+    // does.
     *outputs[i] = outputs[i]->detach();
     results.push_back(*outputs[i]);
   }
@@ -113,6 +118,8 @@ void wrap_forward(nn::Module& module, const nn::TensorRefs& inputs, nn::TensorRe
   torch::autograd::set_history(results, pointer);
 }
 
+// The forward wrapper. It records kept results during the first forward, if `selective`, and then makes the outputs
+// results of a Recomputation node.
 struct Checkpoint {
   bool selective;
   nn::WrapOutputs operator()(nn::Module& of) const {

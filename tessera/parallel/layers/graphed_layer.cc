@@ -51,7 +51,8 @@ GraphedLayer look_at(nn::Module& layer) {
     out.sharded |= module.sharding() != nullptr;
   });
   const auto& shown = out.parameters.tensors;
-  // Those of modules below that are sharded are shown as shards outside their hooks.
+  // Sharded modules below the layer hold their shards, which are DTensors, outside their own hooks; this is no tensor
+  // parallelism.
   refuse_tensor_parallel_if(!out.sharded && std::ranges::any_of(shown, is_dtensor));
   return out;
 }

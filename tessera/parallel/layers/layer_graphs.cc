@@ -33,24 +33,25 @@ namespace {
 using torch::autograd::variable_list;
 using Tensors = std::vector<at::Tensor>;
 
-// So many backwards of a layer run before it is captured: libraries set themselves up meanwhile, which no graph may
-// hold.
+// Number of eager backwards before a layer is captured. Libraries initialise themselves in these, which a graph must
+// not contain.
 constexpr int64_t kWarmUps = 2;
-// More shapes than these, of one layer, run as ever: each keeps memory. One that has not come in so many calls goes.
+// Number of recording keys (batch shapes) per layer; calls with further keys run eagerly, because each key holds
+// memory. A key that was not used for kForgottenAfter calls is dropped.
 constexpr size_t kMostKinds = 4;
 constexpr int64_t kForgottenAfter = 64;
 
-// Of all layers of a call.
+// Shared by all layers of one graph_layers call.
 struct Shared {
   explicit Shared(c10::Device given)
       : device(given), in_passing(make_graph_memory(given)), stream(given, /*high_priority=*/false) {}
   c10::Device device;
-  std::shared_ptr<GraphMemory> in_passing;  // of graphs that leave nothing there but what is copied at once
+  std::shared_ptr<GraphMemory> in_passing;  // for graphs whose results are copied out right after each replay
   SideStream stream;
-  bool told = false;  // that something does not repeat
+  bool told = false;  // the message about eager calls has been logged
 };
 
-// One launch for those of a dtype.
+// One launch per dtype.
 void copy_all(const Tensors& to, const Tensors& from) {
   std::map<c10::ScalarType, std::pair<Tensors, Tensors>> by_type;
   for (size_t i = 0; i < to.size(); ++i) {
@@ -72,17 +73,19 @@ at::Tensor empty_as(const at::Tensor& tensor) {
   return tensor.defined() ? at::empty(tensor.sizes(), tensor.options()) : tensor;
 }
 
-// The same place, which is not kept by it.
+// A tensor over the same memory, which it does not keep alive.
 at::Tensor place_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
   return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false));
 }
 
-// The same place as a leaf of a graph of its own: what is written there later is none of its business.
+// A leaf of a new graph over the same memory, with a version counter of its own: later writes through the original
+// tensor do not invalidate that graph.
 at::Tensor leaf_over(const at::Tensor& tensor) {
   return tensor.defined() ? place_of(tensor).set_requires_grad(tensor.requires_grad()) : tensor;
 }
 
+// Captures `work`. A failure is a kConfig error that says to turn layer graphs off, except when memory is exhausted.
 template <class Work>
 void capture_as(const char* what, DeviceGraph& graph, const SideStream& stream, const Work& work) {
   try {
@@ -96,15 +99,19 @@ void capture_as(const char* what, DeviceGraph& graph, const SideStream& stream, 
   }
 }
 
-// As autograd counts writes; 0 where it does not.
+// The version counters of the tensors; 0 for undefined and inference tensors.
 std::vector<uint32_t> versions_of(const Tensors& tensors) {
   std::vector<uint32_t> out;
   for (const auto& each : tensors) out.push_back(!each.defined() || each.is_inference() ? 0 : each._version());
   return out;
 }
 
-// One forward of a layer and its backward, captured. What forward leaves for backward lies in memory of their own, so
-// that recordings may be replayed in any order; a layer that leaves nothing there has its forward in passing, too.
+// One forward of a layer and its backward, captured as two graphs.
+//
+// The forward graph leaves the activations for backward in memory of its own recording, so other recordings may be
+// replayed between the two in any order. The backward graph, and the forward graph of a fully checkpointed layer (which
+// leaves no activations), use the shared memory in_passing: their results are copied out right after each replay,
+// before another graph can overwrite them.
 class Recording {
  public:
   Recording(std::shared_ptr<Shared> shared, const nn::Module& module, const nn::ForwardCall& call)
@@ -118,10 +125,10 @@ class Recording {
     }
   }
 
-  // Without autograd. The parameters of the first call stay those of all: the same tensors, or others at the same
-  // places.
+  // Replays forward and returns a copy of the result. Call it without autograd. The first call captures with its
+  // parameters; later calls must have parameters at the same addresses.
   at::Tensor forward(const nn::ForwardCall& call, const ShownParameters& parameters) {
-    copy_all(inputs_, given_to(call));  // without autograd
+    copy_all(inputs_, given_to(call));
     if (!forward_) capture_forward(call, parameters);
     forward_->replay();
     at::Tensor result = empty_as(output_);
@@ -131,8 +138,8 @@ class Recording {
 
   bool captured() const { return forward_ != nullptr; }
 
-  // Gradients of the inputs and parameters that want one, in this order; undefined where there is none. `written`:
-  // parameters that were written to since forward.
+  // Replays backward and returns the gradients of the inputs and parameters that require one, in this order; undefined
+  // for an unused one. `written`: indices of parameters that were written to since forward.
   variable_list backward(const at::Tensor& gradient, const std::vector<size_t>& written) {
     if (!output_gradient_.defined()) output_gradient_ = empty_as(output_);
     if (!written.empty()) check_writes(written);
@@ -146,8 +153,10 @@ class Recording {
   }
 
  private:
-  // Of parameters that were written to since forward: Error kShape where autograd would find that in backward, which it
-  // does if forward left them for it. A graph that is thrown away says so.
+  // Error kShape if backward needs a parameter that was written to since forward. The leaves have their own version
+  // counters, so autograd did not see the write. Here the counters of the written leaves are bumped, and a backward is
+  // captured into a graph that is thrown away: autograd raises its own error exactly if it saved one of these leaves.
+  // The counters are restored afterwards.
   void check_writes(const std::vector<size_t>& written) const {
     std::vector<c10::VariableVersion> counters;
     for (const size_t i : written) {
@@ -173,7 +182,7 @@ class Recording {
   void capture_forward(const nn::ForwardCall& call, const ShownParameters& parameters) {
     Tensors leaves;
     for (const auto& each : parameters.tensors) leaves.push_back(leaf_over(each));
-    at::accelerator::emptyCache();  // of what warm-ups had: graphs have memory of their own
+    at::accelerator::emptyCache();  // frees the memory of the eager runs; graphs have memory of their own
     auto graph = memory_->make_graph();
     at::Tensor output;
     capture_as("forward", *graph, shared_->stream, [&] {
@@ -192,11 +201,12 @@ class Recording {
     Tensors gradients;
     capture_as("backward", *graph, shared_->stream, [&] { gradients = differentiate(); });
     backward_ = std::move(graph);
-    // They are copied right behind each replay; until the next one of any layer nobody writes there.
+    // The gradients are copied out right after each replay, and only a replay writes to in_passing memory. So their
+    // addresses are enough, and the memory need not be kept per recording.
     for (const auto& each : gradients) gradients_.push_back(place_of(each));
   }
 
-  // The graph of autograd stays, and with it what forward leaves for backward.
+  // retain_graph keeps the autograd graph, and with it the activations that the forward graph writes at each replay.
   Tensors differentiate() const {
     const kernels::DeferredGradients::Scope all_at_once(nullptr);
     return torch::autograd::grad({output_}, that_require_grad(input_leaves_, parameter_leaves_), {output_gradient_},
@@ -208,10 +218,12 @@ class Recording {
   std::shared_ptr<GraphMemory> memory_;
   Tensors inputs_, input_leaves_, parameter_leaves_;
   at::Tensor output_, output_gradient_;
-  Tensors gradients_;  // their places
+  Tensors gradients_;  // tensors over the addresses that the backward graph writes
   std::unique_ptr<DeviceGraph> forward_, backward_;
 };
 
+// All recordings with one key. Each forward whose backward has not run needs a recording of its own; the others are
+// idle.
 struct Recordings {
   RecordingKind kind;
   int64_t warm_ups = 0;
@@ -219,7 +231,7 @@ struct Recordings {
   std::vector<std::unique_ptr<Recording>> idle;
 };
 
-// A recording between its forward and the end of its backward; idle again after that.
+// Ends the lease of a recording after its backward: a captured recording becomes idle again.
 struct ReturnToIdle {
   std::shared_ptr<Recordings> recordings;
   void operator()(Recording* recording) const {
@@ -229,10 +241,12 @@ struct ReturnToIdle {
 };
 using Lease = std::unique_ptr<Recording, ReturnToIdle>;
 
+// The autograd node of a replayed layer. Its inputs are the layer's inputs and parameters that require gradients. It
+// leases a recording from forward until its backward has run, or until its graph is freed.
 struct ReplayedLayer : torch::autograd::Node {
   Lease lease;
   Tensors parameters;
-  std::vector<uint32_t> versions;  // of the parameters in forward
+  std::vector<uint32_t> versions;  // of the parameters at forward
 
   variable_list apply(variable_list&& gradients) override {
     TESSERA_CHECK(lease, ErrorKind::kShape,
@@ -247,18 +261,18 @@ struct ReplayedLayer : torch::autograd::Node {
         "Do not move them in between, set fixed_places where they are sharded or replicated, or do not graph layers.");
     variable_list found(num_outputs());
     if (gradients[0].defined()) found = lease->backward(gradients[0], written());
-    lease = Lease();  // with its recordings
+    lease = Lease();  // frees its recordings, too
     parameters.clear();
     return found;
   }
   void release_variables() override {
-    lease = Lease();  // with its recordings
+    lease = Lease();  // frees its recordings, too
     parameters.clear();
   }
   std::string name() const override { return "ReplayedLayer"; }
 
  private:
-  std::vector<size_t> written() const {  // since forward
+  std::vector<size_t> written() const {  // parameters written to since forward
     const auto now = versions_of(parameters);
     std::vector<size_t> out;
     for (size_t i = 0; i < now.size(); ++i) {
@@ -277,7 +291,7 @@ class LayerGraphs {
     const auto& parameters = layer.parameters;
     const auto depends_on = that_require_grad(given_to(call), parameters.tensors);
     if (depends_on.empty()) return std::nullopt;
-    // Nor does a forward that is part of one whose results are kept (selective checkpoints around the layer).
+    // A forward inside a selective checkpoint does not repeat either: the checkpoint keeps some of its results.
     const bool repeats = call.numbers && !layer.hooked && !layer.sharded && !kernels::KeptResults::current();
     const auto recordings = repeats ? recordings_of(kind_of(module, call, layer)) : nullptr;
     if (!recordings) tell();
@@ -299,7 +313,7 @@ class LayerGraphs {
   }
 
  private:
-  // Null where there are too many kinds already.
+  // The recordings for a key; null if there are kMostKinds other keys.
   std::shared_ptr<Recordings> recordings_of(RecordingKind kind) {
     ++calls_;
     std::erase_if(kinds_, [&](const auto& each) { return each->last_call + kForgottenAfter < calls_; });
@@ -312,12 +326,14 @@ class LayerGraphs {
     return *found;
   }
 
+  // Runs forward eagerly, and counts the call when its backward starts.
   static at::Tensor warm_up(const std::shared_ptr<Recordings>& recordings, const nn::ForwardCall& call) {
     at::Tensor result = call.run(given_to(call)).at(0);
     before_backward_of(result, [recordings] { ++recordings->warm_ups; });
     return result;
   }
 
+  // Takes an idle recording, or makes one.
   Lease lease(const std::shared_ptr<Recordings>& recordings, const nn::Module& module, const nn::ForwardCall& call) {
     auto& idle = recordings->idle;
     if (idle.empty()) idle.push_back(std::make_unique<Recording>(shared_, module, call));

@@ -9,6 +9,8 @@
 namespace tessera {
 namespace {
 
+// Members that forward reads but that are no registered parameters (see add_unregistered_member). The mutex guards the
+// map, because ranks may be threads of one process.
 struct UnregisteredMembers {
   std::mutex mutex;
   std::map<const nn::Module*, std::set<at::Tensor*>> of_module;
@@ -35,6 +37,7 @@ void remove_unregistered_member(const nn::Module& module, at::Tensor* member) {
   if (found->second.empty()) members.of_module.erase(found);
 }
 
+// Tied parameters are one tensor with several members, so gradients of all their uses arrive together.
 void ShownParameters::add_own(nn::Module& module) {
   const auto add = [this](at::Tensor* member) {
     const auto found = std::ranges::find_if(tensors, [&](const at::Tensor& each) { return each.is_same(*member); });

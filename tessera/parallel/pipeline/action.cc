@@ -38,7 +38,8 @@ bool has_micro_batch(ActionKind kind) {
          kind != ActionKind::kOverlap;
 }
 
-// A number without sign that begins `text`, which it is taken from.
+// Takes a number without a sign from the start of `text` and removes it. nullopt for no number, or one above
+// kMostNumber.
 std::optional<int> take_number(std::string_view& text) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);

@@ -12,7 +12,7 @@
 namespace tessera::pipeline {
 namespace {
 
-// What has been computed, with the time it was ready.
+// The computations that have run, and the time at which each result was ready.
 using DoneAt = std::map<Action::Key, double>;
 
 std::optional<double> ready_at(const DoneAt& done, int stage, ActionKind kind, int micro_batch) {
@@ -21,13 +21,13 @@ std::optional<double> ready_at(const DoneAt& done, int stage, ActionKind kind, i
   return found->second;
 }
 
-// Of either form of backward: when the gradient of the stage's input is known.
+// The time at which the gradient of the stage's input was ready, from B or I; nullopt: not yet.
 std::optional<double> gradient_at(const DoneAt& done, int stage, int micro_batch) {
   const auto whole = ready_at(done, stage, ActionKind::kBackward, micro_batch);
   return whole ? whole : ready_at(done, stage, ActionKind::kInputBackward, micro_batch);
 }
 
-// When what another rank or an earlier step must have done for this one was ready; nothing: not yet.
+// The time at which all inputs of an action were ready; nullopt: not yet.
 std::optional<double> inputs_at(const DoneAt& done, const Action& action, int stages) {
   switch (action.kind) {
     case ActionKind::kForward:
@@ -43,13 +43,17 @@ std::optional<double> inputs_at(const DoneAt& done, const Action& action, int st
   }
 }
 
-// A table that was run: each action as soon as its rank and its inputs were ready; messages take no time.
+// The result of running a table: each action runs as soon as its rank is free and its inputs are ready; messages take
+// no time.
 struct Clockwork {
   std::vector<std::vector<RowStep>> rows;
-  std::vector<size_t> ran;    // steps of each row; less than it has where it waits for ever
-  double time = 0, busy = 0;  // until the last rank is done; of all ranks together
+  std::vector<size_t> ran;    // number of steps that ran in each row; fewer than the row has: it waits for ever
+  double time = 0, busy = 0;  // until the last rank is done; sum of all ranks' busy time
 };
 
+// Rows are run in rounds until no row can continue. A row that then has steps left waits for ever: the order within a
+// row is fixed, and a result, once ready, stays ready. So the set of steps that run does not depend on the order of the
+// rounds.
 Clockwork run_table(const ScheduleTable& table, int stages, const ActionCosts& costs) {
   const std::array<double, 4> cost_of = {costs.forward, costs.backward, costs.input_backward, costs.weight_backward};
   Clockwork out;
@@ -69,7 +73,7 @@ Clockwork run_table(const ScheduleTable& table, int stages, const ActionCosts& c
   return out;
 }
 
-// Beyond that a table is not shown.
+// A table with more cells is not printed in messages.
 constexpr size_t kShownCells = 4096;
 
 template <class... Args>
@@ -82,7 +86,8 @@ template <class... Args>
         shown ? " Full pipeline schedule:\n" : "", shown ? table.to_text(column) : "");
 }
 
-// Takes in one rank's actions: where they are, and that each comes once and after what its own rank must have done.
+// Checks one rank's actions: they are computations within the extent, their stage is on this rank alone, each occurs
+// once, and after the actions of its own rank that it needs. Records the stages' ranks and the actions seen.
 void check_rank(const ScheduleTable& table, size_t rank, const ScheduleExtent& extent, std::vector<int>& rank_of,
                 std::set<Action::Key>& seen) {
   for (const auto& [step, column] : steps_of(table.ranks[rank])) {
@@ -157,6 +162,8 @@ std::vector<int> check_schedule(const ScheduleTable& table, const ScheduleExtent
     wrong_table(table, std::nullopt, "Schedule has incorrect number of ranks - expected {}, actual {}", extent.ranks,
                 table.ranks.size());
   }
+  // Refuses absurd sizes before memory is allocated for them. Each (stage, micro-batch) has at least two computations;
+  // the bound allows four of them in a cell (an overlap has two).
   int64_t cells = 0;
   for (const auto& row : table.ranks) cells += static_cast<int64_t>(row.size());
   if (extent.stages < 1 || extent.micro_batches < 1 || int64_t{extent.stages} * extent.micro_batches > 2 * cells) {
@@ -202,7 +209,7 @@ Simulation simulate(const Schedule& schedule, const ActionCosts& costs) {
 
 namespace {
 
-// Of a lowered table: whether an action can run, by what all ranks have come to.
+// Whether an action of a lowered table can run, given the actions that all ranks have run.
 bool lowered_can_run(const Action& action, const std::set<Action::Key>& done, const std::vector<int>& rank_of) {
   const int stage = action.stage, mb = action.micro_batch, last = static_cast<int>(rank_of.size()) - 1;
   const auto has = [&](int of, ActionKind kind) { return done.contains({of, kind, mb}); };
@@ -256,6 +263,8 @@ void check_lowered(const ScheduleTable& lowered, const std::vector<int>& rank_of
                 ErrorKind::kConfig, "[pipeline.check] {} SEND_F to {} RECV_F, {} SEND_B to {} RECV_B: wanted as many",
                 count[ActionKind::kSendForward], count[ActionKind::kReceiveForward], count[ActionKind::kSendBackward],
                 count[ActionKind::kReceiveBackward]);
+  // A send never blocks here and a receive needs its send, as in the executor. If every row runs to its end, the real
+  // ranks cannot deadlock.
   std::set<Action::Key> done;
   const auto ran = detail::run_in_rounds(rows, [&](size_t rank, const RowStep& step) {
     if (!lowered_can_run(step.action, done, rank_of)) return false;

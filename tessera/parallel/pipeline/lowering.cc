@@ -11,7 +11,7 @@
 namespace tessera::pipeline {
 namespace {
 
-// The stages that a row computes on next, at most about `count`, in order.
+// The next `count` different stages that a row computes on, in order; an overlap may add one more.
 std::vector<int> next_stages(const ActionRow& row, size_t first, int count) {
   std::vector<int> out;
   for (size_t i = first; i < row.size() && static_cast<int>(out.size()) < count; ++i) {
@@ -23,7 +23,7 @@ std::vector<int> next_stages(const ActionRow& row, size_t first, int count) {
   return out;
 }
 
-// The stage of another rank that waits for what the action computes; nothing: there is none.
+// The stage on another rank that needs the result of the action; nullopt: there is none.
 std::optional<int> receiver_of(const Action& action, const std::vector<int>& rank_of) {
   const bool forward = action.kind == ActionKind::kForward;
   const bool backward = action.kind == ActionKind::kBackward || action.kind == ActionKind::kInputBackward;
@@ -34,7 +34,7 @@ std::optional<int> receiver_of(const Action& action, const std::vector<int>& ran
   return to;
 }
 
-// Whether this rank has, or is about to have, what the action needs of other stages.
+// Whether the action's inputs from other stages are on this rank, or their receive is in its row already.
 bool has_inputs(const Action& action, const std::set<Action::Key>& done, int stages) {
   const int stage = action.stage, mb = action.micro_batch;
   const auto has = [&](int of, ActionKind kind) { return done.contains({of, kind, mb}); };
@@ -108,6 +108,9 @@ Actions merge_bw(const ActionRow& row) {
   return out;
 }
 
+// When an action is placed, its SEND follows in the same row and its RECV is appended to the receiver's row at once.
+// Both rows thus list the messages between two ranks in the same order, which NCCL needs: it matches messages by order,
+// not by tag.
 std::vector<Actions> add_send_recv(const std::vector<Actions>& rows, const std::vector<int>& rank_of) {
   std::vector<Actions> out(rows.size());
   std::vector<std::set<Action::Key>> done(rows.size());

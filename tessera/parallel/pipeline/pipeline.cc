@@ -65,7 +65,8 @@ StagePlan plan_pipeline(const ModelConfig& config, const PipelineOptions& option
                   options.table->ranks(), ranks);
     return plan_stages(config.num_hidden_layers, options.table->rank_of, options.layers_of_stages);
   }
-  // Every schedule can run two micro-batches a rank.
+  // The ranks of stages do not depend on the number of micro-batches. Every schedule accepts two micro-batches per
+  // rank.
   const auto schedule = make_schedule(
       options.schedule, {.ranks = ranks, .stages_per_rank = options.stages_per_rank, .micro_batches = 2 * ranks});
   return plan_stages(config.num_hidden_layers, schedule.rank_of, options.layers_of_stages);
@@ -76,7 +77,10 @@ void keep_stages(CausalLM& model, const PipelineOptions& options) {
   keep_stages(model, plan_pipeline(model.config(), options), pipeline_rank(options));
 }
 
-// Turns the reductions of data parallelism on and off, and the freeing of layers.
+// Controls data parallelism during a step. With reduce_each every backward reduces gradients. Otherwise reduction is
+// switched on only for the backward that completes gradients: for a layer the last backward of its stage; for the
+// embedding, norm and head the last backward of the rank. The layers of a stage then also stay gathered from UNSHARD to
+// RESHARD.
 class Pipeline::Switches : public detail::DataParallelHooks {
  public:
   Switches(CausalLM& model, const StagePlan& plan, const PipelineStep& how)
@@ -91,7 +95,7 @@ class Pipeline::Switches : public detail::DataParallelHooks {
     for (const int stage : gathered_) free_after_each(stage, true);
   }
 
-  // The first forward gathers.
+  // Only keeps the layers from being freed; the first forward gathers them.
   void unshard(int stage) override {
     if (!keeps_gathered_) return;
     gathered_.insert(stage);
@@ -107,10 +111,12 @@ class Pipeline::Switches : public detail::DataParallelHooks {
     const bool backward = action.kind == ActionKind::kBackward;
     if (backward && completes.all && how_.before_last_backward) how_.before_last_backward();
     if (!has_states_) return;
-    const bool whole = action.kind == ActionKind::kForward && plan_.stages() == 1;  // as its backward
+    const bool whole =
+        action.kind == ActionKind::kForward && plan_.stages() == 1;  // replicate() reads the switch in forward, too
     switch_on(action, backward || whole ? completes : Completes{}, (backward || whole) && reduce_each_);
   }
-  // What waited for W goes through the graph in several backwards.
+  // A W sends its deferred gradients into the graph in several backwards, one per node. Reductions stay off meanwhile,
+  // and the accumulated gradients are reduced after it.
   void after(const Action& action, const Completes& completes) override {
     if (!has_states_ || action.kind != ActionKind::kWeightBackward) return;
     if (!reduce_each_ && !completes.all && !completes.stage) return;
@@ -134,7 +140,7 @@ class Pipeline::Switches : public detail::DataParallelHooks {
     }
     return out;
   }
-  // Experts that are units inside a layer's are freed as ever.
+  // Not recursive: experts, which are FSDP units inside a layer, are still freed after each use.
   void free_after_each(int stage, bool on) const {
     for (auto* const layer : sharded_layers(stage)) {
       set_reshard_after_forward(*layer, on, /*recurse=*/false);
@@ -147,7 +153,7 @@ class Pipeline::Switches : public detail::DataParallelHooks {
   const PipelineStep& how_;
   bool reduce_each_, has_states_, keeps_gathered_;
   std::vector<DecoderLayer*> layers_;
-  std::set<int> gathered_;  // stages whose layers stay so
+  std::set<int> gathered_;  // stages whose layers stay gathered
 };
 
 Pipeline::Pipeline(CausalLM& model, PipelineOptions options)
@@ -197,7 +203,7 @@ const detail::RankProgram& Pipeline::program(int micro_batches, bool with_gradie
   const auto table =
       with_gradients ? lower(schedule(micro_batches)) : lower_forward(plan_.rank_of, ranks_, micro_batches);
   check_lowered(table, plan_.rank_of, micro_batches);
-  // The buckets of replicas are reduced within one backward.
+  // replicate() reduces a bucket within one backward, so it needs B instead of I and W.
   const bool splits = replicate_state(model_) == nullptr;
   program = std::make_unique<detail::RankProgram>(table.ranks.at(static_cast<size_t>(rank_)), splits);
   return *program;
@@ -221,6 +227,8 @@ at::Tensor Pipeline::step(const std::vector<ModelInputs>& micro_batches, const P
   check_micro_batches(micro_batches);
   const auto& actions = program(static_cast<int>(micro_batches.size()), true);
   auto* const tied = tied_slot();
+  // The gradients of a tied embedding are summed over two ranks after the step. A gradient from earlier steps has been
+  // summed already, so it is set aside here and added afterwards.
   const at::Tensor before = tied != nullptr ? std::exchange(tied->parameter.mutable_grad(), {}) : at::Tensor();
   detail::Execution execution(model_, plan_, wire_.get(), micro_batches, how.loss_divisor);
   Switches switches(model_, plan_, how);
@@ -263,7 +271,7 @@ std::vector<int64_t> Pipeline::generate(std::span<const int64_t> prompt, const G
     source.leader = static_cast<int>(std::ranges::find_if(has_logits, [](const auto& each) { return !each.empty(); }) -
                                      has_logits.begin());
   }
-  // The stages of a rank share a store, in which each has the pages of its own layers.
+  // The stages of a rank share one page store, in which each stage has the pages of its own layers.
   source.forward = [&](nn::PageStore& store, const StepRows& rows) {
     nn::PagedStep step(store, rows.sequences, rows.wanted);
     const std::vector<ModelInputs> one = {inputs_of_rows(rows, step, source.device)};
@@ -274,7 +282,7 @@ std::vector<int64_t> Pipeline::generate(std::span<const int64_t> prompt, const G
   return tessera::generate(model_.config(), source, prompt, options);
 }
 
-// The weight that this rank shares with another one of the pipeline; null: it shares none.
+// The tied embedding that this rank shares with another rank of the pipeline; null if there is none.
 nn::ParameterSlot* Pipeline::tied_slot() {
   const int first = plan_.rank_of.front(), last = plan_.rank_of.back();
   if (!model_.config().tie_word_embeddings || first == last || (rank_ != first && rank_ != last)) return nullptr;
@@ -286,7 +294,8 @@ nn::ParameterSlot* Pipeline::tied_slot() {
   return &embedding->own_parameters().front();
 }
 
-// Both ranks add the same two numbers.
+// Exchanges the tied gradients and adds them. Both ranks compute a + b or b + a, which are bitwise equal, so the
+// optimizer keeps the two weights equal.
 void Pipeline::sum_tied_gradients() {
   const c10::NoGradGuard no_grad;
   auto& parameter = tied_slot()->parameter;
@@ -299,7 +308,8 @@ void Pipeline::sum_tied_gradients() {
   const at::Tensor sent = own.contiguous(), received = at::empty_like(sent);
   const auto send = [&] { return comm::send(group, sent, other, kTag); };
   const auto receive = [&] { return comm::recv(group, received, other, kTag); };
-  auto first_one = rank_ < other ? send() : receive();  // one order on both, as NCCL needs
+  auto first_one =
+      rank_ < other ? send() : receive();  // the lower rank sends first: NCCL needs one order on both ranks
   auto second_one = rank_ < other ? receive() : send();
   first_one.wait();
   second_one.wait();
@@ -320,8 +330,8 @@ at::Tensor Pipeline::norm_over_stages(const at::Tensor& own_norm) const {
   const auto all = at::empty({ranks_}, own.options());
   comm::all_gather_into(*options_.mesh->group("pp"), all, own, "gradient norm").wait();
   auto norm = all[0];
-  for (int rank = 1; rank < ranks_; ++rank) norm = at::hypot(norm, all[rank]);  // loses nothing where squares overflow
-  // hypot is infinite beside a NaN.
+  for (int rank = 1; rank < ranks_; ++rank) norm = at::hypot(norm, all[rank]);  // does not overflow where squares would
+  // hypot(inf, NaN) is infinite, so a NaN is restored here.
   return at::where(all.isnan().any(), std::numeric_limits<double>::quiet_NaN(), norm);
 }
 

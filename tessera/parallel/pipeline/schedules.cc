@@ -76,6 +76,8 @@ Schedule make_schedule(std::string_view name, const ScheduleSize& size) {
   TESSERA_CHECK(traits.style != StageStyle::kV || size.stages_per_rank == 2, ErrorKind::kConfig,
                 "[pipeline.schedule] {} requires exactly 2 stages per rank, but got {}.",
                 traits.name == "ZBVZeroBubble" ? "ZBV" : traits.name, size.stages_per_rank);
+  // A V schedule maps stage s and stage 2 * ranks - 1 - s to the same rank, so the last rank passes its output to
+  // itself.
   return {.name = traits.name,
           .micro_batches = size.micro_batches,
           .rank_of = stage_to_rank(size.ranks, size.ranks * size.stages_per_rank, traits.style),

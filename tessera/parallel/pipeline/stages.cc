@@ -12,6 +12,7 @@
 
 namespace tessera::pipeline {
 
+// Stages contain consecutive layers, so a stage begins at the sum of the layers before it.
 StageRange StagePlan::range(int stage) const {
   const auto first = layers.begin(), here = first + stage;
   const int64_t before = std::accumulate(first, here, int64_t{0});
@@ -39,6 +40,7 @@ StagePlan plan_stages(int64_t layers, const std::vector<int>& rank_of, const std
                 "[pipeline.stages] layers of stages [{}]: {} in all, the model has {}",
                 fmt::join(layers_of_stages, ", "), sum, layers);
   for (int stage = 0; stage < stages; ++stage) {
+    // The first stage has the embedding and the last stage the head, so these two may have no layers.
     const bool has_more = stage == 0 || stage == stages - 1;
     TESSERA_CHECK(
         layers_of_stages[static_cast<size_t>(stage)] >= (has_more ? 0 : 1), ErrorKind::kConfig,
@@ -93,6 +95,7 @@ void keep_stages(CausalLM& model, const StagePlan& plan, int rank) {
   for (int64_t layer = 0; layer < count; ++layer) {
     if (!kept[static_cast<size_t>(layer)]) decoder.layers->replace_child(std::to_string(layer), nullptr);
   }
+  // Removed children are null in the model; DecoderModel's forward skips them by StageRange.
   if (!first && !(last && model.config().tie_word_embeddings)) decoder.replace_child("embed_tokens", nullptr);
   if (last) return;
   decoder.replace_child("norm", nullptr);

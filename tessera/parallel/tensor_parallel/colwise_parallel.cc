@@ -27,7 +27,9 @@ void ColwiseParallel::apply(nn::Module& module, const StyleContext& context) con
   module.register_forward_hook(
       [path = context.path, wanted, local = options_.use_local_output](nn::Module&, nn::TensorRefs& outputs) {
         at::Tensor& y = first_of(outputs, path, "outputs");
-        if (!is_dtensor(y)) return;  // a head's log-probs, which are whole
+        if (!is_dtensor(y)) return;  // the log-probs of a head, which are plain and complete on every rank
+        // A head that is called with labels returns a scalar loss, which has no dim to shard. It becomes a plain scalar
+        // that is complete on every rank.
         const bool loss = y.dim() == 0;
         y = laid_out(y, loss ? Replicate() : wanted);
         if (local || loss) y = to_local(y);

@@ -12,7 +12,8 @@ void QKNormParallel::apply(nn::Module& module, const StyleContext& context) cons
   constexpr int64_t kHeads = 2;
   claim(module, context.path);
   context.replicate_rest(module);
-  // Whether the call now running was given a DTensor; a module belongs to one rank and is not called inside itself.
+  // Whether the current call has a DTensor input: the output hook must return the same kind. One flag is enough,
+  // because a module belongs to one rank and does not call itself.
   const auto distributed = std::make_shared<bool>(false);
   module.register_forward_pre_hook(
       [mesh = context.mesh, path = context.path, distributed](nn::Module&, nn::TensorRefs& inputs) {
@@ -43,13 +44,15 @@ void ReplicatedKeyValue::apply(nn::Module& module, const StyleContext& context) 
       "found {} rows on {} ranks.",
       context.path, kv_heads_, rows, ranks);
   const int64_t head_dim = rows / kv_heads_;
+  // Query heads are sharded in order, so groups of ranks / kv_heads neighbouring ranks read the same key-value head.
   const int64_t head = context.mesh->local_rank(0) * kv_heads_ / ranks;
   claim(module, context.path);
   for (auto& slot : module.own_parameters()) context.distribute(slot, Replicate());
   distribute_beside(module, Replicate(), context);
   bring_first_input(module, context, Replicate(), Replicate());
   module.register_forward_hook([path = context.path, head, head_dim](nn::Module&, nn::TensorRefs& outputs) {
-    // Each rank has the gradient of what its own query heads read: together they are the whole one.
+    // The gradient of each rank covers only the head that its query heads read. With the gradient placement Partial,
+    // backward sums these gradients over the ranks to the whole gradient.
     at::Tensor& y = first_of(outputs, path, "outputs");
     y = to_local(laid_out(y, Replicate()), Placements{Partial()}).narrow(-1, head * head_dim, head_dim);
   });

@@ -17,8 +17,8 @@ const LayoutOptions kShardedLogits{.output_layout = Shard(-1), .use_local_output
 
 std::string inner_of(const CausalLM& model) { return std::string(family_of(model.config().architecture).plan.inner); }
 
-// Where residuals are whole. The input of attention and MLP is wrapped once for all products that read it, so that its
-// gradient is summed over the ranks once.
+// The plan with a replicated residual stream. The input of attention and of the MLP becomes a DTensor once for all
+// projections that read it, so its gradient is all-reduced once.
 ParallelPlan base_plan(const std::string& inner, bool head_norms) {
   const std::string layer = inner + ".layers.*.";
   const auto whole_input = std::make_shared<PrepareModuleInput>(PrepareModuleInputOptions{
@@ -42,14 +42,18 @@ ParallelPlan base_plan(const std::string& inner, bool head_norms) {
   return plan;
 }
 
-// What a family's plan has of its own.
+// The differences between the families' plans.
 struct PlanShape {
-  bool head_norms = false;                  // q_norm and k_norm
-  std::vector<std::string> norms_before{};  // with sequences: gathered once for all products that read them
-  std::vector<std::string> norms_behind{};  // with sequences: the other norms of a layer
-  std::vector<std::string> rotary{};        // with sequences: children that make angles
+  bool head_norms = false;  // q_norm and k_norm
+  std::vector<std::string>
+      norms_before{};  // with sequence parallelism: gathered once for all projections that read them
+  std::vector<std::string> norms_behind{};  // with sequence parallelism: the other norms of a layer
+  std::vector<std::string> rotary{};        // with sequence parallelism: rotary embeddings
 };
 
+// Turns base_plan into sequence parallelism: the row-wise projections reduce-scatter to Shard(1) instead of
+// all-reducing, norms run on sequence shards, and the norms before projections all-gather. The input styles of
+// attention and MLP go, because their input is already a replicated DTensor.
 void add_sequence_parallelism(ParallelPlan& plan, const std::string& inner, const PlanShape& shape) {
   const std::string layer = inner + ".layers.*.";
   const auto scattered_rows =
@@ -88,7 +92,7 @@ PlanFunctions make_plan_functions() {
   const std::map<std::string_view, PlanShape> shapes = {
       {"llama", {.norms_before = around}},
       {"qwen", {.head_norms = true, .norms_before = around, .rotary = {"rotary_emb"}}},
-      {"qwen_moe",  // experts take their ranks' share of a sequence
+      {"qwen_moe",  // experts take the sequence shard of their rank
        {.head_norms = true,
         .norms_before = {"input_layernorm"},
         .norms_behind = {"post_attention_layernorm"},
@@ -118,13 +122,14 @@ const std::map<std::string, StylePtr, std::less<>>& known_styles() {
   return styles;
 }
 
-// What transformers' plans say of experts, which lie over a mesh of their own here (parallel/experts).
+// Whether a style of transformers' plans is for experts, which have a mesh of their own here (parallel/experts).
 bool is_of_experts(std::string_view style) {
   static const std::set<std::string_view> known = {
       "grouped_gemm", "moe_tp_experts", "moe_identity_expert", "packed_colwise", "packed_rowwise", "local", "gather"};
   return known.contains(style) || style.starts_with("ep_") || style.starts_with("local_");
 }
 
+// base_model_tp_plan and tp_plan of config.json, as (pattern, style name).
 std::vector<std::pair<std::string, std::string>> plan_in_config(const ModelConfig& config) {
   std::vector<std::pair<std::string, std::string>> out;
   const auto text = config.to_json(config.dtype.value_or(at::kFloat));
@@ -155,7 +160,7 @@ ParallelPlan with_overlap(const CausalLM& model, const ParallelPlan& plan) {
   for (const auto& [pattern, style] : plan.entries()) {
     if (dynamic_cast<const SequenceParallelAllGatherActivation*>(style.get()) == nullptr) continue;
     gathered = true;
-    out.set(pattern, std::make_shared<SequenceParallel>());  // the block gathers
+    out.set(pattern, std::make_shared<SequenceParallel>());  // OverlappedBlock all-gathers
   }
   TESSERA_CHECK(gathered, ErrorKind::kConfig,
                 "[parallel.plan] asynchronous tensor parallelism needs a plan with sequence parallelism.");

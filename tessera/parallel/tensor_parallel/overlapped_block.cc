@@ -13,7 +13,9 @@
 namespace tessera {
 namespace {
 
-// The products that read one input, made together when the first of them is asked for.
+// The column-wise projections that read one input. The first projection that is called with an input computes the
+// products of all projections, so the input is all-gathered once; the others take their finished product. The input is
+// compared by identity, and each product is taken once, so a second call with the same input computes again.
 struct SharedProducts {
   MeshPtr mesh;
   std::string path;
@@ -48,6 +50,7 @@ struct SharedProducts {
   }
 };
 
+// A column-wise Linear whose product comes from SharedProducts.
 struct GatheredLinear : nn::Linear {
   std::shared_ptr<SharedProducts> shared;
   size_t index;
@@ -58,6 +61,7 @@ struct GatheredLinear : nn::Linear {
   at::Tensor forward(const at::Tensor& x) override { return shared->take(index, x); }
 };
 
+// A row-wise Linear whose product is reduce-scattered over the sequence. The bias is added after the sum, once.
 struct ScatteredLinear : nn::Linear {
   MeshPtr mesh;
   int64_t chunks;
@@ -94,6 +98,8 @@ std::string OverlappedBlock::describe() const {
                      options_.chunks);
 }
 
+// All children are checked before the first one is replaced. A replacement takes over the slots of the former Linear
+// and is marked as distributed, so no other style shards it again.
 void OverlappedBlock::apply(nn::Module& module, const StyleContext& context) const {
   for (const auto& name : options_.gathered) linear_child(module, name, context.path);
   linear_child(module, options_.scattered, context.path);

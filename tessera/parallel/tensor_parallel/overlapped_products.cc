@@ -17,8 +17,9 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Where the tokens of all ranks lie: rank r holds rows r * most .. of a padded list of ranks * most tokens, in chunks
-// of each rank's rows.
+// How the tokens of all ranks are split into chunks. Every rank is padded to `most` tokens, so collectives have equal
+// sizes: rank r holds the rows from r * most of a list of ranks * most tokens. Chunk c contains the rows begin(c) to
+// begin(c + 1) of every rank. Tokens are the first dim here, so a chunk is contiguous.
 struct ChunkedTokens {
   OverlapOptions options;
   int64_t ranks, most, chunks;
@@ -36,7 +37,7 @@ struct ChunkedTokens {
   int64_t begin(int64_t chunk) const { return most * chunk / chunks; }
   int64_t length(int64_t chunk) const { return begin(chunk + 1) - begin(chunk); }
 
-  // [B, own, d] as [most, B, d], zeros behind the own tokens.
+  // [B, own, d] to [most, B, d], with zeros after the own tokens.
   at::Tensor own_rows(const at::Tensor& x) const {
     const auto rows = x.transpose(0, 1);
     if (own() == most) return rows.contiguous();
@@ -44,7 +45,7 @@ struct ChunkedTokens {
     padded.narrow(0, 0, own()).copy_(rows);
     return padded;
   }
-  // [B, tokens, d] as [ranks, most, B, d].
+  // [B, tokens, d] to [ranks, most, B, d], with zeros after the last token.
   at::Tensor all_rows(const at::Tensor& x) const {
     auto rows = x.transpose(0, 1);
     if (ranks * most != options.tokens) {
@@ -54,19 +55,21 @@ struct ChunkedTokens {
     }
     return rows.reshape({ranks, most, x.size(0), x.size(2)});
   }
+  // The inverses of all_rows and own_rows, without the padding.
   at::Tensor from_all_rows(const at::Tensor& rows) const {
     return rows.view({ranks * most, rows.size(2), rows.size(3)}).narrow(0, 0, options.tokens).transpose(0, 1);
   }
   at::Tensor from_own_rows(const at::Tensor& rows) const { return rows.narrow(0, 0, own()).transpose(0, 1); }
 };
 
-// The chunks of all ranks' rows, gathered one ahead of the one that is worked on.
+// All-gathers the chunks in order. The all-gather of the next chunk is in flight while the caller works on the current
+// one.
 class GatheredChunks {
  public:
   GatheredChunks(const ChunkedTokens& tokens, at::Tensor own_rows) : tokens_(tokens), rows_(std::move(own_rows)) {
     start();
   }
-  // [ranks, length, B, d] of the next chunk; starts the one behind it.
+  // Returns the next chunk, [ranks, length, B, d], after starting the all-gather of the chunk after it.
   at::Tensor next() {
     start();
     auto [chunk, pending] = std::move(under_way_.front());
@@ -90,12 +93,13 @@ class GatheredChunks {
   std::vector<std::pair<at::Tensor, comm::Pending>> under_way_;
 };
 
-// Sums over the ranks of chunks of all rows, of which each rank keeps its own.
+// Reduce-scatters the chunks: each rank gets the sum over the ranks for its own rows. All reduce-scatters stay in
+// flight until finish().
 class ScatteredChunks {
  public:
   ScatteredChunks(const ChunkedTokens& tokens, int64_t batch, int64_t width, const at::TensorOptions& options)
       : tokens_(tokens), rows_(at::empty({tokens.most, batch, width}, options)) {}
-  // [ranks, length, B, d] of the next chunk.
+  // Starts the reduce-scatter of the next chunk, [ranks, length, B, d].
   void add(const at::Tensor& chunk) {
     const auto begin = tokens_.begin(added_), length = tokens_.length(added_);
     pending_.push_back(comm::reduce_scatter_into(tokens_.group(), rows_.narrow(0, begin, length), chunk.contiguous(),
@@ -115,16 +119,20 @@ class ScatteredChunks {
 };
 
 at::Tensor flat_rows(const at::Tensor& chunk) { return chunk.reshape({-1, chunk.size(-1)}); }
-// The product with weight [o, d] of rows [ranks, length, B, d].
+// chunk [ranks, length, B, d] times the transposed weight [o, d].
 at::Tensor product(const at::Tensor& chunk, const at::Tensor& weight) {
   return kernels::product_nt(flat_rows(chunk), weight)
       .view({chunk.size(0), chunk.size(1), chunk.size(2), weight.size(0)});
 }
+// Adds left^T right, summed over all tokens of a chunk, to `sum`: the gradient of a weight.
 void add_outer(at::Tensor& sum, const at::Tensor& left, const at::Tensor& right) {
   const auto outer = kernels::product_nt(flat_rows(left).t(), flat_rows(right).t());
   sum = sum.defined() ? sum.add_(outer) : outer;
 }
 
+// Forward all-gathers chunk c + 1 while chunk c is multiplied with all weights. The gathered chunks are saved, so
+// backward does not gather again. Backward computes the gradient of a chunk of x, starts its reduce-scatter, and
+// computes the weights' gradients of that chunk while it runs.
 struct GatheredProducts : torch::autograd::Function<GatheredProducts> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x, at::TensorList weights,
                                const OverlapOptions& options) {
@@ -164,7 +172,7 @@ struct GatheredProducts : torch::autograd::Function<GatheredProducts> {
       for (size_t i = 0; i < count; ++i) {
         if (rows[i].defined()) sum.add_(product(rows[i].narrow(1, begin, length), saved[chunks + i].t()));
       }
-      scattered.add(sum);  // on its way while the weights' gradients are computed
+      scattered.add(sum);  // overlaps the gradients of the weights below
       for (size_t i = 0; i < count; ++i) {
         if (rows[i].defined()) add_outer(weight_gradients[i], rows[i].narrow(1, begin, length), saved[c]);
       }
@@ -176,6 +184,8 @@ struct GatheredProducts : torch::autograd::Function<GatheredProducts> {
   }
 };
 
+// The mirror image: forward multiplies chunk c + 1 while the reduce-scatter of chunk c runs; backward all-gathers the
+// gradient in chunks.
 struct ScatteredProduct : torch::autograd::Function<ScatteredProduct> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const OverlapOptions& options) {

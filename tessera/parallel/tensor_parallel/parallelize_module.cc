@@ -16,6 +16,7 @@ namespace {
 
 using Matches = std::vector<std::pair<std::string, nn::Module*>>;
 
+// Matches one part of the pattern per level of the module tree, so "*" never matches a dot.
 void match_below(nn::Module& module, const std::string& path, std::string_view pattern, Matches& out) {
   const size_t dot = pattern.find('.');
   const std::string head(pattern.substr(0, dot));
@@ -30,7 +31,8 @@ void match_below(nn::Module& module, const std::string& path, std::string_view p
   }
 }
 
-// A module that no style was applied to would compute with plain inputs on a DTensor.
+// A module without a style must not have a DTensor parameter: it would combine plain inputs with a DTensor. This
+// happens when its parameter is tied to a parameter that the plan shards.
 void check_nothing_left(nn::Module& root, const std::set<nn::Module*>& styled) {
   for (const auto& [path, module] : root.named_modules()) {
     if (styled.contains(module)) continue;
@@ -64,6 +66,7 @@ std::vector<std::string> parallelize_module(nn::Module& module, const MeshPtr& m
     log_warning("[parallel.parallelize_module] the plan is empty, so nothing becomes parallel.");
     return unmatched;
   }
+  // All patterns are matched before the first style is applied, so nothing changes if no pattern matches.
   std::vector<std::pair<const ParallelStyle*, Matches>> work;
   for (const auto& [pattern, style] : plan.entries()) {
     TESSERA_CHECK(style != nullptr, ErrorKind::kConfig,
@@ -93,7 +96,7 @@ std::vector<std::string> parallelize_module(nn::Module& module, const MeshPtr& m
   for (const auto& [path, each] : module.named_modules()) {
     const auto& own = each->own_parameters();
     if (std::ranges::any_of(own, [](const auto& slot) { return is_dtensor(slot.parameter); })) {
-      styled.insert(each);  // by an earlier call
+      styled.insert(each);  // sharded by an earlier call
     }
   }
   const TiedSlots tied(module);

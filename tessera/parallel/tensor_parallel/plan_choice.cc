@@ -43,7 +43,7 @@ bool boolean_of(const YAML::Node& node, const std::string& where) {
   return text == "true";
 }
 
-// {style, input, output, local}
+// A style written as {style, input, output, local}.
 StylePtr style_with_layouts(const YAML::Node& node, const std::string& where) {
   std::string name;
   LayoutOptions options;

@@ -20,6 +20,7 @@ void check_lengths(const Layouts& given, const Layouts& desired, const char* nam
                 name, given.size(), desired.size());
 }
 
+// The hook of PrepareModuleInput and PrepareModuleOutput.
 struct Preparation {
   MeshPtr mesh;
   std::string path;

@@ -24,11 +24,14 @@ void RowwiseParallel::apply(nn::Module& module, const StyleContext& context) con
                 "[parallel.style] {}: RowwiseParallel of an embedding needs input_layout Replicate, found {}.",
                 context.path, to_string(declared));
   claim(module, context.path);
+  // The weight knows the global size of the input's last dim. It is read before the weight is sharded.
   const int64_t in_features = embedding ? -1 : weight_sizes(*linear).second;
   for (auto& slot : module.own_parameters()) {
     const bool columns = !embedding && slot.parameter.dim() == 2;
     context.distribute(slot, columns ? Shard(1) : embedding ? Shard(0) : Replicate());
   }
+  // The product with a column shard of the weight is a partial sum. The output hook redistributes it: an all-reduce to
+  // Replicate, a reduce-scatter to Shard.
   distribute_beside(module, Shard(1), context);
   bring_first_input(module, context, declared, embedding ? Replicate() : Shard(-1), in_features);
   const auto wanted = options_.output_layout.value_or(Replicate());

@@ -33,7 +33,7 @@ std::string RotaryEmbedParallel::describe() const {
 
 namespace {
 
-// A part of the hidden states whose shape all ranks must share.
+// Wraps a shard of the hidden states as a DTensor, after a check that all ranks have the same local shape.
 at::Tensor as_checked_sequence(const at::Tensor& x, const MeshPtr& mesh, const Placement& layout,
                                const std::string& path) {
   try {

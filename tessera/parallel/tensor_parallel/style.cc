@@ -20,6 +20,7 @@ std::vector<nn::ParameterSlot*> TiedSlots::of(nn::ParameterSlot& slot) const {
   return found == by_tensor_.end() ? std::vector<nn::ParameterSlot*>{&slot} : found->second;
 }
 
+// All tied slots get the same new tensor, so they stay tied.
 void StyleContext::show(nn::ParameterSlot& slot, at::Tensor made) const {
   made.set_requires_grad(slot.parameter.requires_grad());
   for (auto* each : tied == nullptr ? std::vector<nn::ParameterSlot*>{&slot} : tied->of(slot)) {

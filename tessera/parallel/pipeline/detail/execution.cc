@@ -7,7 +7,7 @@
 namespace tessera::pipeline::detail {
 namespace {
 
-// Takes what is there for a place, out of a map of those that wait.
+// Removes and returns the tensor for (stage, micro-batch). Error kInternal if it is missing; `what` names it.
 template <class Map>
 auto taken(Map& waiting, std::pair<int, int> place, const char* what) {
   const auto found = waiting.find(place);
@@ -29,6 +29,7 @@ RankProgram::RankProgram(const ActionRow& row, bool splits_backward) {
       actions.push_back(std::move(step));
     }
   }
+  // One pass over the actions. `forward` is the last computation if it was a forward.
   const Action* forward = nullptr;
   for (size_t i = 0; i < actions.size(); ++i) {
     const auto& action = actions[i];
@@ -63,8 +64,8 @@ DataParallelHooks::Completes Execution::completes(const RankProgram& program, si
 }
 
 void Execution::run(const RankProgram& program, DataParallelHooks* hooks) {
-  // Breaks off while the error unwinds the stack, in which messages under way are abandoned: in a catch block they
-  // would be waited for.
+  // Aborts the group from a destructor, while the error unwinds the stack: messages that are dropped during unwinding
+  // are abandoned. In a catch block their destructors would wait for peers that may never answer.
   struct BreakOffOnError {
     Wire* wire;
     int unwinding = std::uncaught_exceptions();
@@ -102,7 +103,7 @@ void Execution::perform(const Action& action, const RankProgram& program, DataPa
       if (hooks != nullptr) hooks->reshard(action.stage);
       return;
     case ActionKind::kReduceGrad:
-      return;  // the backward before it did, as it was told
+      return;  // the backward before it reduced, as the hooks switched it
     default:
       return exchange(action);
   }
@@ -126,6 +127,7 @@ void Execution::forward(const Action& action, const RankProgram& program) {
     if (given.defined()) results_[action.micro_batch] = given;
     return;
   }
+  // Stored under the next stage, whether it is on this rank or its tensor is sent by the next SEND_F.
   hidden_[{action.stage + 1, action.micro_batch}] = given;
 }
 

@@ -7,14 +7,18 @@
 namespace tessera::pipeline::detail {
 namespace {
 
-// One rank of an interleaved schedule, after torch's _get_1f1b_rank_ops: forwards alone, then a forward and a backward
-// in turn, then backwards alone. Of the k-th of either kind, k says the stage.
+// One rank of an interleaved schedule, after torch's _get_1f1b_rank_ops: warm-up forwards, then forwards and backwards
+// in turn, then the remaining backwards. The index of a forward or backward determines its stage: the stages of the
+// rank take turns, per_round_ micro-batches each; backwards start with the last stage. The zero-bubble form splits
+// backward into I and W, and delays the first W by `rank` backwards.
 class InterleavedRank {
  public:
   InterleavedRank(const ScheduleSize& size, int rank, bool zero_bubble)
       : ranks_(size.ranks), local_(size.stages_per_rank), rank_(rank), zero_bubble_(zero_bubble) {
     const int rounds = std::max(1, size.micro_batches / ranks_);
     per_round_ = size.micro_batches / rounds;
+    // A rank needs warm-up forwards for all its stages but the last, and for the ranks after it; 1F1B needs twice as
+    // many as zero bubble.
     const int wanted = (local_ - 1) * per_round_ + (zero_bubble ? 1 : 2) * (ranks_ - 1 - rank);
     warmup_ = std::min(wanted, size.micro_batches * local_);
     total_ = size.micro_batches * local_;
@@ -58,7 +62,7 @@ class InterleavedRank {
   int ranks_, local_, rank_;
   bool zero_bubble_;
   int per_round_ = 1, warmup_ = 0, total_ = 0, weights_done_ = 0;
-  std::map<int, int> forwards_, backwards_, weights_;  // the next micro-batch of each stage
+  std::map<int, int> forwards_, backwards_, weights_;  // next micro-batch of each stage
   ActionRow row_;
 };
 

@@ -14,6 +14,8 @@ void add_step(ActionRow& row, int stage, ActionKind kind, int micro_batch) {
 
 }  // namespace
 
+// Simulates one time step per iteration. Results of a time step are visible from the next one on (`now` is merged at
+// its end), so a rank sees its neighbour's result one step later.
 Rows with_bubbles(const Rows& rows, bool one_stage_a_rank) {
   Rows out(rows.size());
   std::vector<size_t> next(rows.size(), 0);
@@ -21,7 +23,7 @@ Rows with_bubbles(const Rows& rows, bool one_stage_a_rank) {
   const auto can_run = [&](const Action& action) {
     const bool forward = action.kind == ActionKind::kForward;
     if (!forward && !one_stage_a_rank) return true;
-    const int first = forward ? 0 : static_cast<int>(rows.size()) - 1;  // the stage that waits for no other
+    const int first = forward ? 0 : static_cast<int>(rows.size()) - 1;  // the stage without an input from another stage
     return action.stage == first || done.contains({action.stage + (forward ? -1 : 1), action.kind, action.micro_batch});
   };
   for (bool more = true; more;) {
@@ -42,8 +44,8 @@ Rows with_bubbles(const Rows& rows, bool one_stage_a_rank) {
   return out;
 }
 
-// The order in which torch's Schedule1F1B runs. (Its own table of that order begins with micro-batch 1 on the last
-// rank.)
+// The order in which torch's Schedule1F1B runs. (torch's own table of that order begins with micro-batch 1 on the last
+// rank.) Rank r runs ranks - 1 - r warm-up forwards, then one forward and one backward in turn.
 Rows one_forward_one_backward_rows(const ScheduleSize& size) {
   const int n = size.micro_batches, ranks = size.ranks;
   TESSERA_CHECK(n >= ranks, ErrorKind::kConfig,
@@ -64,6 +66,8 @@ Rows one_forward_one_backward_rows(const ScheduleSize& size) {
   return with_bubbles(rows, /*one_stage_a_rank=*/true);
 }
 
+// All forwards, then all backwards. The first forward of rank r waits for r hops, and its first backward for the way to
+// the last rank and back.
 Rows forwards_then_backwards_rows(const ScheduleSize& size, bool last_first) {
   Rows rows;
   for (int rank = 0; rank < size.ranks; ++rank) {

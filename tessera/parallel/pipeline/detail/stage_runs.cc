@@ -43,7 +43,7 @@ at::Tensor StageRuns::run_model(Run& run, ModelInputs&& inputs, const ForwardHow
   return model_(std::move(inputs));
 }
 
-// Nobody waits for it.
+// Adds a loss on the device; the host does not wait.
 void StageRuns::add_loss(const at::Tensor& loss) {
   const c10::NoGradGuard no_grad;
   const auto own = (is_dtensor(loss) ? full_tensor(loss) : loss).detach().to(at::kDouble);
@@ -55,6 +55,7 @@ at::Tensor StageRuns::forward(int stage, int micro_batch, ModelInputs inputs, co
   const bool is_last = !inputs.stage || inputs.stage->is_last;
   Run run;
   if (hidden.defined()) {
+    // The input is a leaf, so backward of this stage ends here and its gradient can be sent.
     run.input = hidden.detach();
     if (c10::GradMode::is_enabled()) run.input.set_requires_grad(true);
     inputs.hidden = run.input;
@@ -75,7 +76,7 @@ at::Tensor StageRuns::forward(int stage, int micro_batch, ModelInputs inputs, co
     if (is_last) add_loss(run.loss);
     return given;
   }
-  run.weights->flush();  // of the head
+  run.weights->flush();  // the gradient of the head's weight
   runs_.insert_or_assign({stage, micro_batch}, std::move(run));
   most_held_ = std::max(most_held_, static_cast<int>(runs_.size()));
   return given;
@@ -86,7 +87,7 @@ at::Tensor StageRuns::backward(int stage, int micro_batch, const at::Tensor& gra
   TESSERA_CHECK(found != runs_.end(), ErrorKind::kInternal,
                 "[pipeline.backward] stage {}, micro-batch {}: backward without forward", stage, micro_batch);
   auto& run = found->second;
-  if (dropout_) dropout_->enter(micro_batch);  // modules that run again drop the same
+  if (dropout_) dropout_->enter(micro_batch);  // recomputed modules must draw the same dropout
   {
     std::unique_ptr<DeferredGradients::Scope> scope;
     if (keep_weights) scope = std::make_unique<DeferredGradients::Scope>(run.weights.get());
@@ -100,6 +101,7 @@ at::Tensor StageRuns::backward(int stage, int micro_batch, const at::Tensor& gra
   }
   at::Tensor input_gradient;
   if (run.input.defined()) {
+    // The stage before must receive a gradient of the announced shape, so a missing one is sent as zeros.
     input_gradient = run.input.grad();
     if (!input_gradient.defined()) input_gradient = at::zeros_like(run.input.detach());
     run.input.reset();

@@ -1,7 +1,8 @@
-// Forward and backward of micro-batches through one rank's stages, and what is held in between.
+// Runs forward and backward of micro-batches through one rank's stages, and holds the state between them.
 //
-// What a stage gave is let go once the next stage has it: backward starts from its place in the graph. Of a micro-batch
-// are held its input (a leaf), its graph, and the loss on the last stage. Belongs to one rank.
+// A stage's output is freed once the next stage has it: backward starts from the output's edge in the graph. Between
+// forward and backward a micro-batch holds its input (a leaf), its graph, and on the last stage its loss. Belongs to
+// one rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,38 +19,43 @@
 
 namespace tessera::pipeline::detail {
 
+// How a forward is run.
 struct ForwardHow {
   double loss_divisor = 1;
   bool splits_backward = false;  // I and W will follow
-  // The gradient of the head goes to its parameter in forward already, for backward is not next.
+  // The head's weight gradient, which the fused loss computes in forward, is added to the parameter at once. Set when
+  // the backward does not follow directly, so it is not held for each micro-batch in flight.
   bool hands_on_head = false;
 };
 
 class StageRuns {
  public:
-  // Of these micro-batches.
+  // The micro-batches of the step, whose row counts adapter dropout needs. The model must outlive this object.
   StageRuns(CausalLM& model, const std::vector<ModelInputs>& micro_batches);
   ~StageRuns();
   StageRuns(const StageRuns&) = delete;
   StageRuns& operator=(const StageRuns&) = delete;
 
-  // hidden: undefined on the first stage. What the stage gives, without graph; of the last one, where labels are
-  // not defined, what the model makes of the rest (log-probs of targets, logits), else nothing, and its loss is kept.
-  // inputs.stage: none where one stage is all. COLLECTIVE as the model.
+  // Runs the forward of a stage. hidden: the stage's input, undefined on the first stage. Returns the stage's output
+  // without a graph. The last stage with labels returns an undefined tensor and keeps the loss; without labels it
+  // returns the model's output (log-probs of targets, or logits). inputs.stage: none where one stage is the whole
+  // model. COLLECTIVE as the model.
   at::Tensor forward(int stage, int micro_batch, ModelInputs inputs, const at::Tensor& hidden, const ForwardHow& how);
-  // gradient: of what the stage gave; undefined of the last one. Gives that of its input, undefined of the first one.
-  // keep_weights: those of linear weights wait for weight_backward. COLLECTIVE as the model.
+  // Runs the backward of a stage. gradient: the gradient of the stage's output, undefined on the last stage. Returns
+  // the gradient of the stage's input, undefined on the first stage. keep_weights: the gradients of linear weights are
+  // deferred to weight_backward. COLLECTIVE as the model.
   at::Tensor backward(int stage, int micro_batch, const at::Tensor& gradient, bool keep_weights);
   void weight_backward(int stage, int micro_batch);
 
-  // The sum of those that went backward: a float64 scalar where the model computes; undefined: none did.
+  // The sum of the losses whose backward has run (without gradients: whose forward has run), a float64 scalar on the
+  // model's device; undefined: none.
   const at::Tensor& loss() const { return loss_; }
   int most_held() const { return most_held_; }
 
  private:
   struct Run {
     at::Tensor input{};              // a leaf
-    torch::autograd::Edge output{};  // where backward starts; without function: nothing here needs it
+    torch::autograd::Edge output{};  // start of backward; without function: nothing here needs gradients
     at::Tensor loss{};
     std::unique_ptr<kernels::DeferredGradients> weights{};
   };
@@ -57,7 +63,7 @@ class StageRuns {
   void add_loss(const at::Tensor& loss);
 
   CausalLM& model_;
-  std::shared_ptr<nn::LoraDropout> dropout_;  // null: nothing is dropped
+  std::shared_ptr<nn::LoraDropout> dropout_;  // null: no dropout
   std::map<std::pair<int, int>, Run> runs_;
   at::Tensor loss_;
   int most_held_ = 0;

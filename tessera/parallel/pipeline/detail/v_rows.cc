@@ -8,8 +8,9 @@
 namespace tessera::pipeline::detail {
 namespace {
 
-// One rank of a V schedule: the next micro-batch of each kind of action of its two stages, 0 on the way down and 1 on
-// the way up. A whole backward counts as I and W.
+// Builds the row of one rank of a V schedule. The rank has two stages: way 0 is the stage on the way down the ranks,
+// way 1 the stage on the way up. For each way and kind of action it counts the next micro-batch. A whole backward (B)
+// counts as I and W.
 class VRow {
  public:
   VRow(int ranks, int rank) : stages_{rank, 2 * ranks - 1 - rank} {}
@@ -28,7 +29,7 @@ class VRow {
     both.parts.push_back(next_whole(backward_way));
     row_.push_back(std::move(both));
   }
-  // The weights whose turn came first, if any wait.
+  // Adds the W of the oldest I that has none, if there is one.
   void oldest_weight() {
     if (waiting_.empty()) return;
     row_.push_back(waiting_.front());
@@ -54,7 +55,7 @@ class VRow {
 
   int stages_[2];
   std::map<std::pair<int, ActionKind>, int> done_;
-  std::deque<Action> waiting_;  // inputs whose weights are still to come
+  std::deque<Action> waiting_;  // the I actions whose W is still to come
   ActionRow row_;
 };
 
@@ -63,7 +64,8 @@ void input_and_weight(VRow& row, int way) {
   row.weight(way);
 }
 
-// After torch's ScheduleZBVZeroBubble: laid out for at least as many micro-batches as fill the pipeline.
+// After torch's ScheduleZBVZeroBubble. The row is built for at least 2 * ranks - 1 micro-batches, which fill the
+// pipeline; actions of micro-batches that do not exist become bubbles at the end.
 ActionRow zbv_row(const ScheduleSize& size, int rank) {
   const int ranks = size.ranks, micro_batches = std::max(2 * ranks - 1, size.micro_batches);
   VRow row(ranks, rank);
@@ -100,7 +102,8 @@ ActionRow zbv_row(const ScheduleSize& size, int rank) {
   return actions;
 }
 
-// After torch's ScheduleDualPipeV, its eight steps.
+// The eight steps of torch's ScheduleDualPipeV. From the middle of the last backwards on, backward is split, and the W
+// actions fill the bubbles at the end.
 ActionRow dual_pipe_v_row(const ScheduleSize& size, int rank) {
   const int ranks = size.ranks, behind = ranks - rank - 1;
   VRow row(ranks, rank);
@@ -115,7 +118,7 @@ ActionRow dual_pipe_v_row(const ScheduleSize& size, int rank) {
     row.forward(1);
   }
   for (int i = 0; i < size.micro_batches - 2 * ranks + rank + 1; ++i) {
-    if (i == 0 && behind == 0) {  // side by side they would make the bubble larger
+    if (i == 0 && behind == 0) {  // an overlap would make the bubble larger here
       row.forward(0);
       row.whole_backward(1);
     } else {

@@ -11,6 +11,7 @@
 namespace tessera::pipeline::detail {
 namespace {
 
+// The header: dtype, is_dtensor, shard dim or -1, number of dims, local sizes, global sizes; int64 each.
 constexpr size_t kDims = 3, kHeader = 4 + 2 * kDims;
 enum MessageKind : int { kHeaderMessage, kForwardMessage, kBackwardMessage, kMessageKinds };
 
@@ -75,7 +76,7 @@ WireForm Wire::form_of(const at::Tensor& hidden) {
   return form;
 }
 
-// Of every kind of message to every stage.
+// A tag for each kind of message, receiving stage and micro-batch; up to 4096 stages.
 int Wire::tag_of(const Address& address, int kind) const {
   return (address.micro_batch * 4096 + address.stage) * kMessageKinds + kind;
 }
@@ -102,6 +103,8 @@ at::Tensor Wire::local_of(const at::Tensor& tensor, const WireForm& form) const 
 
 void Wire::send_forward(const Address& to, const at::Tensor& hidden, c10::IntArrayRef tokens) {
   const c10::NoGradGuard no_grad;
+  // The first hidden state of a token shape is preceded by its header. The receiver keeps the same table under the same
+  // key, so both sides agree on whether a header is sent.
   const auto [known, fresh] = sent_forms_.try_emplace({to.stage, tokens.vec()});
   if (fresh) {
     known->second = form_of(hidden);

@@ -1,9 +1,9 @@
-// Hidden states and their gradients on their way between the stages of a pipeline.
+// Sends and receives hidden states and their gradients between the stages of a pipeline.
 //
-// What a stage gives may be a DTensor of tensor parallelism: its local part travels, to the rank at the same place of
-// the other stage. How it looks (dtype, sizes, placement) is said once for each shape of tokens, in a message before
-// the first of them; gradients look the same. Messages of one direction, stage and micro-batch have a tag of their own.
-// Belongs to one rank.
+// A stage's output may be a DTensor of tensor parallelism. Then its local tensor is sent, to the rank with the same
+// tensor-parallel index in the other stage. A header message before the first hidden state of each token shape
+// announces the dtype, sizes and placement; gradients have the same form. Each direction, stage and micro-batch has its
+// own message tag. Belongs to one rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,45 +19,47 @@
 
 namespace tessera::pipeline::detail {
 
-// How hidden states look.
+// The form of a hidden state: dtype, local and global sizes, placement.
 struct WireForm {
   c10::ScalarType dtype = at::kFloat;
-  std::vector<int64_t> local{}, whole{};
-  std::optional<int64_t> shard_dim{};  // of a DTensor over the tensor-parallel mesh
+  std::vector<int64_t> local{}, whole{};  // local and global sizes
+  std::optional<int64_t> shard_dim{};     // for a DTensor; none: replicated over the tensor-parallel mesh
   bool is_dtensor = false;
 };
 
-// A tensor that is still to come.
+// A tensor that is being received.
 struct Arrival {
-  at::Tensor part;  // local
+  at::Tensor part;  // local tensor
   comm::Pending pending;
   WireForm form;
   MeshPtr tensor_parallel;
-  at::Tensor take();  // waits
+  at::Tensor take();  // waits and returns the tensor
 };
 
 class Wire {
  public:
-  // tensor_parallel: of the DTensors that travel; null: none do.
+  // tensor_parallel: the mesh of DTensors that are sent; null: only plain tensors are sent.
   Wire(std::shared_ptr<comm::Group> stages, MeshPtr tensor_parallel, c10::Device device)
       : group_(std::move(stages)), tensor_parallel_(std::move(tensor_parallel)), device_(device) {}
 
   struct Address {
-    int rank = 0;                    // of the group
-    int stage = 0, micro_batch = 0;  // that receives
+    int rank = 0;                    // of the peer, in the group
+    int stage = 0, micro_batch = 0;  // the stage that receives, and the micro-batch
   };
-  // A copy is never made; `hidden` is kept until it has been read. tokens: sizes of the micro-batch's.
+  // Send and receive hidden states. send_forward() sends `hidden` without a copy where it is contiguous, and keeps it
+  // alive until it has been read. tokens: the sizes of the micro-batch's tokens.
   void send_forward(const Address& to, const at::Tensor& hidden, c10::IntArrayRef tokens);
   Arrival receive_forward(const Address& from, c10::IntArrayRef tokens);
-  // Of a gradient that goes back to where hidden states came from, and comes from where they went. Error kShape for one
-  // that does not look like them.
+  // Send and receive the gradient of a hidden state, in the opposite direction. The hidden state must have been
+  // exchanged before. Error kShape for a gradient of another form than the hidden state.
   void send_backward(const Address& to, const at::Tensor& gradient, c10::IntArrayRef tokens);
   Arrival receive_backward(const Address& from, c10::IntArrayRef tokens);
   int rank() const { return group_->rank(); }
 
-  void release_sent();  // those that have been read
-  void finish();        // waits for all that was sent
-  // After an error: what is under way, and all that peers would wait for, ends with one there.
+  void release_sent();  // frees sent tensors that have been read
+  void finish();        // waits for all sends
+  // After an error: aborts the group, so that messages in flight, and the peers that wait for this rank, fail with an
+  // error.
   void break_off();
 
  private:
@@ -69,7 +71,8 @@ class Wire {
   std::shared_ptr<comm::Group> group_;
   MeshPtr tensor_parallel_;
   c10::Device device_;
-  std::map<std::pair<int, std::vector<int64_t>>, WireForm> sent_forms_, received_forms_;  // by receiving stage, tokens
+  std::map<std::pair<int, std::vector<int64_t>>, WireForm> sent_forms_,
+      received_forms_;  // by receiving stage and token sizes
   std::list<comm::Pending> sends_;
 };
 
