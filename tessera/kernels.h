@@ -1,5 +1,5 @@
-// Fused operations with derivatives and sharding rules, and log-probabilities over a vocabulary that is sharded.
-// NeMo RL: distributed/model_utils.py.
+// Fused operations with derivatives and sharding rules, and log-probabilities over a vocabulary that is sharded over
+// ranks (NeMo RL: distributed/model_utils.py).
 //
 //   const at::Tensor loss = kernels::linear_cross_entropy(hidden, head, labels);
 #pragma once

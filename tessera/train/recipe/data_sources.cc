@@ -62,6 +62,8 @@ data::DataSource source_of(const YamlNode& mapping, const std::string& where) {
   return source;
 }
 
+// Writes the keys in a fixed order and leaves out defaults, so that equal sources have equal text: recipes are compared
+// as text, between ranks and when a run resumes.
 std::string text_of_source(const data::DataSource& source) {
   std::string text = "{path: " + format_text(source.path);
   if (source.weight > 0) text += fmt::format(", weight: {}", source.weight);

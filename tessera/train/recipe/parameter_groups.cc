@@ -81,6 +81,9 @@ std::vector<optim::ParameterGroup> parameter_groups(const std::vector<std::strin
     TESSERA_CHECK(!setting.lr || lr > 0, ErrorKind::kConfig,
                   "[train.recipe] optimizer.groups: {}: found an lr beside optimizer.lr 0, wanted one above 0 there.",
                   quote(text));
+    // An item becomes up to two groups, because a group has one weight decay: parameters that decay, and parameters
+    // whose slot excludes decay. A group's rate is stored as a factor of the optimizer's rate, so that both follow the
+    // schedule; this is why lr 0 cannot have a group with an lr.
     optim::ParameterGroup decaying{.names = {},
                                    .lr_factor = setting.lr ? *setting.lr / lr : 1,
                                    .weight_decay = setting.weight_decay.value_or(weight_decay),

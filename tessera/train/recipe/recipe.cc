@@ -22,8 +22,11 @@ namespace {
 
 std::string_view last_part(std::string_view path) { return path.substr(path.rfind('.') + 1); }
 
-// The key somebody meant: the one whose name is about the section and the name (validation.every: validate_every), else
-// the same name in another section, else the nearest in the same section, else the nearest of all.
+// The key that a user probably meant by the unknown `path`. The rules, in this order:
+// 1. section and name of `path` together resemble the name of a key (validation.every: train.validate_every), where
+//    fewer than a fifth of the characters differ;
+// 2. a key or alias of another section has the same last part (only for a `path` of more than 4 characters);
+// 3. the nearest key of the same section by edit distance, or of all sections where the section is unknown, too.
 std::string_view nearest_key(std::string_view path) {
   static const std::vector<std::string> kPaths = [] {
     std::vector<std::string> paths;
@@ -33,7 +36,7 @@ std::string_view nearest_key(std::string_view path) {
   }();
   std::string joined(path);
   std::replace(joined.begin(), joined.end(), '.', '_');
-  for (size_t i = 0; i < recipe_keys().size(); ++i) {  // no aliases
+  for (size_t i = 0; i < recipe_keys().size(); ++i) {  // the keys come first in kPaths; aliases are left out here
     if (5 * edit_distance(joined, last_part(kPaths[i])) < joined.size()) return kPaths[i];
   }
   for (const auto& known : kPaths) {
@@ -48,6 +51,9 @@ std::string_view nearest_key(std::string_view path) {
   return nearest(path, inside.empty() ? all : inside);
 }
 
+// Collects settings from a file and from overrides, in this order, and remembers where each key was set. That place
+// begins every error message, and tells which of two settings of one key is a repetition in the file (an error) and
+// which is an override.
 class RecipeReader {
  public:
   explicit RecipeReader(std::string source) : source_(std::move(source)) {}
@@ -68,7 +74,7 @@ class RecipeReader {
     const std::string where = "override " + quote(text);
     const RecipeKey* key = find_recipe_key(path);
     if (!key) raise_unknown(where, path);
-    set_by_.erase(key);  // an override replaces what the file says, and an earlier override
+    set_by_.erase(key);  // an override may replace the value of the file or of an earlier override
     set(*key, override_value(*key, text.substr(equals + 1), where), path, where);
     overridden_.push_back(key);
   }
@@ -96,11 +102,12 @@ class RecipeReader {
     check_extras();
     return std::move(recipe_);
   }
-  // What was set, unchecked beyond each value's own type and range.
+  // The recipe with only the type and the range of each value checked; names and paths are not expanded.
   Recipe take() { return std::move(recipe_); }
 
  private:
-  // Only a mapping that is no key of its own is walked into; parse_yaml() limits the depth.
+  // Sets the keys of a mapping whose path from the root is `prefix`. A mapping is read recursively only if its path is
+  // not itself a key: the value of data.columns, for one, is a mapping. parse_yaml() limits the depth.
   void read_mapping(const YamlNode& mapping, const std::string& prefix) {
     for (const auto& [name, node] : mapping.entries) {
       const std::string path = prefix.empty() ? name : prefix + "." + name;
@@ -127,7 +134,7 @@ class RecipeReader {
 
   [[noreturn]] static void raise_unknown(const std::string& at, const std::string& path) {
     std::string_view closest = nearest_key(path);
-    if (path.find('.') == path.npos) {  // a misspelt section, perhaps
+    if (path.find('.') == path.npos) {  // a path without a dot may be a misspelt section
       for (const auto& section : recipe_sections()) {
         if (edit_distance(path, section.name) < edit_distance(path, closest) &&
             edit_distance(path, section.name) <= 2) {
@@ -143,7 +150,7 @@ class RecipeReader {
     Recipe defaults;
     const bool is_text = std::holds_alternative<std::string*>(key.field(defaults));
     const bool quoted = !text.empty() && (text.front() == '"' || text.front() == '\'');
-    if (is_text && !quoted) {  // paths and names need no YAML quoting on the command line
+    if (is_text && !quoted) {  // a path or name may hold characters of YAML; on the command line it needs no quotes
       return {.kind = YamlNode::Kind::kScalar, .text = text};
     }
     return parse_yaml(text, where);
@@ -156,7 +163,7 @@ class RecipeReader {
     assign_value(key, node, at, recipe_);
   }
 
-  // Error kConfig with the place of the key.
+  // Error kConfig unless `good`; the message begins with the place where the key was set.
   template <class... Args>
   void check(bool good, const std::string& key, fmt::format_string<Args...> message, Args&&... args) const {
     if (good) return;
@@ -164,14 +171,14 @@ class RecipeReader {
           fmt::format(message, std::forward<Args>(args)...));
   }
 
-  // Where a key was set, or the source when its default stands.
+  // "FILE:LINE" or "override ..." that set a key, or the source of the recipe if the key has its default.
   std::string where(const std::string& path) const {
     const auto found = set_by_.find(find_recipe_key(path));
     return found == set_by_.end() ? source_ : found->second.where;
   }
   bool is_set(const char* path) const { return set_by_.count(find_recipe_key(path)) > 0; }
 
-  // ~ and ~/x as a shell takes them. A folder that is called so is written ./~x.
+  // Expands ~ and ~/x as a shell does. The path of a folder whose name begins with ~ is written ./~x.
   void expand_home(const char* key, std::string& path) const {
     if (!path.starts_with('~')) return;
     const char* home = std::getenv("HOME");
@@ -199,10 +206,12 @@ class RecipeReader {
                   key.help);
   }
 
+  // Makes exactly one of train.steps and train.epochs set, and checks the warm-up. train.steps has a default, so
+  // train.epochs alone unsets it. If both are set, the later override wins; both in the file are an error.
   void check_duration() {
     auto& train = recipe_.train;
     if (train.epochs) {
-      // The later word wins on the command line; in one file they contradict each other.
+      // Position of the last override of a key, from 1; 0 for a key that was not overridden.
       const auto* steps_key = find_recipe_key("train.steps");
       const auto* epochs_key = find_recipe_key("train.epochs");
       const auto last = [&](const RecipeKey* key) {
@@ -262,7 +271,7 @@ class RecipeReader {
                  fmt::format("train.on_nonfinite {}, wanted stop", recipe_.train.on_nonfinite));
   }
 
-  // Keys that begin so mean nothing as the recipe is: they are as by default.
+  // Checks that all keys that begin with `prefix` have their defaults, for keys that have no effect in this recipe.
   void check_unset(const std::string& prefix, const std::string& wanted) const {
     const Recipe defaults;
     for (const auto& key : recipe_keys()) {
@@ -299,8 +308,8 @@ class RecipeReader {
   };
   std::string source_;
   Recipe recipe_;
-  std::map<const RecipeKey*, SetBy> set_by_;
-  std::vector<const RecipeKey*> overridden_;  // in order
+  std::map<const RecipeKey*, SetBy> set_by_;  // keys that were set, by their path or alias
+  std::vector<const RecipeKey*> overridden_;  // in the order of the command line
 };
 
 std::string read_text(const std::filesystem::path& file) {
@@ -350,7 +359,7 @@ bool fit_to_ranks(std::initializer_list<int64_t*> dims, int64_t ranks) {
       if (open) return false;
       open = dim;
     } else {
-      if (*dim < 1 || *dim > ranks / known) return false;  // before the product can overflow
+      if (*dim < 1 || *dim > ranks / known) return false;  // known <= ranks always holds: no overflow
       known *= *dim;
     }
   }

@@ -8,6 +8,8 @@
 namespace tessera::train {
 namespace {
 
+// ">= 1", "> 0", "in [0, 1)"; empty for an unbounded range. Maxima from 1e6 on only guard against overflow and are not
+// worth a reader's attention.
 std::string range_words(const Range& range) {
   const bool low = std::isfinite(range.minimum);
   const bool high = std::isfinite(range.maximum) && range.maximum < 1e6;
@@ -25,6 +27,7 @@ std::string with_range(std::string noun, const Range& range) {
   return words.empty() ? noun : noun + " " + words;
 }
 
+// "a, b or c".
 std::string joined(const std::vector<const char*>& words) {
   std::string out;
   for (size_t i = 0; i < words.size(); ++i) {

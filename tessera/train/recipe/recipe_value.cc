@@ -44,7 +44,8 @@ bool in_range(double value, const Range& range) {
   return !(range.without_zero && value == 0);
 }
 
-// "bf16", "torch.bfloat16", "1f1b" and the like, as other frameworks write them.
+// The allowed word that `word` means: without regard to case, and for dtypes also in the spelling of other frameworks
+// ("bf16", "torch.bfloat16"). A word that is not allowed is returned as it is, for the error message.
 std::string canonical_word(const RecipeKey& key, std::string word) {
   const auto has = [&](std::string_view name) { return std::ranges::find(key.allowed, name) != key.allowed.end(); };
   if (has("bfloat16")) {
@@ -63,7 +64,9 @@ bool is_text(std::string_view text) {
          std::ranges::none_of(text, [](unsigned char c) { return c < 0x20 || c == 0x7f; });
 }
 
-// Reads a node into a field; false: not of the field's type or range.
+// Visitor of FieldRef: each overload reads `node` into a field of one type. It returns false and leaves the field alone
+// if the node has another type or is out of range. The type comes from the field, not from YAML: an unquoted 5 is text
+// in a text field, and "5" in quotes is never a number.
 struct Assign {
   const RecipeKey& key;
   const YamlNode& node;
@@ -140,12 +143,15 @@ struct Assign {
 
 std::string format_number(double value) {
   std::string text = fmt::format("{}", value);
-  // YAML 1.1 readers want a point in a number with an exponent.
+  // In YAML 1.1 a number with an exponent needs a decimal point: other readers take 1e-8 for text.
   const size_t exponent = text.find('e');
   if (text.find('.') == text.npos) text.insert(exponent == text.npos ? text.size() : exponent, ".0");
   return text;
 }
 
+// Whether `text` can be written without quotes and is read back as the same text. The test is stricter than YAML: only
+// letters, digits, "_-./" and bytes of UTF-8; the first character is a letter, "/", or "." in a text that holds "/".
+// true and false need no quotes, because assign_value() reads them as text for a text field.
 bool is_plain_word(std::string_view text) {
   if (text.empty() || text == "null" || text == "Null" || text == "NULL" || text == "~") return false;
   if (text.front() == '-' && text.size() == 1) return false;
@@ -184,7 +190,7 @@ void assign_value(const RecipeKey& key, const YamlNode& node, const std::string&
 }
 
 std::string format_value(const RecipeKey& key, const Recipe& recipe) {
-  // The table's accessor gives mutable fields; nothing is written here.
+  // The accessors of the key table return pointers to mutable fields; this visitor only reads.
   return std::visit(Format{}, key.field(const_cast<Recipe&>(recipe)));
 }
 

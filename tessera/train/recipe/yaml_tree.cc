@@ -16,7 +16,7 @@
 namespace tessera::train {
 namespace {
 
-// What text of this length counts for, in nodes: long text that is aliased often must not grow either.
+// The weight of a text in nodes, one per 64 bytes: many aliases of a long text must not grow memory either.
 size_t weight_of_text(const std::string& text) { return text.size() / 64; }
 
 size_t weight_of(const YamlNode& node) {
@@ -33,6 +33,10 @@ size_t depth_of(const YamlNode& node) {
   return deepest + 1;
 }
 
+// Builds the tree from events. `open_` is the path of sequences and mappings from the root to the current event; a
+// node is attached to its parent when it is complete. An anchored node is copied into `anchors_`, an alias copies it
+// from there into the tree. Every copy is added to `nodes_` before it is made, so that memory stays proportional to
+// kYamlLimitNodes however the aliases are nested.
 class TreeBuilder : public YAML::EventHandler {
  public:
   explicit TreeBuilder(const std::string& source) : source_(source) {}
@@ -75,8 +79,8 @@ class TreeBuilder : public YAML::EventHandler {
   struct Open {
     YamlNode node;
     YAML::anchor_t anchor;
-    std::optional<std::string> key;  // of a mapping, waiting for its value
-    std::set<std::string, std::less<>> keys;
+    std::optional<std::string> key;           // for a mapping: the key whose value comes next
+    std::set<std::string, std::less<>> keys;  // for a mapping: all keys so far
   };
   struct Anchored {
     YamlNode node;
@@ -126,10 +130,11 @@ class TreeBuilder : public YAML::EventHandler {
   void remember(const YamlNode& node, YAML::anchor_t anchor) {
     if (!anchor) return;
     const size_t weight = weight_of(node);
-    count(weight, node.line);  // the kept copy takes memory too
+    count(weight, node.line);  // the copy in `anchors_` takes memory, too
     anchors_[anchor] = {node, weight, depth_of(node)};
   }
 
+  // Attaches a complete node to the innermost open container. In a mapping, nodes are keys and values in turn.
   void place(YamlNode node) {
     if (open_.empty()) {
       root_ = std::move(node);

@@ -28,6 +28,8 @@ void EarlyUpdates::open() {
   open_ = true;
 }
 
+// Called by fully_shard after each reduction. Before open() the gradients are partial sums of the micro-batches so far
+// and must stay. The norm is collected before the gradients are freed, as end() cannot see them any more.
 void EarlyUpdates::update(const std::vector<at::Tensor>& parameters) {
   if (!open_) return;
   norm_.add(parameters);

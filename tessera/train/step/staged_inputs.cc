@@ -8,7 +8,8 @@ namespace tessera::train {
 
 at::Tensor StagedInputs::there(const at::Tensor& tensor) const {
   if (device_.is_cpu() || !tensor.defined()) return tensor;
-  // The memory is the copies' own, so that they need not come behind who had it before.
+  // The destination is allocated on the copy stream. Memory of the compute stream could still be in use by kernels that
+  // were launched before, and the copy would have to wait for them.
   const auto entered = copies_.enter();
   return sent_to(device_, tensor);
 }
@@ -19,11 +20,13 @@ std::vector<ModelInputs> StagedInputs::stage(const std::vector<data::Batch>& bat
     check_text(config_, batch.tokens);
     out.push_back({.tokens = there(batch.tokens),
                    .positions = there(batch.positions),
-                   .document_ids = batch.document_ids,  // the host lays out attention by them
+                   .document_ids = batch.document_ids,  // stay on the host, which plans attention from them
                    .labels = there(batch.labels),
                    .tokens_are_text = true});
   }
   if (!copies_.exists()) return out;
+  // The compute stream waits for the copies. record_stream keeps the allocator of the copy stream from reusing the
+  // inputs before the compute stream has read them.
   copies_.hold_current();
   const auto computes = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
   for (const auto& each : out) {

@@ -31,7 +31,8 @@
 namespace tessera::train {
 namespace {
 
-// One row of numbers from each rank to all, in rank order: sums over it are the same on every rank and in every run.
+// All-gathers one row of numbers per rank, in rank order. The caller adds the rows up itself, in this order, so that
+// sums have the same bits on every rank and in every run; an all-reduce does not promise this.
 std::vector<std::vector<double>> gather_numbers(comm::Group& group, const std::vector<double>& own) {
   const auto count = static_cast<int64_t>(own.size());
   auto all = at::empty({group.size(), count}, at::kDouble);
@@ -52,7 +53,7 @@ int64_t status_bytes(const std::string& field) {
   return 0;
 }
 
-// Where the model computes, which is not where offloaded parameters lie.
+// The device that the model computes on. With CPU offload it differs from the device of the parameters.
 c10::Device device_of(CausalLM& model) {
   for (const auto& parameter : model.parameters()) {
     return is_dtensor(parameter) ? device_mesh(parameter)->device() : parameter.device();
@@ -60,6 +61,7 @@ c10::Device device_of(CausalLM& model) {
   return c10::Device(c10::kCPU);
 }
 
+// Whether all parameters, and so the optimizer's updates, are on an accelerator.
 bool updates_on_device(CausalLM& model) {
   const auto parameters = model.parameters();
   return !parameters.empty() && std::ranges::all_of(parameters, [](const at::Tensor& parameter) {
@@ -67,7 +69,7 @@ bool updates_on_device(CausalLM& model) {
   });
 }
 
-// Whether a step that is not finite is left out without the host.
+// Whether the device itself can skip a step that is not finite, without the host reading the loss first.
 bool decides_on_device(CausalLM& model, const optim::Optimizer& optimizer, const comm::Group& group) {
   return optimizer.takes_found_inf() && group.carries(device_of(model).type());
 }
@@ -100,15 +102,17 @@ TrainStep::TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_p
   if (options_.keep_float8_weights) float8_ = nn::float8_steps(model_);
   const auto& experts = model.config().experts;
   if (!experts.balance || experts.count == 0 || experts.balance_coefficient == 0) return;
-  routers_ = nn::router_statistics(model_);  // a stage without routers counts nothing
+  // A pipeline stage without routers gets statistics of its own that stay zero: it must join the reduction of a step.
+  routers_ = nn::router_statistics(model_);
   if (!routers_) routers_ = std::make_shared<nn::RouterStatistics>(experts.count, experts.balance_coefficient);
 }
 
-// The balance loss of all tokens of the step, before any of them goes backward; undefined without one. COLLECTIVE over
-// the group.
+// The load-balance loss over all tokens of the step; undefined if it is not enabled. The loss is not a sum over tokens:
+// its gradient needs the routing counts of the whole step. An additional forward therefore counts the routes of all
+// micro-batches before the first backward. COLLECTIVE over the group.
 at::Tensor TrainStep::count_routes(const std::vector<ModelInputs>& micro_batches) {
   if (!routers_) return {};
-  // The step's own forwards drop what these do.
+  // The counter of dropout calls is reset afterwards, so that the forwards of the step itself draw the same masks.
   const auto dropout = adapter_dropout(model_);
   const auto before = dropout ? *dropout : nn::LoraDropout{};
   routers_->begin();
@@ -117,13 +121,15 @@ at::Tensor TrainStep::count_routes(const std::vector<ModelInputs>& micro_batches
   return settle_router_statistics(*routers_, *group_, device_of(model_));
 }
 
-// What all ranks count and signal. COLLECTIVE over the group.
+// One all-gather before the step: token counts, which the loss is divided by; flags; and a wrong label, if there is
+// one. Every rank then sees the same rows and takes the same decision: go on, return without a step, or throw.
+// COLLECTIVE over the group.
 void TrainStep::exchange_counts(const std::vector<data::Batch>& micro_batches, const StepSignals& signals,
                                 StepResult& result) {
   const int64_t classes = model_.config().vocab_size;
   std::vector<double> own = {0, 0, signals.stop ? 1.0 : 0.0, signals.failed ? 1.0 : 0.0, kIgnoredLabel};
   for (const auto& batch : micro_batches) {
-    // Looked at on the host, where they lie: a device would have to be waited for.
+    // The labels are still on the host here; a check on the device would have to wait for it.
     if (const int64_t wrong = kernels::first_wrong_label(batch.labels, classes); wrong >= 0) {
       own[4] = static_cast<double>(batch.labels.flatten()[wrong].item<int64_t>());
     }
@@ -146,7 +152,8 @@ void TrainStep::exchange_counts(const std::vector<data::Batch>& micro_batches, c
   }
 }
 
-// On their way to the host, in one copy unless it has some of them.
+// Copies loss, norm and balance loss to the host: on the device they are stacked first, so that there is one copy. When
+// launch() runs ahead the copy is asynchronous, into pinned memory; settle() waits for the event `step.written`.
 void TrainStep::read_numbers(std::vector<at::Tensor> numbers, Launched& step) const {
   const bool together =
       std::ranges::all_of(numbers, [&](const at::Tensor& number) { return number.device() == numbers[0].device(); });
@@ -162,7 +169,9 @@ void TrainStep::read_numbers(std::vector<at::Tensor> numbers, Launched& step) co
   step.written = StreamMark::here(device);
 }
 
-// The numbers of all ranks. COLLECTIVE over the group.
+// Gathers the numbers of all ranks into the result of the step, and decides about a step that is not finite. Loss and
+// norm are the same on all ranks afterwards, so all ranks skip or all ranks throw. If launch() ran ahead, the device
+// skipped the update already (found_inf), and only the step count is corrected here. COLLECTIVE over the group.
 void TrainStep::gather_result(Launched& step) {
   auto& result = step.result;
   const auto* numbers = step.numbers.const_data_ptr<double>();
@@ -187,9 +196,12 @@ void TrainStep::gather_result(Launched& step) {
       number, result.loss, result.grad_norm, result.label_tokens,
       wrong_rank && group_->size() > 1 ? fmt::format(", first in the rows of rank {}", *wrong_rank) : "");
   result.skipped = true;
-  if (runs_ahead_) optimizer_.set_step(optimizer_.steps() - 1);  // counted when it was launched
+  if (runs_ahead_) optimizer_.set_step(optimizer_.steps() - 1);  // launch() counted the skipped step
 }
 
+// The order of the calls is the protocol of a step, the same on every rank: counts, routes, forward and backward, norm,
+// result, update. Where launch() runs ahead, the result is gathered by settle() instead, one step later; all calls
+// between are then launches on the device's stream, and the host reads no tensor.
 StepSignals TrainStep::launch(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals) {
   Launched step;
   communicated_from_ = comm::communication_seconds();
@@ -262,7 +274,8 @@ double validation_loss(CausalLM& model, pipeline::Pipeline& pipeline, const std:
                        const std::vector<data::Batch>& batches, bool counts) {
   const bool was_training = model.training();
   model.train(false);
-  // As many at once as keep the stages busy: what a stage gives waits until the next one has come to it.
+  // Four micro-batches per stage at a time keep all stages busy. More would only take memory: the outputs of a stage
+  // are kept until the next stage has used them.
   const StagedInputs inputs(device_of(model), model.config());
   const size_t at_once = 4 * static_cast<size_t>(pipeline.plan().stages());
   double loss = 0;
