@@ -16,7 +16,7 @@ std::optional<int> neutral_of(const char* verb, const DeviceMesh& mesh, const Pl
   std::optional<int> neutral;
   for (size_t i = 0; i < placements.size(); ++i) {
     TESSERA_CHECK(placements[i].kind != Placement::Kind::kNormPartial, ErrorKind::kShape,
-                  "[dtensor.{}] placements {}: a norm partial comes from norm operations only.", verb,
+                  "[dtensor.{}] placements {}: only norm operations make a norm partial. Use another placement.", verb,
                   to_string(placements));
     if (!placements[i].is_partial() || !mesh.coordinate() || (*mesh.coordinate())[i] == 0) continue;
     if (placements[i].reduce_op == ReduceOp::kSum) neutral = 0;
@@ -115,8 +115,8 @@ at::Tensor randn(const std::vector<int64_t>& size, const MeshPtr& mesh, Placemen
 
 at::Tensor randint(int64_t low, int64_t high, const std::vector<int64_t>& size, const MeshPtr& mesh,
                    Placements placements, const FactoryOptions& options) {
-  TESSERA_CHECK(low < high, ErrorKind::kShape, "[dtensor.randint] found integers from {} to {}, wanted a range.", low,
-                high);
+  TESSERA_CHECK(low < high, ErrorKind::kShape,
+                "[dtensor.randint] found integers from {} to {}, wanted a range with low < high.", low, high);
   const Distribution integers{
       .law = Law::kInteger, .low = low, .range = static_cast<uint64_t>(high) - static_cast<uint64_t>(low)};
   return make_random("randint", size, mesh, std::move(placements), options, at::kLong, integers);

@@ -29,14 +29,15 @@ comm::Group& checked_group(const char* verb, const at::Tensor& tensor, const Alo
   TESSERA_CHECK(tensor.defined() && !is_dtensor(tensor), ErrorKind::kShape,
                 "[functional.{}] found {}, wanted a plain tensor. Use redistribute for DTensors.", verb,
                 tensor.defined() ? "a DTensor" : "an undefined tensor");
-  TESSERA_CHECK(along.mesh != nullptr, ErrorKind::kShape, "[functional.{}] found no mesh.", verb);
+  TESSERA_CHECK(along.mesh != nullptr, ErrorKind::kShape,
+                "[functional.{}] found no mesh, wanted the mesh to communicate over. Set Along::mesh.", verb);
   return *along.mesh->group(along.mesh_dim);
 }
 
 int64_t checked_dim(const char* verb, const at::Tensor& tensor, int64_t dim) {
   const int64_t ndim = tensor.dim();
-  TESSERA_CHECK(dim >= -ndim && dim < ndim, ErrorKind::kShape, "[functional.{}] found dim {} for a tensor of {} dims.",
-                verb, dim, ndim);
+  TESSERA_CHECK(dim >= -ndim && dim < ndim, ErrorKind::kShape,
+                "[functional.{}] found dim {} for a tensor of {} dims. Use a dim of the tensor.", verb, dim, ndim);
   return dim < 0 ? dim + ndim : dim;
 }
 

@@ -42,8 +42,8 @@ bool has_device_graphs(c10::DeviceType type) { return maker_of(type) != nullptr;
 std::shared_ptr<GraphMemory> make_graph_memory(c10::Device device) {
   const auto maker = maker_of(device.type());
   TESSERA_CHECK(maker, ErrorKind::kConfig,
-                "[mesh.device_graph] {}: no graphs of such devices are known here. CUDA's are in a program that was "
-                "built with nvcc (./dev cuda); another vendor's code registers its own (register_device_graphs).",
+                "[mesh.device_graph] {}: no graphs of such devices are available. CUDA graphs need a program built "
+                "with nvcc (./dev cuda); the library of another accelerator must call register_device_graphs.",
                 device.str());
   return maker(device);
 }

@@ -18,9 +18,8 @@ c10::Device DeviceMesh::device() const { return comm::device_of_rank(device_type
 
 int64_t DeviceMesh::local_rank(int64_t dim) const {
   TESSERA_CHECK(coordinate_.has_value(), ErrorKind::kShape,
-                "[mesh.local_rank] {}: rank {} is not part of the mesh. "
-                "Ask for coordinate() first.",
-                to_string(), rank());
+                "[mesh.local_rank] {}: rank {} is not part of the mesh. Check coordinate() first.", to_string(),
+                rank());
   TESSERA_CHECK(dim >= 0 && dim < ndim(), ErrorKind::kShape, "[mesh.local_rank] {}: found dim {}, wanted 0..{}.",
                 to_string(), dim, ndim() - 1);
   return (*coordinate_)[dim];

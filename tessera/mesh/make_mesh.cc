@@ -19,8 +19,8 @@ c10::DeviceType checked_type(const std::string& device_type) {
       device_type);
   const auto type = comm::parse_device_type(device_type);
   TESSERA_CHECK(type.has_value(), ErrorKind::kShape,
-                "[mesh.init] device type: found '{}', wanted {}. An accelerator is known by the name that its library "
-                "registers with libtorch, once it is loaded.",
+                "[mesh.init] device type: found '{}', wanted {}. Load the library of an accelerator first: it "
+                "registers the device name with libtorch.",
                 device_type, comm::device_type_names());
   return *type;
 }
@@ -67,8 +67,8 @@ MeshPtr make_device_mesh(const std::shared_ptr<comm::World>& world, const std::s
   const auto type = checked_type(device_type);
   const int64_t count = checked_shape(shape, dim_names, world->size());
   TESSERA_CHECK(count == static_cast<int64_t>(ranks.size()), ErrorKind::kShape,
-                "[mesh.init] ranks: found {} of them for shape {}, wanted {}.", ranks.size(), fmt::join(shape, "x"),
-                count);
+                "[mesh.init] ranks: found {} of them for shape {}, wanted {}, one for each element of the mesh.",
+                ranks.size(), fmt::join(shape, "x"), count);
   std::vector<bool> seen(world->size(), false);
   for (const int rank : ranks) {
     TESSERA_CHECK(rank >= 0 && rank < world->size(), ErrorKind::kShape,
@@ -85,9 +85,9 @@ MeshPtr make_device_mesh(const std::shared_ptr<comm::World>& world, const std::s
 MeshPtr mesh_from_groups(const std::shared_ptr<comm::World>& world, const std::string& device_type,
                          const std::vector<std::shared_ptr<comm::Group>>& groups, const std::vector<int>& ranks,
                          const std::vector<int64_t>& shape, const std::vector<std::string>& dim_names) {
-  TESSERA_CHECK(!groups.empty() && std::ranges::none_of(groups, [](const auto& g) { return g == nullptr; }),
-                ErrorKind::kShape,
-                "[mesh.from_groups] groups: found none, or an empty one, wanted one for each mesh dim.");
+  TESSERA_CHECK(
+      !groups.empty() && std::ranges::none_of(groups, [](const auto& g) { return g == nullptr; }), ErrorKind::kShape,
+      "[mesh.from_groups] groups: found no groups, or a null pointer among them, wanted one group for each mesh dim.");
   TESSERA_CHECK(
       groups.size() == 1 || (!ranks.empty() && shape.size() == groups.size()), ErrorKind::kShape,
       "[mesh.from_groups] found {} groups and a shape of {} dims: Must pass mesh if passing multiple ProcessGroups. "
@@ -97,7 +97,7 @@ MeshPtr mesh_from_groups(const std::shared_ptr<comm::World>& world, const std::s
   auto mesh = make_device_mesh(world, device_type, one ? groups[0]->ranks() : ranks,
                                one ? std::vector<int64_t>{groups[0]->size()} : shape, dim_names);
   TESSERA_CHECK(mesh->coordinate().has_value(), ErrorKind::kShape,
-                "[mesh.from_groups] {}: rank {} is not part of the mesh and can have no group of it.",
+                "[mesh.from_groups] {}: rank {} is not part of the mesh. Call this on ranks of the mesh only.",
                 mesh->to_string(), world->rank());
   for (size_t dim = 0; dim < groups.size(); ++dim) {
     DeviceMeshBuilder::use_group(*mesh, static_cast<int64_t>(dim), groups[dim]);
@@ -113,7 +113,7 @@ MeshPtr concatenate(const MeshPtr& first, const MeshPtr& second) {
   auto mesh = DeviceMeshBuilder::concatenate(*first, *second);
   TESSERA_CHECK(mesh != nullptr, ErrorKind::kShape,
                 "[mesh.concatenate] {} and {} are no slices of one mesh with named dims. Slice both from one mesh that "
-                "init_device_mesh made.",
+                "init_device_mesh created.",
                 first->to_string(), second->to_string());
   return mesh;
 }

@@ -180,8 +180,10 @@ MeshPtr DeviceMeshBuilder::slice_flattened(const DeviceMesh& from, const std::ve
                   from.to_string(), quoted_names(names), fmt::join(*within, ", "));
     return submesh(from, dims, ranks_over(*all, *within));
   }
-  raise(ErrorKind::kShape, "[mesh.slice] {}: ({}) are no dims of one mesh, flattened or not.", from.to_string(),
-        quoted_names(names));
+  raise(ErrorKind::kShape,
+        "[mesh.slice] {}: the dims ({}) do not all belong to one shape of the root mesh. Use dims of the root, or of "
+        "one mesh that unflatten() made.",
+        from.to_string(), quoted_names(names));
 }
 
 MeshPtr DeviceMeshBuilder::concatenate(const DeviceMesh& first, const DeviceMesh& second) {

@@ -182,7 +182,7 @@ TEST(RegisterSharding, WhatNeverAsksForARuleIsAnError) {
   for (const char* name : {"aten::nonzero", "aten::masked_select", "aten::equal", "aten::_local_scalar_dense",
                            "aten::set_", "aten::squeeze_.dim"}) {
     EXPECT_THAT(error_of([&] { register_sharding(name, none); }),
-                HasSubstr(std::string(name) + ": no rule is asked for " + name));
+                HasSubstr(std::string(name) + ": no rule is used for " + name));
   }
   EXPECT_THAT(error_of([&] { register_sharding("aten::adddd", none); }), HasSubstr("found no operation of that name"));
   EXPECT_THAT(error_of([&] { register_sharding("tessera_tools_test::missing", none); }),

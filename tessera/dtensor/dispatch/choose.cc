@@ -86,7 +86,7 @@ class Chooser {
     }
     for (const auto& strategy : listed) {
       TESSERA_CHECK(strategy.inputs.size() == call_.inputs.size(), ErrorKind::kInternal,
-                    "[dtensor.rule] {}: the rule gives placements for {} inputs, the call has {}. Mend the rule.",
+                    "[dtensor.rule] {}: the rule gives placements for {} inputs, the call has {}. Correct the rule.",
                     call_.name(), strategy.inputs.size(), call_.inputs.size());
       if (!is_sharded(strategy)) {
         all.push_back(strategy);
@@ -148,10 +148,9 @@ class Chooser {
     for (const auto& [index, placements] : fixed_) fixed += (fixed.empty() ? "" : ", ") + to_string(placements);
     raise(ErrorKind::kShape,
           "Sharding dimension mismatch: [dtensor.dispatch] {}: in-place operations that require placement changes are "
-          "not "
-          "supported. What is written has placement {}, but no valid strategy preserves it on mesh dim {}. "
+          "not supported. The written tensor has placement {}, but no valid strategy preserves it on mesh dim {}. "
           "Use the out-of-place version, or redistribute first.",
-          call_.describe(), fixed.empty() ? "of its own" : fixed, m);
+          call_.describe(), fixed.empty() ? "as shown" : fixed, m);
   }
 
   // Finds strategies that match the placements of the inputs on each mesh dim. Of several the last one is used, as in
@@ -242,9 +241,8 @@ class Chooser {
       }
     }
     TESSERA_CHECK(!best.inputs.empty() || !writes_, ErrorKind::kShape,
-                  "Sharding dimension mismatch: [dtensor.dispatch] {}: nothing brings the other operands to where what "
-                  "is written "
-                  "lies. Use the out-of-place version, or redistribute first.",
+                  "Sharding dimension mismatch: [dtensor.dispatch] {}: the other operands cannot be redistributed to "
+                  "the placements of the written tensor. Use the out-of-place version, or redistribute first.",
                   call_.describe());
     TESSERA_CHECK(
         !best.inputs.empty(), ErrorKind::kShape,

@@ -115,11 +115,10 @@ at::Tensor pad_circular(const at::Tensor& self, c10::SymIntArrayRef symbolic) {
     const int64_t left = pad[i];
     const int64_t right = pad[i + 1];
     const int64_t size = self.size(dim) + std::min<int64_t>(left, 0) + std::min<int64_t>(right, 0);
-    TESSERA_CHECK(
-        size > 0 && left <= self.size(dim) && right <= self.size(dim), ErrorKind::kShape,
-        "[dtensor.pad] circular padding [{}] of shape [{}]: found {} and {} for size {}, wanted at most that size "
-        "and something left. Pad less.",
-        fmt::join(pad, ", "), fmt::join(self.sizes(), ", "), left, right, self.size(dim));
+    TESSERA_CHECK(size > 0 && left <= self.size(dim) && right <= self.size(dim), ErrorKind::kShape,
+                  "[dtensor.pad] circular padding [{}] of shape [{}]: found paddings {} and {} for a dim of size {}, "
+                  "wanted at most the size each and a positive size of the result. Pad less.",
+                  fmt::join(pad, ", "), fmt::join(self.sizes(), ", "), left, right, self.size(dim));
     const at::Tensor body = size == self.size(dim) ? padded : padded.narrow(dim, std::max<int64_t>(-left, 0), size);
     std::vector<at::Tensor> parts;
     if (left > 0) parts.push_back(body.narrow(dim, size - left, left));
@@ -386,11 +385,11 @@ std::tuple<at::Tensor, at::Tensor> attention_math(const at::Tensor& query, const
 
 void check_as_strided(const std::string& op, const at::Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                       int64_t offset) {
-  TESSERA_CHECK(
-      self.sizes() == sizes && self.strides() == strides && offset == 0, ErrorKind::kShape,
-      "Sharding dimension mismatch: [dtensor.dispatch] {}(self: [{}]): as_strided not supported with DTensor, except "
-      "to the shape and strides that it has. Use view, transpose, slice or unfold, or work on to_local().",
-      op, fmt::join(self.sizes(), ", "));
+  TESSERA_CHECK(self.sizes() == sizes && self.strides() == strides && offset == 0, ErrorKind::kShape,
+                "Sharding dimension mismatch: [dtensor.dispatch] {}(self: [{}]): as_strided not supported with "
+                "DTensor, except with the shape and strides that the tensor has already. Use view, transpose, slice or "
+                "unfold, or work on to_local().",
+                op, fmt::join(self.sizes(), ", "));
 }
 
 void register_composites(torch::Library& dtensor, torch::Library& autograd) {

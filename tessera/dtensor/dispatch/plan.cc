@@ -25,15 +25,16 @@ void check_plain(const OpEntry& op, const DeviceMesh& mesh, const at::Tensor& te
                    (may_be_made && is_alike(tensor, mesh, op.name));
   if (operation != nullptr && !may) {
     raise(ErrorKind::kShape,
-          "[dtensor.dispatch] {} is not there for DTensors: on the way it {} a plain tensor of shape [{}] in {}. "
-          "Work on to_local() or full_tensor().",
+          "[dtensor.dispatch] {} is not supported for DTensors: its implementation {} a plain tensor of shape [{}] in "
+          "{}. Call it on to_local() or full_tensor().",
           *operation, read ? "reads" : "writes to", fmt::join(tensor.sizes(), ", "), op.name);
   }
   TESSERA_CHECK(
       may, ErrorKind::kShape,
       "[dtensor.dispatch] {} got mixed torch.Tensor and DTensor: argument '{}'{} is a plain tensor of shape [{}], "
       "need to convert all torch.Tensor to DTensor before calling distributed operators! "
-      "Wrap it with distribute_tensor or from_local, or hold an ImplicitReplication where it is alike on all ranks.",
+      "Wrap it with distribute_tensor or from_local, or create an ImplicitReplication if its values are the same on "
+      "all ranks.",
       op.name, op.args[arg].name, element < 0 ? "" : fmt::format("[{}]", element), fmt::join(tensor.sizes(), ", "));
 }
 

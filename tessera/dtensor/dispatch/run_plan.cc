@@ -65,7 +65,8 @@ FirstDTensor first_dtensor(c10::ArrayRef<c10::IValue> args, const OpEntry& op) {
       if (holds_dtensor(element)) return {arg, impl_of(element.toTensor())->mesh()};
     }
   }
-  raise(ErrorKind::kInternal, "[dtensor.dispatch] {}: a call without a DTensor", op.name);
+  raise(ErrorKind::kInternal, "[dtensor.dispatch] {}: found no DTensor among the arguments, wanted at least one",
+        op.name);
 }
 
 at::Tensor wrap(at::Tensor local, const MeshPtr& mesh, const TensorSpec& spec) {
@@ -134,8 +135,8 @@ void refuse_copied_views(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
   for_each_tensor(op, args, [&](const at::Tensor& tensor, int arg, int) {
     if (op.args[arg].mutated && is_copied_view(tensor)) [[unlikely]] {
       raise(ErrorKind::kShape,
-            "Sharding dimension mismatch: [dtensor.dispatch] {}: '{}' is a view along a sharded dim, which holds a "
-            "gathered copy, so that what is written to it would be lost. Clone it, or redistribute the tensor before "
+            "Sharding dimension mismatch: [dtensor.dispatch] {}: '{}' is a view along a sharded dim and holds a "
+            "gathered copy, so a write to it would be lost. Clone it, or redistribute the tensor before "
             "taking the view.",
             op.name, op.args[arg].name);
     }

@@ -201,8 +201,8 @@ void for_each_stretch(const Region& region, const std::function<void(int64_t, in
 
 void fill_random(const at::Tensor& part, const Region& region, const RandomKey& key, const Distribution& distribution) {
   TESSERA_CHECK(part.sizes() == c10::IntArrayRef(region.sizes), ErrorKind::kInternal,
-                "[dtensor.random] local part: its shape is not that of its placements. Was it made by from_local with "
-                "parts of other sizes?");
+                "[dtensor.random] local tensor: its shape does not match the placements. Was the DTensor made by "
+                "from_local from tensors of other sizes?");
   const auto type = part.scalar_type();
   if (part.numel() == 0) return;
   if (at::isComplexType(type)) {  // real and imaginary part are independent; together they have the deviation

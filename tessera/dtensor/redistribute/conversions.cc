@@ -67,7 +67,7 @@ void check_same_everywhere(const at::Tensor& local, const DeviceMesh& mesh, bool
   TESSERA_CHECK(
       problem.empty() && all.size() == 1, ErrorKind::kShape,
       "[dtensor.from_local] Inconsistent tensor metadata (including shape and stride) across ranks. Rank {} of {} has "
-      "{}; in all there are: {}. Make the local tensors alike, or give shape and stride.",
+      "{}; the metadata of all ranks are: {}. Use local tensors with equal metadata, or pass shape and stride.",
       mesh.rank(), mesh.to_string(), text.str(), fmt::join(all, " | "));
 }
 
@@ -96,14 +96,17 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placem
   if (options.shape) {
     sizes.assign(options.shape->begin(), options.shape->end());
     strides.assign(options.stride->begin(), options.stride->end());
-    TESSERA_CHECK(sizes.size() == strides.size(), ErrorKind::kShape,
-                  "[dtensor.from_local] found {} sizes and {} strides, wanted as many.", sizes.size(), strides.size());
+    TESSERA_CHECK(
+        sizes.size() == strides.size(), ErrorKind::kShape,
+        "[dtensor.from_local] shape and stride: found {} sizes and {} strides, wanted one stride for each size.",
+        sizes.size(), strides.size());
     const Sizes wanted = local_sizes(sizes, *mesh, checked);
     if (mesh->coordinate() && c10::IntArrayRef(wanted) != here.sizes()) {
       problem = fmt::format("local tensor: found shape [{}], wanted [{}] for global shape [{}] and {} on rank {}",
                             fmt::join(here.sizes(), ", "), fmt::join(wanted, ", "), fmt::join(sizes, ", "),
                             to_string(checked), mesh->rank());
-      TESSERA_CHECK(options.run_check, ErrorKind::kShape, "[dtensor.from_local] {}.", problem);
+      TESSERA_CHECK(options.run_check, ErrorKind::kShape,
+                    "[dtensor.from_local] {}. Check the global shape, the placements and the local tensor.", problem);
     }
   } else {
     infer_global(here, *mesh, checked, sizes, strides);
@@ -216,7 +219,8 @@ at::Tensor spread(const at::Tensor& tensor, const MeshPtr& mesh, const Placement
 
 at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, const Placements& placements,
                              std::optional<int> src_data_rank) {
-  TESSERA_CHECK(tensor.defined(), ErrorKind::kShape, "[dtensor.distribute_tensor] found an undefined tensor.");
+  TESSERA_CHECK(tensor.defined(), ErrorKind::kShape,
+                "[dtensor.distribute_tensor] found an undefined tensor, wanted a defined one.");
   TESSERA_CHECK(tensor.is_leaf(), ErrorKind::kShape,
                 "[dtensor.distribute_tensor] `distribute_tensor` should be used to distribute leaf tensors! but found "
                 "non-leaf tensor! Use from_local, or redistribute a DTensor.");

@@ -12,7 +12,9 @@ namespace tessera {
 
 void RuleTable::add(const std::string& name, Rule rule) {
   const bool fresh = rules_.emplace(name, std::move(rule)).second;
-  TESSERA_CHECK(fresh, ErrorKind::kInternal, "[dtensor.register_rule] {}: there is a rule of that name already.", name);
+  TESSERA_CHECK(
+      fresh, ErrorKind::kInternal,
+      "[dtensor.register_rule] {}: a rule with this name exists already. Use register_sharding to replace it.", name);
 }
 
 void RuleTable::add(std::initializer_list<const char*> names, const Rule& rule) {
@@ -158,10 +160,10 @@ Rule zip_rule(Rule rule) {
       proposal.outputs.clear();
       proposal.choice = zip_positions(rule, call, /*whole_singles=*/true, proposal.outputs);
     }
-    TESSERA_CHECK(
-        proposal.choice.has_value(), ErrorKind::kInternal,
-        "[dtensor.rule] {}: a tensor beside the lists lies in two ways though it was not to move. Mend the rule.",
-        call.describe());
+    TESSERA_CHECK(proposal.choice.has_value(), ErrorKind::kInternal,
+                  "[dtensor.rule] {}: two positions of the lists need different placements of one tensor that is not "
+                  "in a list. Correct the rule.",
+                  call.describe());
   };
 }
 
@@ -292,16 +294,15 @@ namespace {
 
 // Error kShape for a rule that would never be used: an unknown operation, one with a handler, or a composite operation.
 void check_asked_for(const std::string& name, const std::vector<c10::OperatorHandle>& operations) {
-  TESSERA_CHECK(
-      !operations.empty(), ErrorKind::kShape,
-      "[dtensor.register_rule] {}: found no operation of that name, wanted \"ns::op\" or \"ns::op.overload\" of "
-      "one that is defined. Define it before its rule.",
-      name);
+  TESSERA_CHECK(!operations.empty(), ErrorKind::kShape,
+                "[dtensor.register_rule] {}: found no operation of that name, wanted \"ns::op\" or \"ns::op.overload\" "
+                "of a defined operation. Define it before its rule.",
+                name);
   for (const auto& op : operations) {
     const Handler handler = find_handler(toString(op.operator_name()));
     TESSERA_CHECK(handler == nullptr || asks_for_rule(handler), ErrorKind::kShape,
-                  "[dtensor.register_rule] {}: no rule is asked for {}, whose result depends on values or is not cut. "
-                  "Call it on to_local() or full_tensor(), or inside local_map.",
+                  "[dtensor.register_rule] {}: no rule is used for {}, because its result depends on values or is not "
+                  "sharded. Call it on to_local() or full_tensor(), or inside local_map.",
                   name, toString(op.operator_name()));
   }
   const auto is_out_form = [](const c10::OperatorHandle& op) {
@@ -313,9 +314,9 @@ void check_asked_for(const std::string& name, const std::vector<c10::OperatorHan
                              return is_composite(op) || is_out_form(op);
                            });
   TESSERA_CHECK(!comes_apart, ErrorKind::kShape,
-                "[dtensor.register_rule] {}: the operation is made of others, on which it comes apart before a rule is "
-                "asked for. Give those their rules, or run it on the parts with local_map; one of your own may be "
-                "registered for CompositeExplicitAutograd.",
+                "[dtensor.register_rule] {}: the operation is made of others and is decomposed into them before a rule "
+                "is looked up. Register rules for those operations, or run it on local tensors with local_map. An "
+                "operation of your own may be registered for CompositeExplicitAutograd.",
                 name);
 }
 
@@ -325,8 +326,10 @@ void add_registered(const std::string& name, Rule rule, bool may_replace) {
   {
     Rules& all = rules();
     std::lock_guard lock(all.mutex);
-    TESSERA_CHECK(may_replace || (all.built_in.find(name) == nullptr && all.registered.find(name) == nullptr),
-                  ErrorKind::kInternal, "[dtensor.register_rule] {}: there is a rule of that name already.", name);
+    TESSERA_CHECK(
+        may_replace || (all.built_in.find(name) == nullptr && all.registered.find(name) == nullptr),
+        ErrorKind::kInternal,
+        "[dtensor.register_rule] {}: a rule with this name exists already. Use register_sharding to replace it.", name);
     all.registered.replace(name, std::move(rule));
   }
   ensure_kernels_of(operations);

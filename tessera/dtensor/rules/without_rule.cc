@@ -143,9 +143,8 @@ void handle_index(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
 
 void refuse(const OpEntry& op, c10::DispatchKeySet, Stack*) {
   raise(ErrorKind::kShape,
-        "[dtensor.dispatch] {}: a DTensor has no storage of its own to point elsewhere or to resize. Make a new "
-        "tensor, or "
-        "work on to_local().",
+        "[dtensor.dispatch] {}: a DTensor has no storage of its own, so the storage cannot be resized or replaced. "
+        "Make a new tensor, or call it on to_local().",
         op.name);
 }
 

@@ -163,9 +163,10 @@ bool lies_as(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::IntArrayRef 
 }
 
 void check_placements(const char* verb, const DeviceMesh& mesh, Placements& placements, int64_t ndim) {
-  TESSERA_CHECK(static_cast<int64_t>(placements.size()) == mesh.ndim(), ErrorKind::kShape,
-                "[dtensor.{}] placements {}: found {}, wanted {}, one for each dim of {}. Add or drop some.", verb,
-                to_string(placements), placements.size(), mesh.ndim(), mesh.to_string());
+  TESSERA_CHECK(
+      static_cast<int64_t>(placements.size()) == mesh.ndim(), ErrorKind::kShape,
+      "[dtensor.{}] placements {}: found {}, wanted {}, one for each dim of {}. Give one placement for each mesh dim.",
+      verb, to_string(placements), placements.size(), mesh.ndim(), mesh.to_string());
   for (auto& placement : placements) {
     if (placement.is_any_shard()) {
       TESSERA_CHECK(placement.dim >= -ndim && placement.dim < ndim, ErrorKind::kShape,
@@ -178,8 +179,8 @@ void check_placements(const char* verb, const DeviceMesh& mesh, Placements& plac
     }
   }
   TESSERA_CHECK(partials_go_together(placements), ErrorKind::kShape,
-                "[dtensor.{}] placements {}: found different reductions on one tensor, wanted one. "
-                "Redistribute the tensor before this.",
+                "[dtensor.{}] placements {}: found different reductions on one tensor, wanted one reduction (or sums "
+                "and averages). Redistribute the tensor first.",
                 verb, to_string(placements));
 }
 

@@ -82,10 +82,10 @@ LocalFunction raising_together(const OpCall& call, const Choice& choice) {
       comm::all_reduce(*local.mesh.group(m), failed, ReduceOp::kMax, local.op.name).wait();
     }
     if (own) std::rethrow_exception(own);
-    TESSERA_CHECK(
-        failed.item<uint8_t>() == 0, ErrorKind::kShape,
-        "[dtensor.dispatch] {}: failed for matrices on other ranks; their message says why. Look at the values.",
-        local.op.name);
+    TESSERA_CHECK(failed.item<uint8_t>() == 0, ErrorKind::kShape,
+                  "[dtensor.dispatch] {}: failed for matrices on another rank; the message of that rank gives the "
+                  "reason. Check the values of these matrices.",
+                  local.op.name);
   };
 }
 

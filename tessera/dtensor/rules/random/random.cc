@@ -64,7 +64,8 @@ void normal(Draw& draw) {
 }
 
 Distribution integers(const Draw& draw, int64_t low, int64_t high) {
-  TESSERA_CHECK(low < high, ErrorKind::kShape, "[dtensor.dispatch] {}: found integers from {} to {}, wanted a range.",
+  TESSERA_CHECK(low < high, ErrorKind::kShape,
+                "[dtensor.dispatch] {}: found integers from {} to {}, wanted a range with low < high.",
                 draw.call().op.name, low, high);
   return {.law = Law::kInteger, .low = low, .range = static_cast<uint64_t>(high) - static_cast<uint64_t>(low)};
 }
@@ -236,7 +237,8 @@ void propose_multinomial(const OpCall& call, Proposal& proposal) {
   drawn.back() = call.int_at(call.arg_named("num_samples"));
   const bool replacement = call.bool_at(call.arg_named("replacement"));
   TESSERA_CHECK(drawn.back() > 0 && (replacement || drawn.back() <= odds.sizes.back()), ErrorKind::kShape,
-                "[dtensor.dispatch] {}: found {} samples of {} categories, wanted 1 to as many without replacement.",
+                "[dtensor.dispatch] {}: found {} samples of {} categories, wanted 1 or more, and without replacement "
+                "at most the number of categories.",
                 call.describe(), drawn.back(), odds.sizes.back());
   if (odds.dim() == 2) proposal.strategies.push_back({{Shard(0)}, {Shard(0)}});
   proposal.output(drawn);

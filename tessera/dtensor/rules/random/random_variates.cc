@@ -165,7 +165,7 @@ void poisson(Draw& draw) {
   finish_as(draw, self, [&] {
     const at::Tensor rates = spread(draw, self);
     TESSERA_CHECK(at::all(rates >= 0).item<bool>(), ErrorKind::kShape,
-                  "[dtensor.dispatch] {}: found a negative rate, wanted none.", draw.call().op.name);
+                  "[dtensor.dispatch] {}: found a negative rate, wanted rates of 0 or more.", draw.call().op.name);
     const at::Tensor values = room(draw);
     const auto* rate = rates.const_data_ptr<double>();
     fill_each(draw, values, [=](Stream& stream, int64_t i) { return draw_poisson(stream, rate[i]); });

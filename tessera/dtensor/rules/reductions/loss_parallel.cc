@@ -100,9 +100,8 @@ at::Tensor local_as(const at::Tensor& tensor, const ClassShards& shards, const P
   const bool plain = !is_dtensor(tensor);
   const Placements whole(shards.placements.size(), Replicate());
   TESSERA_CHECK(!plain || wanted == whole || implicit_replication_enabled(), ErrorKind::kShape,
-                "[dtensor.loss_parallel] {}: found a plain tensor of shape [{}] beside logits that lie as {}. Wrap it "
-                "as a DTensor "
-                "with placements {}.",
+                "[dtensor.loss_parallel] {}: found a plain tensor of shape [{}] with logits of placements {}. Wrap it "
+                "as a DTensor with placements {}.",
                 what, fmt::join(tensor.sizes(), ", "), to_string(shards.placements), to_string(wanted));
   const auto& from = plain ? whole : impl_of(tensor)->placements();
   const at::Tensor local = plain ? tensor : impl_of(tensor)->local();

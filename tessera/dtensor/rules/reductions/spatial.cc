@@ -125,8 +125,8 @@ Rule grid_sampler(int64_t rank) {
     proposal.empty_parts = false;
     const auto& grid = call.inputs[1].sizes;
     TESSERA_CHECK(call.inputs[0].dim() == rank + 2 && call.inputs[1].dim() == rank + 2, ErrorKind::kShape,
-                  "[dtensor.dispatch] {}: found {} and {} dims, wanted {} of both.", call.describe(),
-                  call.inputs[0].dim(), call.inputs[1].dim(), rank + 2);
+                  "[dtensor.dispatch] {}: found {} dims of the input and {} of the grid, wanted {} dims of both.",
+                  call.describe(), call.inputs[0].dim(), call.inputs[1].dim(), rank + 2);
     proposal.output(with_space(call, rank, {grid.begin() + 1, grid.end() - 1}));
   };
 }
@@ -150,7 +150,7 @@ Rule pixel_shuffle(bool apart) {
     std::vector<int64_t> sizes = call.inputs[0].sizes.vec();
     const size_t channels = sizes.size() - 3;
     TESSERA_CHECK(sizes.size() >= 3 && factor > 0, ErrorKind::kShape,
-                  "[dtensor.dispatch] {}: found {} dims and factor {}, wanted at least 3 and a positive one.",
+                  "[dtensor.dispatch] {}: found {} dims and factor {}, wanted at least 3 dims and a positive factor.",
                   call.describe(), sizes.size(), factor);
     sizes[channels] = apart ? sizes[channels] / (factor * factor) : sizes[channels] * factor * factor;
     for (size_t i = channels + 1; i < sizes.size(); ++i) sizes[i] = apart ? sizes[i] * factor : sizes[i] / factor;

@@ -72,11 +72,10 @@ void propose_index_select(const OpCall& call, Proposal& proposal) {
 void propose_index(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const Selection selection = read_selection(call, 1);
-  TESSERA_CHECK(
-      !selection.masks, ErrorKind::kShape,
-      "[dtensor.dispatch] {}: the shape of what a mask selects depends on data. Use where, masked_fill or index "
-      "tensors, or work on full_tensor().",
-      call.describe());
+  TESSERA_CHECK(!selection.masks, ErrorKind::kShape,
+                "[dtensor.dispatch] {}: the shape of a selection by a mask depends on data. Use where, masked_fill or "
+                "index tensors, or call it on full_tensor().",
+                call.describe());
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
     if (selection.indexed[dim]) continue;
     proposal.strategies.push_back(rest_whole(call, {{Shard(selection.position(dim))}, {Shard(dim)}}));
