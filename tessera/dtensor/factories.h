@@ -4,8 +4,8 @@
 //   at::Tensor w = dtensor::zeros({1024, 512}, mesh, {Shard(0)}, {.dtype = at::kBFloat16});
 //
 // Names and defaults are those of torch.distributed.tensor's factories; the default placement is Replicate. With
-// Partial the values are those of the reduced tensor: ones with P(sum) holds ones on the first rank of the mesh dim and
-// zeros on the others. PyTorch instead fills every rank, so that full_tensor() gives a multiple of the value.
+// Partial the values are those of the reduced tensor: ones() with P(sum) holds ones on the first rank of the mesh dim
+// and zeros on the others. PyTorch instead fills every rank, so that full_tensor() gives a multiple of the value.
 #pragma once
 
 #include <c10/core/Scalar.h>

@@ -48,6 +48,7 @@ std::shared_ptr<GraphMemory> make_graph_memory(c10::Device device) {
   return maker(device);
 }
 
+// The capture must be ended even if `work` throws, because a stream in capture mode cannot be used for anything else.
 void capture(DeviceGraph& graph, const SideStream& stream, const std::function<void()>& work) {
   const auto entered = stream.enter();
   graph.begin_capture();

@@ -75,6 +75,8 @@ const std::shared_ptr<comm::Group>& DeviceMesh::group(const std::vector<int64_t>
   return DeviceMeshBuilder::group_of(*this, slot);  // the table of the root owns the slot
 }
 
+// Names of this mesh only give a submesh over its own dims. If a name belongs to a flattened mesh, the dims are looked
+// up in the arrangements of the root instead.
 MeshPtr DeviceMesh::slice(const std::vector<std::string>& names) const {
   TESSERA_CHECK(!names.empty(), ErrorKind::kShape, "[mesh.slice] {}: found no dim names, wanted at least one of {}.",
                 to_string(), quoted_names(dim_names_));

@@ -38,7 +38,7 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
   c10::DeviceType device_type() const { return device_type_; }
   c10::Device device() const;  // this rank's device: the CPU, or the accelerator of its local rank (device_choice.h)
   const std::vector<int>& ranks() const { return ranks_; }  // global ranks, row-major
-  int rank() const;                                         // global rank of this process
+  int rank() const;                                         // global number of this rank
   // This rank's coordinate, one number for each dim; nullopt when this rank is not part of the mesh.
   const std::optional<std::vector<int64_t>>& coordinate() const { return coordinate_; }
   int64_t local_rank(int64_t dim) const;  // this rank's coordinate on one dim

@@ -186,6 +186,8 @@ MeshPtr DeviceMeshBuilder::slice_flattened(const DeviceMesh& from, const std::ve
         from.to_string(), quoted_names(names));
 }
 
+// Arrangements are tried in the order in which they were made. The dims of both meshes are sorted as in the
+// arrangement.
 MeshPtr DeviceMeshBuilder::concatenate(const DeviceMesh& first, const DeviceMesh& second) {
   if (first.flattened_ != second.flattened_ || first.dim_names_.empty() || second.dim_names_.empty()) return nullptr;
   std::vector<NamedDim> dims;

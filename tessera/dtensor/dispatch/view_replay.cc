@@ -1,6 +1,7 @@
-// Views of DTensors under autograd. When a view is written, autograd needs the same view of the base's gradient. It
-// takes it with as_strided, which DTensors do not support, or by calling the view operation again ("view replay") if
-// replay was enabled when the view was made. The kernels in this file enable replay for every view operation.
+// Views of DTensors under autograd. When a view is written, autograd needs the same view of the base's gradient.
+// Autograd computes it with as_strided, which DTensors do not support, or by calling the view operation again ("view
+// replay") if replay was enabled when the view was made. The kernels in this file enable replay for every view
+// operation.
 //
 // In-place changes of shape need more. For plain tensors as_strided works although the base's shape has changed since,
 // because strides describe memory. A replayed view would be taken of a base of another shape. Therefore a view of a

@@ -23,7 +23,7 @@ struct Region {
   Region() = default;
   // The whole tensor.
   explicit Region(c10::IntArrayRef global_sizes);
-  // The part of this rank, which must be in the mesh.
+  // The part that this rank holds. The rank must be in the mesh.
   Region(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& placements);
   // The same region with one more dim at the end, which is whole on every rank.
   Region with_last_dim(int64_t size) const;

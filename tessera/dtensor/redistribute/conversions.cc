@@ -78,6 +78,8 @@ FromLocalOptions FromLocalOptions::contiguous(std::vector<int64_t> shape) {
   return {.shape = std::move(shape), .stride = std::vector<int64_t>(strides.begin(), strides.end())};
 }
 
+// With run_check a wrong local shape is not raised at once but becomes the `problem` of check_same_everywhere(), so
+// that all ranks raise together. The broadcast along Replicate mesh dims writes to the caller's tensor, as in PyTorch.
 at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placements& placements,
                       const FromLocalOptions& options) {
   TESSERA_CHECK(local.defined() && !is_dtensor(local), ErrorKind::kShape,
@@ -217,6 +219,8 @@ at::Tensor spread(const at::Tensor& tensor, const MeshPtr& mesh, const Placement
 
 }  // namespace
 
+// The result is a leaf with the requires_grad of `tensor`; the distribution itself is not recorded. A DTensor with the
+// same mesh and placements is returned unchanged.
 at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, const Placements& placements,
                              std::optional<int> src_data_rank) {
   TESSERA_CHECK(tensor.defined(), ErrorKind::kShape,

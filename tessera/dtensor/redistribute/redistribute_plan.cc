@@ -111,7 +111,7 @@ class Planner {
 
   // Whether mesh dim m may get its final placement. For a shard, all shards outside of it must be final, and no other
   // shard may cut the dim, since it would be outside, too. For a partial product no other mesh dim may still have to be
-  // reduced, because a sum would add the ones that fill up the product.
+  // reduced, because a sum over that mesh dim would add up the neutral ones of the product.
   bool ready(int64_t m) const {
     if (to_[m].is_partial(ReduceOp::kProduct)) {
       for (int64_t other = 0; other < mesh_.ndim(); ++other) {

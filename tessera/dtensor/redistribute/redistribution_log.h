@@ -30,7 +30,7 @@ struct Redistribution {
   Placements from;
   Placements to;
   bool asked_for = false;  // by the user's redistribute, to_local, from_local or their backwards
-  CommTally moved;         // collectives of this redistribution; for async_op the started ones
+  CommTally moved;         // collectives of this redistribution; for async_op those started so far
   std::string to_string() const;
 };
 

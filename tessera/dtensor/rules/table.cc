@@ -201,6 +201,7 @@ bool is_lost_widened(at::ScalarType type, const Placement& placement) {
 }
 }  // namespace
 
+// A Partial that one input loses on widening (is_lost_widened) is left out, even if another input could pass it.
 c10::SmallVector<Placement, 2> partials_among(const OpCall& call) {
   c10::SmallVector<Placement, 2> found, lost;
   for (const auto& input : call.inputs) {
@@ -320,6 +321,8 @@ void check_asked_for(const std::string& name, const std::vector<c10::OperatorHan
                 name);
 }
 
+// The rule is stored before kernels are registered for the operations: a kernel may be called at once from another
+// thread.
 void add_registered(const std::string& name, Rule rule, bool may_replace) {
   const auto operations = operations_named(name);
   check_asked_for(name, operations);

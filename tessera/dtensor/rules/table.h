@@ -81,8 +81,8 @@ Sizes broadcast_sizes(const OpCall& call);
 c10::SmallVector<Placement, 2> partials_among(const OpCall& call);
 // Whether the input is sharded along `dim` on any mesh dim.
 bool is_sharded_on(const TensorInput& input, int64_t dim);
-// Whether the type is a small integer. Its sums wrap around, which may change order and differs from sums in a wider
-// type.
+// Whether the type is a small integer. Its sums wrap around: they do not keep the order of numbers, and they differ
+// from sums in a wider type.
 inline bool wraps_around(at::ScalarType type) {
   return at::isIntegralType(type, /*includeBool=*/false) && c10::elementSize(type) < 4;
 }

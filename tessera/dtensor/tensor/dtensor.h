@@ -38,8 +38,8 @@ struct FromLocalOptions {
   std::optional<std::vector<int64_t>> shape = std::nullopt;
   std::optional<std::vector<int64_t>> stride = std::nullopt;
   // COLLECTIVE over the mesh. Compares dtype, requires_grad and, unless `shape` is given, shape and strides over the
-  // ranks, and copies the values of the first rank to the other ranks of each Replicate mesh dim. Error kShape for a
-  // difference.
+  // ranks; Error kShape for a difference. Then the first rank of each Replicate mesh dim sends its values to the
+  // others, whose local tensors are overwritten.
   bool run_check = false;
   // Placements of the gradient of the local tensor. Default: the placements of the tensor, with Replicate for Partial.
   std::optional<Placements> grad_placements = std::nullopt;

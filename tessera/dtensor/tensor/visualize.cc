@@ -54,6 +54,8 @@ std::string render(const std::vector<std::vector<std::string>>& cells) {
 
 }  // namespace
 
+// The cuts give the runs of every rank of the mesh, so no communication is needed. A cell lists the ranks that hold the
+// whole block of a row range and a column range.
 std::string visualize_sharding(const at::Tensor& tensor) {
   const DTensorImpl& impl = checked_impl("visualize_sharding", tensor);
   TESSERA_CHECK(tensor.dim() == 1 || tensor.dim() == 2, ErrorKind::kShape,

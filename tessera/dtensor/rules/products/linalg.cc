@@ -58,8 +58,9 @@ Placement over_batch(c10::IntArrayRef own, c10::IntArrayRef batch, size_t dim) {
   return dim < missing || (own[dim - missing] == 1 && batch[dim] != 1) ? Replicate() : Shard(dim - missing);
 }
 
-// Runs a kernel that may raise an error because of the values, such that all ranks raise or none. A rank that raised
-// alone would leave the others waiting in the next collective. COLLECTIVE over the mesh dims that shard operands.
+// Runs a kernel that may raise an error because of the values, so that either all ranks raise or no rank does. A rank
+// that raised alone would leave the others waiting in the next collective. COLLECTIVE over the mesh dims that shard
+// operands.
 LocalFunction raising_together(const OpCall& call, const Choice& choice) {
   std::vector<int64_t> mesh_dims;
   for (int64_t m = 0; m < call.mesh->ndim(); ++m) {

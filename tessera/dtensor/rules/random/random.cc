@@ -221,7 +221,7 @@ bool takes_stream(const OpCall& call) {
   return train < 0 || ((!call.has(train) || call.bool_at(train)) && call.args[call.arg_named("p")].toDouble() != 1);
 }
 
-// The local function that runs `body` on this rank's part of a tensor of sizes `whole`; none outside the mesh.
+// The local function that runs `body` on this rank's part of a tensor of sizes `whole`; empty outside the mesh.
 LocalFunction drawn_by(Body body, c10::IntArrayRef whole, const DeviceMesh& mesh, const Placements& placements) {
   if (!mesh.coordinate()) return {};
   return [body, region = Region(whole, mesh, placements)](const LocalCall& local) {
