@@ -1,10 +1,11 @@
-// The parameters of one wrap_fsdp1 call: one flat parameter, of which this rank holds a range, gathered for forward and
-// backward and freed after.
+// One FSDP1 unit: the parameters of one wrap_fsdp1 call. They form one flat parameter, of which this rank holds a range
+// of elements (the shard). The flat parameter is all-gathered for forward and backward and freed afterwards.
 //
-// Sharded, users see that range: as one tensor, or as one 1-d piece a member (use_orig_params). Unsharded, the modules'
-// members are views of one storage whose memory comes and goes: on an accelerator that of the gather stream, which
-// comes behind its last use before it is freed (CommStreams::retire). Without sharding they are views of the flat
-// parameter, unless forward computes in another dtype than that. Belongs to one rank.
+// While sharded, users see the shard: as one tensor, or, with use_orig_params, as one 1-d piece per parameter. While
+// unsharded, the modules' members are views of one storage. Its memory is allocated for each gather and freed after the
+// last use. On an accelerator the memory belongs to the gather stream, which waits for the last use before the memory
+// is freed (CommStreams::retire). Without sharding, the members are views of the flat parameter itself, unless forward
+// computes in another dtype; then they are views of a cast copy. Belongs to one rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,18 +23,19 @@
 
 namespace tessera {
 
-// A parameter on its way into a flat one.
+// A parameter that is to become part of a flat parameter.
 struct FlatSource {
   FlatMember member;
   at::Tensor tensor;
-  std::vector<SlotRef> slots;  // more than one: shared
+  std::vector<SlotRef> slots;  // all slots with this tensor; more than one for a shared parameter
 };
 
 struct FlatGroupOptions {
   bool sharded = true;
-  std::shared_ptr<comm::Group> replicas = {};                  // FlatReducer::Options
-  c10::ScalarType compute_dtype = c10::ScalarType::Undefined;  // of forward and backward; Undefined: the layout's
-  c10::ScalarType reduce_dtype = c10::ScalarType::Undefined;   // as above
+  std::shared_ptr<comm::Group> replicas = {};  // see FlatReducer::Options
+  // dtype of forward and backward; Undefined: the layout's dtype
+  c10::ScalarType compute_dtype = c10::ScalarType::Undefined;
+  c10::ScalarType reduce_dtype = c10::ScalarType::Undefined;  // dtype of the reduction; Undefined: the layout's dtype
   bool keep_low_precision_grads = false;
 };
 
@@ -41,8 +43,8 @@ inline constexpr const char* kFlatParam = "_flat_param";
 
 class FlatGroup : public GatheredGroup {
  public:
-  // Flattens what `layout` was made of, keeps this rank's part, and shows that in the modules; without
-  // use_orig_params as a parameter of `module`. No communication.
+  // Flattens `sources`, from which `layout` was made, and keeps this rank's shard. The modules then show the shard:
+  // with use_orig_params in their own slots, otherwise as a new parameter of `module`. No communication.
   FlatGroup(nn::Module& module, std::shared_ptr<comm::Group> group, const FlatGroupOptions& options,
             FlatParameterLayout layout, std::vector<FlatSource> sources);
   ~FlatGroup() override;
@@ -50,11 +52,12 @@ class FlatGroup : public GatheredGroup {
   const FlatParameterLayout& layout() const { return layout_; }
   const std::shared_ptr<comm::Group>& group() const { return group_; }
   bool sharded() const { return options_.sharded; }
-  // It and the leaves have one version counter, which loads of it bump and optimizers look at.
+  // The shard and the leaves share one version counter. A load into either increments it, and optimizers read it.
   const at::Tensor& shard() const { return shard_; }
-  std::vector<ShardParamInfo> param_infos() const;  // of this rank
-  // What the optimizer sees, one a member or just one. And the tensors that were flattened.
+  std::vector<ShardParamInfo> param_infos() const;  // the pieces of the members on this rank
+  // The tensors that the optimizer sees: one piece per member with use_orig_params, otherwise the flat parameter.
   std::vector<at::Tensor> all_leaves() const;
+  // The parameters that were flattened, as weak pointers.
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   const std::vector<WeakTensor>& originals() const { return originals_; }
 
@@ -79,27 +82,30 @@ class FlatGroup : public GatheredGroup {
   void drop_gradients() override { reducer_.drop(); }
   int64_t accumulated_bytes() const override { return reducer_.bytes(); }
 
-  // Between the two, the modules have their original parameters in full precision, in memory of their own, as
-  // parameters(); elsewhere than `here` nothing changes but that forward is refused. With `gradients` (of
-  // use_orig_params), their gradients too, of those that any rank has one for. COLLECTIVE over the group.
+  // show_full() replaces the modules' parameters by the whole original parameters in full precision, in new memory,
+  // until hide_full(). On ranks with `here` = false the parameters stay unchanged, but forward is refused. `gradients`
+  // (only with use_orig_params) also sets the whole grad() of each parameter that has a gradient on any rank.
+  // COLLECTIVE over the group.
   struct ShowFull {
     bool here = true;
     bool on_cpu = false;
     bool gradients = false;
   };
   void show_full(const ShowFull& how);
-  // writeback: what they hold now becomes the shard, and the gradients' pieces. Error kShape, with the shards shown and
-  // unchanged, for a parameter that was replaced by one of another shape. No communication.
+  // Restores the sharded parameters. With `writeback` the present values of the whole parameters are first copied into
+  // the shard, and their gradients into the gradients of the pieces. Error kShape for a parameter that was replaced by
+  // one of another shape; the sharded parameters are then restored and unchanged. No communication.
   void hide_full(bool writeback);
 
  private:
   struct Member {
-    std::vector<at::Tensor*> shown;  // what forward reads
-    std::vector<SlotRef> slots;      // with use_orig_params
-    at::Tensor piece;                // with use_orig_params: the leaf
-    at::Tensor whole;                // of the storage; without sharding undefined
+    std::vector<at::Tensor*> shown;  // the module members that forward reads
+    std::vector<SlotRef> slots;      // only with use_orig_params
+    at::Tensor piece;                // only with use_orig_params: the leaf in this rank's shard
+    at::Tensor whole;                // view of the gathered storage; undefined without such a storage
   };
-  // The slot that a flat parameter has taken away; its member is noted with add_unregistered_member().
+  // A parameter slot that the flat parameter replaced. Its module member stays, and is registered with
+  // add_unregistered_member().
   struct RemovedSlot {
     nn::Module* owner;
     size_t index;
@@ -108,10 +114,10 @@ class FlatGroup : public GatheredGroup {
   };
   struct Full {
     ShowFull how;
-    std::vector<at::Tensor> shown;  // of each member
+    std::vector<at::Tensor> shown;  // the whole parameter of each member
     std::optional<nn::ParameterSlot> flat_slot = {};
   };
-  // Whether forward reads a storage of its own, not the shard.
+  // Whether forward reads a separate storage (gathered or cast) and not the shard.
   bool has_whole() const { return options_.sharded || compute_dtype() != layout_.dtype(); }
   c10::ScalarType compute_dtype() const {
     return options_.compute_dtype == c10::ScalarType::Undefined ? layout_.dtype() : options_.compute_dtype;
@@ -136,22 +142,22 @@ class FlatGroup : public GatheredGroup {
   FlatParameterLayout layout_;
   std::vector<WeakTensor> originals_;
   at::Tensor shard_;
-  at::Tensor flat_;        // the leaf without use_orig_params, over shard_
-  at::Tensor flat_shown_;  // what its slot would have forward read
+  at::Tensor flat_;        // the leaf without use_orig_params; its memory is shard_
+  at::Tensor flat_shown_;  // the tensor in the flat parameter's slot
   SlotRef flat_slot_{};
   std::vector<Member> members_;
   WholeStorage whole_;
   FlatReducer reducer_;
-  uint64_t gathered_version_ = 0;           // of the shard, when it was gathered
-  uint64_t ordered_version_ = 0;            // and up to which the gather stream comes behind the writes
-  at::Tensor cast_shard_;                   // that is on its way
-  StreamMark filled_;                       // behind what casts
-  std::vector<RemovedSlot> removed_slots_;  // in order
+  uint64_t gathered_version_ = 0;           // version of the shard when it was gathered
+  uint64_t ordered_version_ = 0;            // version of the shard up to which the gather stream waits for the writes
+  at::Tensor cast_shard_;                   // cast copy of the shard while it is sent
+  StreamMark filled_;                       // event after the cast
+  std::vector<RemovedSlot> removed_slots_;  // sorted by module and index
   std::optional<Full> full_;
   comm::Pending pending_;
 };
 
-// Whether a tensor lies in the flat parameter of some unit of this process.
+// Returns whether a tensor is part of the flat parameter of any unit in this process.
 bool lies_in_flat_parameter(const at::Tensor& tensor);
 
 }  // namespace tessera

@@ -1,13 +1,14 @@
-// The gradients of one flat parameter on their way to the shards: those of its members accumulate in one whole flat
-// buffer, which is then reduce-scattered, or all-reduced where every rank holds everything.
+// Reduces the gradients of one flat parameter. Gradients of its members accumulate in one whole flat buffer. The buffer
+// is then reduce-scattered into shards, or all-reduced where every rank holds the whole flat parameter.
 //
-//   reducer.add(0, gradient);                  // local, over as many backwards as one likes
+//   reducer.add(0, gradient);                  // local; any number of backward passes
 //   reducer.start(divide, "layers.0");         // COLLECTIVE over the group; returns at once
-//   while (reducer.advance("layers.0")) {}     // COLLECTIVE between replicas, where there are some
+//   while (reducer.advance("layers.0")) {}     // COLLECTIVE over the replicas, if there are any
 //   auto sum = reducer.finish(trainable);      // this rank's shard of the gradient
 //
-// On an accelerator the stages (ReductionStages) run beside what computes, reduce-scatters over a second group of the
-// ranks. With flags, every rank learns of each member whether any rank had a gradient for it. Belongs to one rank.
+// On an accelerator the stages (ReductionStages) run concurrently with the computation, and reduce-scatters use a
+// second group of the same ranks. With `flags` every rank also learns for each member whether any rank had a gradient.
+// Belongs to one rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,38 +29,42 @@ class FlatReducer {
   struct Options {
     bool sharded = true;  // false: every rank gets the whole sum
     bool flags = false;
-    c10::ScalarType dtype = c10::ScalarType::Undefined;  // gradients add up and travel in it; Undefined: the layout's
-    // Ranks with the same part of other shardings, which add theirs (HYBRID_SHARD); none: there are none.
+    // dtype of accumulation and reduction; Undefined: the layout's dtype
+    c10::ScalarType dtype = c10::ScalarType::Undefined;
+    // The ranks with the same shard in other sharding groups, whose gradients are added (HYBRID_SHARD); null when there
+    // are no replicas.
     std::shared_ptr<comm::Group> replicas = {};
   };
-  // `layout` outlives it.
+  // Keeps a reference to `layout`, which must outlive the reducer.
   FlatReducer(const FlatParameterLayout& layout, std::shared_ptr<comm::Group> group, c10::Device device,
               Options options);
-  // Shared by the units below one root. COLLECTIVE over the group where its second one is not made yet.
+  // Sets the pool and the streams, which the units below one root share. COLLECTIVE over the group when the second
+  // group does not exist yet.
   void join(std::shared_ptr<BufferPool> pool, std::shared_ptr<CommStreams> streams);
 
-  // Room for gradients, zeros so far, if there is none yet.
+  // Allocates the gradient buffer, filled with zeros, unless it exists.
   void open();
-  // A gradient of the member's shape, in whatever strides.
+  // Adds a gradient of the member's shape, with any strides.
   void add(size_t member, const at::Tensor& gradient);
-  bool is_open() const { return parts_.defined(); }  // something was added since start
-  // divide: what the sum over ranks is divided by.
+  bool is_open() const { return parts_.defined(); }  // whether there is a gradient buffer
+  // Starts the reduction. The sum over the ranks is divided by `divide`.
   void start(double divide, const std::string& subject);
   bool in_flight() const { return stages_.in_flight(); }
-  // Waits for the running stage and starts the next one; false when none was left. COLLECTIVE over the replicas.
+  // Waits for the running stage and starts the next one. Returns false when there is no further stage. COLLECTIVE over
+  // the replicas.
   bool advance(const std::string& subject) { return stages_.advance(subject, /*at_end=*/true); }
 
   struct Sum {
-    at::Tensor values;      // of the shard, or the whole flat parameter
-    std::vector<bool> has;  // of each member: whether any rank had a gradient; all of them without flags
+    at::Tensor values;      // gradient of the shard, or of the whole flat parameter
+    std::vector<bool> has;  // for each member, whether any rank had a gradient; all true without flags
   };
-  // The host waits where this rank had no gradient for one of the members `asked` about.
+  // Returns the result. The host waits for the reduced flags when this rank had no gradient for a member in `asked`.
   Sum finish(const std::vector<size_t>& asked);
-  void drop();  // after an error: waits for what is in flight and forgets it
+  void drop();  // after an error: waits for the reduction in flight and discards it
   int64_t bytes() const { return is_open() ? static_cast<int64_t>(parts_.nbytes()) : 0; }
 
  private:
-  // Some elements of a member, from `start` of it on, in a part of the buffer.
+  // A range of a member's elements, from `start` on, and its place in a part of the buffer.
   struct Piece {
     int64_t part, offset, start, numel;
   };
@@ -69,11 +74,11 @@ class FlatReducer {
   c10::Device device_;
   Options options_;
   std::shared_ptr<BufferPool> pool_ = std::make_shared<BufferPool>();
-  std::vector<std::vector<Piece>> pieces_;  // of each member
+  std::vector<std::vector<Piece>> pieces_;  // for each member
   int64_t parts_count_;
-  int64_t values_numel_;  // of a part; flags lie behind
+  int64_t values_numel_;  // elements of a part; the flags follow them
   std::vector<bool> filled_;
-  at::Tensor parts_;  // [parts, values and flags], flat
+  at::Tensor parts_;  // parts_count_ parts in one 1-d tensor; each part has values, then flags
   double post_scale_ = 1;
   ReductionStages stages_;
 };

@@ -1,5 +1,5 @@
-// Which parameters below a module become one flat parameter, in upstream's order, and those on the meta device before
-// that.
+// Finds the parameters below a module that form one flat parameter, in upstream's order. Before that, materialises
+// parameters on the meta device.
 #pragma once
 
 #include <functional>
@@ -10,9 +10,9 @@
 
 namespace tessera {
 
-// Calls param_init_fn for each module of the unit (none below a nested one) that has own parameters or buffers on the
-// meta device, outermost first. Error kShape when one of them is left there, or when parameters that were one tensor
-// are two afterwards. No communication.
+// Calls param_init_fn for each module of the unit that has own parameters or buffers on the meta device, outermost
+// first. Modules of nested units are not visited. Error kShape when a tensor is still on the meta device afterwards, or
+// when a shared parameter has become two tensors. No communication.
 void materialise(nn::Module& module, const std::function<void(nn::Module&)>& param_init_fn);
 
 struct FlatSources {
@@ -20,9 +20,9 @@ struct FlatSources {
   std::vector<SharedFlatMember> shared;
 };
 
-// The parameters below `module` that no unit of `nested` has; a shared one once. Names are from `module`.
-// Errors kShape: DTensors, parameters on the meta device, parts of other flat parameters, parameters tied to one of a
-// nested unit.
+// Returns the parameters below `module` that are in no unit of `nested`; a shared parameter is listed once. Names are
+// relative to `module`. Errors kShape: DTensors, parameters on the meta device, parts of other flat parameters,
+// parameters shared with a nested unit.
 FlatSources flat_sources(nn::Module& module, const std::vector<FlatGroup*>& nested);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// What wrap_fsdp1 attaches to a module.
+// The state that wrap_fsdp1 attaches to a module.
 #pragma once
 
 #include <memory>
@@ -20,8 +20,8 @@ struct StateDictSettings;  // fsdp1/state/state_dict_type.h
 
 class Fsdp1State : public GatheredState, public StateDictHandler {
  public:
-  // The group is null when nested calls have all parameters. Registers the hook that casts inputs, which has to come
-  // before those of install_hooks().
+  // `group` is null when nested calls have all parameters. The constructor registers the hook that casts inputs; it
+  // must run before the hooks of install_hooks().
   Fsdp1State(nn::Module& module, ShardingStrategy strategy, MixedPrecision precision, std::shared_ptr<FlatGroup> group);
 
   // StateDictHandler; defined in fsdp1/state/state_dict_handover.cc.
@@ -36,10 +36,10 @@ class Fsdp1State : public GatheredState, public StateDictHandler {
 
   const std::shared_ptr<FlatGroup>& group() const { return group_; }
   ShardingStrategy strategy() const { return strategy_; }
-  // By the member that holds it: what mixed precision has cast.
+  // The original dtype of each buffer that mixed precision has cast, by the module member that holds the buffer.
   const std::unordered_map<const at::Tensor*, c10::ScalarType>& buffer_dtypes() const { return buffer_dtypes_; }
 
-  // What set_state_dict_type set for this unit; null: the defaults.
+  // Set by set_state_dict_type for this unit; null means the defaults.
   std::shared_ptr<const StateDictSettings> state_dict_settings;
 
  private:
@@ -59,7 +59,7 @@ class Fsdp1State : public GatheredState, public StateDictHandler {
   std::shared_ptr<FlatGroup> group_;
 };
 
-// Those of the module and all below it with their paths, outermost first.
+// Returns the states of the module and of all modules below it with their paths, outermost first.
 std::vector<std::pair<std::string, Fsdp1State*>> fsdp1_states(nn::Module& module);
 
 }  // namespace tessera

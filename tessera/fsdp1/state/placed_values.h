@@ -1,11 +1,11 @@
-// One tensor between the form in which FSDP1 keeps it (each rank a range) and the forms of state dicts (whole, chunks
-// as ShardedTensor, DTensor). Chunks and DTensors whose parts are ranges are exchanged from rank to rank; anything else
-// goes through the whole of this one tensor.
+// Converts one tensor between FSDP1's form (each rank has a range) and the forms of state dicts (whole, chunks as a
+// ShardedTensor, DTensor). Chunks and DTensors whose shards are ranges are sent from rank to rank. For any other form
+// this one tensor is gathered whole.
 //
 //   StateValue saved = value_of_ranges(place, piece, {.form = ValueForm::kSharded});
 //   at::Tensor piece = ranges_of_value(place, saved);
 //
-// Each is COLLECTIVE over the place's group, where it is sharded.
+// Each function is COLLECTIVE over the place's group when the place is sharded.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,18 +27,18 @@ enum class ValueForm { kWhole, kWholeOnFirstRank, kSharded };
 
 struct ValueOptions {
   ValueForm form = ValueForm::kWhole;
-  MeshPtr device_mesh = {};  // kSharded: DTensors over it instead of ShardedTensors
+  MeshPtr device_mesh = {};  // kSharded: make DTensors over this mesh instead of ShardedTensors
   bool offload_to_cpu = false;
 };
 
-// The form that settings ask for, and which ranks get the values.
+// The form of the values in a state dict, and the ranks that get them.
 struct SavedForm {
   StateDictType type = StateDictType::kFull;
   ValueOptions values;
   bool rank0_only = false;
 };
-// `config` is the settings' for weights or for optimizer states. Where no unit is sharded, values are whole, with a
-// warning, which begins with `where`, for types that ask for parts.
+// Returns the form that the settings ask for. `config` is the part of the settings for weights or for optimizer states.
+// When no unit is sharded, values are whole; for the sharded types there is then a warning that begins with `where`.
 template <class Config>
 SavedForm saved_form(const StateDictSettings& settings, const Config& config, const Fsdp1Units& model,
                      const char* where) {
@@ -60,41 +60,43 @@ SavedForm saved_form(const StateDictSettings& settings, const Config& config, co
   form.values.form = form.rank0_only ? ValueForm::kWholeOnFirstRank : ValueForm::kWhole;
   return form;
 }
-// Error kConfig on all ranks when they have different forms. COLLECTIVE over the group.
+// Error kConfig on all ranks when the forms of the ranks differ. COLLECTIVE over the group.
 void check_same_form(comm::Group& group, const SavedForm& form);
 
-// `piece`: what this rank has of the place, 1-d, of place.own().numel() elements. None on ranks that get nothing.
-// Nothing is shared with `piece`. Errors kShape: a piece of another size; sharded tensors without dims; a mesh that has
-// not the ranks of the group.
+// Returns the value of a tensor in the form of `options`, or None on ranks that get no value. `piece` is this rank's
+// range, 1-d, of place.own().numel() elements. The result does not share memory with `piece`. Errors kShape: a piece of
+// another size; a sharded tensor without dims; a mesh without the ranks of the group.
 StateValue value_of_ranges(const FlatPlace& place, const at::Tensor& piece, const ValueOptions& options);
 
-// This rank's piece of a value that has the place's shape: a whole tensor (the same on every rank), a ShardedTensor or
-// a DTensor; 1-d, a copy, on the place's device. Error kShape, on every rank, for a Partial DTensor or boxes that do
-// not cover the tensor once.
+// Returns this rank's range of a value, as a 1-d copy on the place's device. The value has the place's shape and is a
+// whole tensor (the same on every rank), a ShardedTensor or a DTensor. Error kShape, on every rank, for a Partial
+// DTensor, and for boxes that do not cover the tensor exactly once.
 at::Tensor ranges_of_value(const FlatPlace& place, const StateValue& value);
 
-// This rank's part of a tensor that lies as `like` does: of a DTensor its local part, of a plain tensor everything. On
-// the place's device, contiguous. Errors as of value_of_ranges.
+// Returns this rank's local part of the tensor in the layout of `like`: the local shard when `like` is a DTensor, the
+// whole when it is a plain tensor. The result is contiguous and on the place's device. Errors as value_of_ranges.
 at::Tensor part_like(const FlatPlace& place, const at::Tensor& piece, const at::Tensor& like);
 
-// The global shape and dtype of a tensor, ShardedTensor or DTensor; nullopt for anything else.
+// Returns the global shape and dtype of a tensor, ShardedTensor or DTensor; nullopt for any other value.
 struct ValueShape {
   std::vector<int64_t> shape;
   c10::ScalarType dtype;
 };
 std::optional<ValueShape> value_shape(const StateValue& value);
-// What this rank has of a ShardedTensor is what its metadata say, so that an exchange cannot fail on one rank only.
-// Error kShape, which begins with the name. Other values are fine.
+// Checks that this rank's shards of a ShardedTensor have the shape in their metadata, so that an exchange cannot fail
+// on one rank only. Error kShape, which begins with `name`. Other values pass.
 void check_local_shards(const std::string& name, const StateValue& value);
-// What ranks must agree on before they exchange a value: type, shape, dtype, how it lies; of numbers the value.
+// Describes a value by the properties that all ranks must agree on before they exchange it: type, shape, dtype and
+// layout, and for numbers the value.
 std::string describe_value(const StateValue& value);
 
-// The elements of a whole tensor in the order of the place's storage, 1-d; and back, contiguous. Views where possible.
+// Convert between a whole tensor and its elements in the order of the place's storage (1-d). The result of
+// logical_order is contiguous. Views where possible.
 at::Tensor storage_order(const FlatPlace& place, const at::Tensor& whole);
 at::Tensor logical_order(const FlatPlace& place, const at::Tensor& flat);
 
-// What each rank of the group has of a DTensor of this shape; nullopt where that is not one range a rank: placements
-// other than Replicate and Shard(0), or ranks of the group outside the mesh.
+// Returns each rank's range of a DTensor of this shape. Returns nullopt when some rank's shard is not one range, which
+// is so for placements other than Replicate and Shard(0), and when a rank of the group is outside the mesh.
 std::optional<std::vector<FlatRange>> mesh_ranges(at::IntArrayRef shape, const DeviceMesh& mesh,
                                                   const Placements& placements, const comm::Group& group);
 
