@@ -23,7 +23,7 @@ Grammar::Part GrammarBuilder::add(const Grammar::Node& node) {
 int32_t GrammarBuilder::set_of(const ByteSet& set) {
   const auto [at, fresh] = sets_.try_emplace(set, static_cast<int32_t>(grammar_.sets.size()));
   if (fresh) {
-    charge(4 * sizeof(set));  // with the builder's own
+    charge(4 * sizeof(set));  // includes the entries of the builder's own maps
     grammar_.sets.push_back(set);
   }
   return at->second;
@@ -101,12 +101,13 @@ Grammar::Part GrammarBuilder::forward() { return add({.kind = Grammar::Kind::kFo
 void GrammarBuilder::define(Part forward, Part as) {
   auto& node = grammar_.nodes[static_cast<size_t>(forward)];
   TESSERA_CHECK(node.kind == Grammar::Kind::kForward && node.first < 0, ErrorKind::kInternal,
-                "[text.grammar] part {} cannot be defined, or is already", forward);
+                "[text.grammar] part {} is not a forward part, or is already defined", forward);
   node.first = as;
 }
 
-// Parts that have a text, found from those of which they are made. Parts are made behind what they hold, but for what
-// they refer to ahead, so that a few passes find all.
+// Finds the parts that have at least one finite text (the productive symbols of the grammar) as a fixpoint: a part is
+// productive if the children that it needs are. Except for forward parts, children have smaller indices than their
+// parents, so a few passes suffice.
 std::vector<bool> GrammarBuilder::parts_with_texts() const {
   using Kind = Grammar::Kind;
   const auto& nodes = grammar_.nodes;
@@ -139,14 +140,16 @@ std::vector<bool> GrammarBuilder::parts_with_texts() const {
   return has_text;
 }
 
+// A part without a text becomes an empty choice, which matches nothing. A repetition of such a part has a text only if
+// its minimum is 0; it becomes the empty text.
 Grammar GrammarBuilder::finish(Part root) && {
   const auto has_text = parts_with_texts();
   TESSERA_CHECK(has_text[static_cast<size_t>(root)], ErrorKind::kConfig,
-                "[text.grammar] no text that ends is one of the grammar. Does a schema want itself inside itself?");
+                "[text.grammar] the grammar has no text that ends. Does a schema require itself inside itself?");
   for (size_t i = 0; i < has_text.size(); ++i) {
     auto& node = grammar_.nodes[i];
     if (!has_text[i]) {
-      node = {.kind = Grammar::Kind::kChoice};  // of nothing
+      node = {.kind = Grammar::Kind::kChoice};  // a choice without alternatives
     } else if (node.kind == Grammar::Kind::kRepeat && !has_text[static_cast<size_t>(node.first)]) {
       node = {.kind = Grammar::Kind::kSequence};
     }

@@ -9,11 +9,11 @@ namespace tessera::text {
 namespace {
 
 constexpr size_t kOwnMemoryBytes = size_t{64} << 20;
-constexpr uint64_t kBytesOfAStep = 64;  // bytes of tokens that cost as much as a place of the grammar
+constexpr uint64_t kBytesOfAStep = 64;  // this many token bytes through known states cost as much as one step
 
 }  // namespace
 
-// The steps that one call may take.
+// Counts the steps of one call of look() against its limit.
 class GrammarMasks::Slice {
  public:
   Slice(const GrammarStates& states, uint64_t steps) : states_(states), first_(states.steps()), steps_(steps) {}
@@ -56,6 +56,7 @@ size_t GrammarMasks::bytes() const {
   return account_.part_bytes() + held_bytes();
 }
 
+// Drops all states except those in the searches, and all masks, because states get new numbers.
 void GrammarMasks::forget_what_no_search_needs() {
   std::vector<int32_t*> needed;
   for (auto* search : searches_) {
@@ -67,9 +68,10 @@ void GrammarMasks::forget_what_no_search_needs() {
   kept_bytes_ = held_bytes();
 }
 
-// Moves the place behind the tokens. False where the slice was over before.
+// Moves the search's state behind the tokens. Returns false when the slice ends before. Fewer tokens than before mean
+// another text, so the search starts again.
 bool GrammarMasks::advance(Search& search, std::span<const int64_t> made, Slice& slice) {
-  if (search.tokens_ > made.size()) {  // another text
+  if (search.tokens_ > made.size()) {
     search.state_ = states_.start();
     search.tokens_ = search.bytes_ = 0;
     search.mask_ = nullptr;
@@ -83,7 +85,7 @@ bool GrammarMasks::advance(Search& search, std::span<const int64_t> made, Slice&
       search.state_ = states_.next(search.state_, static_cast<uint8_t>(bytes[search.bytes_++]));
     }
     TESSERA_CHECK(search.state_ != GrammarStates::kDead && !bytes.empty(), ErrorKind::kConfig,
-                  "[text.grammar] token {} ({}) may not follow: the grammar of the answer does not take it", token,
+                  "[text.grammar] token {} ({}) may not follow: the grammar of the answer does not allow it", token,
                   quote(bytes));
     ++search.tokens_;
     search.bytes_ = 0;
@@ -91,20 +93,23 @@ bool GrammarMasks::advance(Search& search, std::span<const int64_t> made, Slice&
   return true;
 }
 
-// Tokens are visited in the order of their bytes, with the states behind each byte of the last one: what two begin with
-// is read once, and where it leads nowhere the others with it are passed over.
+// Visits the tokens in the order of their bytes, like a depth-first walk through a trie. behind[i] is the state after i
+// bytes of the last token that was read. The next token starts from the state after the bytes that it shares with this
+// token, so a common prefix is read once; if this state is dead, the token is skipped without reading a byte.
+// The walk continues in the next slice where this one ends. Finished masks are kept by state.
 std::shared_ptr<const TokenMask> GrammarMasks::mask_of(Search& search, Slice& slice) {
   if (const auto known = masks_.find(search.state_); known != masks_.end()) return known->second;
   if (!search.mask_) {
     search.mask_ = std::make_shared<TokenMask>(vocabulary_->size());
     search.looked_at_ = 0;
-    search.behind_ = {search.state_};  // behind so many bytes
+    search.behind_ = {search.state_};
   }
   const auto& tokens = vocabulary_->tokens();
   auto& behind = search.behind_;
   for (; search.looked_at_ < tokens.size(); ++search.looked_at_) {
     const auto& token = tokens[search.looked_at_];
-    // The last token that was read to an end, dead or not, has this beginning in common with all since.
+    // Skipped tokens leave `behind` as it is. It stays valid: all of them share at least the bytes up to its dead
+    // state.
     behind.resize(std::min(behind.size(), token.shared + 1));
     while (behind.size() <= token.bytes.size() && behind.back() != GrammarStates::kDead) {
       if (slice.is_over()) return nullptr;
@@ -122,13 +127,14 @@ std::shared_ptr<const TokenMask> GrammarMasks::mask_of(Search& search, Slice& sl
 std::optional<GrammarMasks::Answer> GrammarMasks::look(Search& search, std::span<const int64_t> made, Wanted wanted,
                                                        uint64_t steps) {
   const std::lock_guard lock(mutex_);
-  // Half of the share is room for what is made until the next look.
+  // States are dropped only above half of the share (the other half is for the states of this call) and above twice the
+  // size after the last drop, so the cost of dropping is amortized. Above the share they are always dropped.
   const size_t share = account_.memory().share();
   if (held_bytes() > std::min(share, std::max(share / 2, 2 * kept_bytes_))) forget_what_no_search_needs();
   TESSERA_CHECK(
       held_bytes() <= share, ErrorKind::kConfig,
-      "[text.grammar] the places at which texts of the grammar are take {} bytes, more than the {} that a form "
-      "has here. Make it simpler: fewer alternatives that begin alike.",
+      "[text.grammar] the states of the grammar take {} bytes, at most {} are allowed for one grammar. Make it "
+      "simpler: fewer alternatives that begin alike.",
       held_bytes(), share);
   Slice slice(states_, std::min(steps, most_steps_ - search.spent_));
   const bool there = advance(search, made, slice);
@@ -140,8 +146,8 @@ std::optional<GrammarMasks::Answer> GrammarMasks::look(Search& search, std::span
   }
   search.spent_ = std::min(search.spent_ + slice.taken(), most_steps_);
   TESSERA_CHECK(search.spent_ < most_steps_, ErrorKind::kConfig,
-                "[text.grammar] to find the tokens that may come next takes over {} steps. Make the form of the answer "
-                "simpler: fewer alternatives that begin alike.",
+                "[text.grammar] finding the tokens that may come next takes over {} steps. Make the grammar of the "
+                "answer simpler: fewer alternatives that begin alike.",
                 most_steps_);
   return std::nullopt;
 }

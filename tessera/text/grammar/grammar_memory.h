@@ -1,11 +1,11 @@
-// The memory of several grammars together: of each its parts, its states and its masks.
+// A memory budget that several grammars share, for their parts, states and masks.
 //
 //   const auto memory = std::make_shared<GrammarMemory>(size_t{256} << 20);
 //   GrammarMemory::Account account(memory, grammar.bytes());
 //   account.set_states(states.bytes());
-//   if (states.bytes() > memory->share()) ...                    // forget what is not in use
+//   if (states.bytes() > memory->share()) ...                    // drop the states that are not in use
 //
-// Thread-safe; an account is its grammar's.
+// Thread-safe. Each grammar has one Account, which is not thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -20,12 +20,13 @@ class GrammarMemory {
  public:
   explicit GrammarMemory(size_t most_bytes) : most_bytes_(most_bytes) {}
 
-  // What one of the grammars may keep; at least kLeastShare, without which none could be followed.
+  // The bytes of states and masks that one grammar may keep: an equal share of the budget, but at least kLeastShare,
+  // without which no grammar could be used.
   size_t share() const {
     return std::max(kLeastShare, most_bytes_ / static_cast<size_t>(std::max<int64_t>(1, accounts_.load())));
   }
-  size_t part_bytes() const { return part_bytes_.load(); }             // of the grammars themselves
-  size_t bytes() const { return part_bytes() + state_bytes_.load(); }  // of all
+  size_t part_bytes() const { return part_bytes_.load(); }             // bytes of the parts of all grammars
+  size_t bytes() const { return part_bytes() + state_bytes_.load(); }  // bytes of all grammars with states and masks
 
   class Account {
    public:
@@ -42,7 +43,7 @@ class GrammarMemory {
     Account(const Account&) = delete;
     Account& operator=(const Account&) = delete;
     void set_states(size_t bytes) {
-      memory_->state_bytes_ += bytes - state_bytes_;  // modulo 2^64 where it is less
+      memory_->state_bytes_ += bytes - state_bytes_;  // unsigned arithmetic, also right when `bytes` is smaller
       state_bytes_ = bytes;
     }
     size_t part_bytes() const { return part_bytes_; }

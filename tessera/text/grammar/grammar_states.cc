@@ -7,7 +7,7 @@
 namespace tessera::text {
 namespace {
 
-constexpr uint64_t kStateSteps = 16;  // a state's share beside those of its places: it takes a kilobyte
+constexpr uint64_t kStateSteps = 16;  // extra steps for each state, because its table `next` has a kilobyte
 
 uint64_t mixed(uint64_t value) {
   value = (value ^ value >> 31) * 0x7fb5d329728ea185;
@@ -51,6 +51,8 @@ size_t GrammarStates::bytes() const {
          item_ids_.bytes() + state_ids_.bytes() + (pending_.capacity() + found_.capacity()) * sizeof(Item);
 }
 
+// Returns the number of the item with this content, and creates the item when it is new. Equal items thus have equal
+// numbers, and states can be compared by their sorted item numbers.
 GrammarStates::Item GrammarStates::item(Part part, int32_t at, Item tail) {
   const auto hash = hash_with(hash_with(mixed(static_cast<uint32_t>(part)), at), tail);
   const auto known = item_ids_.find(hash, [&](Item id) {
@@ -71,7 +73,7 @@ GrammarStates::Item GrammarStates::begun(Part part, Item tail) {
 }
 
 void GrammarStates::begin_reading() {
-  if (++reading_ == 0) {  // after all numbers were used
+  if (++reading_ == 0) {  // the counter has wrapped around
     for (auto& each : items_) each.seen = 0;
     reading_ = 1;
   }
@@ -92,13 +94,14 @@ void GrammarStates::push(Item item) {
   seen = reading_;
   TESSERA_CHECK(
       ++readings_ <= kMostReadings, ErrorKind::kConfig,
-      "[text.grammar] the grammar has over {} readings of one place. Make it simpler: fewer alternatives that "
-      "begin alike.",
+      "[text.grammar] the grammar has over {} readings at one position of a text. Make it simpler: fewer alternatives "
+      "that begin alike.",
       kMostReadings);
   pending_.push_back(item);
 }
 
-// Goes through what needs no byte, with a list of what is still to be read instead of calls: a text may nest deeply.
+// Expands the pending items until each one expects a byte. It uses a list instead of recursion, because the grammar may
+// nest deeply.
 void GrammarStates::read() {
   while (!pending_.empty()) {
     const auto item = pending_.back();
@@ -107,6 +110,9 @@ void GrammarStates::read() {
   }
 }
 
+// Expands one item by one level: an item that expects a byte goes to found_, any other one pushes the items of its
+// children or its tail. When the last child or round begins, the new item gets the tail itself, so stacks stay short.
+// The rounds of an endless repeat are counted only up to the minimum, so the number of items is finite.
 void GrammarStates::read_item(Item of) {
   using Kind = Grammar::Kind;
   const auto [part, at, tail, seen] = items_[static_cast<size_t>(of)];
@@ -149,7 +155,7 @@ void GrammarStates::read_item(Item of) {
   }
 }
 
-// Pushes what is wanted behind the byte, where the item may begin with it.
+// Pushes the item that follows when the item reads `byte`; pushes nothing when it does not accept `byte`.
 void GrammarStates::step_over(Item of, uint8_t byte) {
   using Kind = Grammar::Kind;
   const auto [part, at, tail, seen] = items_[static_cast<size_t>(of)];
@@ -170,7 +176,7 @@ void GrammarStates::step_over(Item of, uint8_t byte) {
     if (const auto place = tree.next(at, byte); place != TextTree::kNowhere) {
       push(item(part, place, tail));
     } else if (tree.is_inside_character(at)) {
-      return;  // the character is to be ended
+      return;  // the excluded text continues inside a character, which no other byte can complete here
     } else if (byte == other.end) {
       if (!tree.is_end(at)) push(tail);
     } else if (parts.sets[static_cast<size_t>(other.characters)].test(byte)) {
@@ -179,7 +185,8 @@ void GrammarStates::step_over(Item of, uint8_t byte) {
   }
 }
 
-// Takes out of the set the bytes behind which the item leads elsewhere than behind this one.
+// Removes from `equal` the bytes that lead this item to another result than `byte` does. The bytes that are left after
+// all items lead to the same state as `byte`, so next() fills its table for all of them at once.
 void GrammarStates::keep_equal_bytes(Item of, uint8_t byte, ByteSet& equal) const {
   using Kind = Grammar::Kind;
   const auto& data = items_[static_cast<size_t>(of)];
@@ -213,6 +220,7 @@ void GrammarStates::keep_equal_bytes(Item of, uint8_t byte, ByteSet& equal) cons
   }
 }
 
+// Returns the state that has exactly the found items, and creates it when it is new.
 int32_t GrammarStates::state_of_reading() {
   if (found_.empty() && !accepts_) return kDead;
   std::ranges::sort(found_);
@@ -234,8 +242,8 @@ int32_t GrammarStates::state_of_reading() {
   state_ids_.add(hash, id);
   steps_ += kStateSteps;
   TESSERA_CHECK(bytes() <= kMostBytes, ErrorKind::kConfig,
-                "[text.grammar] the states of the grammar take over {} MiB. Make it simpler: fewer alternatives that "
-                "begin alike, or shorter texts.",
+                "[text.grammar] the states of the grammar take over {} MiB. Make the grammar simpler: fewer "
+                "alternatives that begin alike, or shorter texts.",
                 kMostBytes >> 20);
   return id;
 }
@@ -260,8 +268,9 @@ int32_t GrammarStates::next(int32_t state, uint8_t byte) {
   return found;
 }
 
-// An item's tail has a smaller number than the item, so that going up through them meets each tail before what it is
-// the tail of.
+// Garbage collection: marks the items of the kept states and their tails, then creates the marked items and the states
+// again in new tables. The tail of an item has a smaller number than the item, so creating items in ascending order
+// finds the new number of each tail.
 void GrammarStates::keep(std::span<int32_t* const> states) {
   std::vector<int32_t*> kept(states.begin(), states.end());
   kept.push_back(&start_);

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int32_t kBlanks = 20, kDigits = 18, kFraction = 17, kExponent = 2;
 
-// What a string holds as it stands: no quote, no backslash, no control character.
+// The ASCII characters that a JSON string may contain without escape: no quote, no backslash, no control character.
 ByteSet plain_ascii() {
   ByteSet set;
   for (size_t byte = 0x20; byte < 0x80; ++byte) set.set(byte, byte != '"' && byte != '\\');
@@ -32,7 +32,7 @@ JsonParts::JsonParts(GrammarBuilder& build) : build_(build) {
   space_ = build.choice({build.literal(""), build.literal(" "), build.sequence({build.literal("\n"), blanks})});
   comma_ = build.sequence({space_, build.literal(","), space_});
   colon_ = build.sequence({space_, build.literal(":"), space_});
-  // Well-formed UTF-8, as Unicode's table 3-7 has it.
+  // Well-formed UTF-8 sequences of several bytes, from table 3-7 of the Unicode standard.
   const auto tail = build.range(0x80, 0xBF);
   const auto from = [&](int first, int last, int second, int second_last, size_t tails) {
     std::vector<Part> parts = {build.range(first, last), build.range(second, second_last)};
@@ -44,7 +44,7 @@ JsonParts::JsonParts(GrammarBuilder& build) : build_(build) {
                     from(0xE1, 0xEC, 0x80, 0xBF, 1), from(0xED, 0xED, 0x80, 0x9F, 1), from(0xEE, 0xEF, 0x80, 0xBF, 1),
                     from(0xF0, 0xF0, 0x90, 0xBF, 2), from(0xF1, 0xF3, 0x80, 0xBF, 2), from(0xF4, 0xF4, 0x80, 0x8F, 2)});
   plain_ = build.choice({build.bytes(plain_ascii()), multibyte_});
-  // \u: one of a pair of surrogates only beside the other.
+  // After \u: a code unit that is not a surrogate, or a high surrogate followed by \u and a low surrogate.
   const auto hex = build.bytes(set_of("0123456789abcdefABCDEF"));
   const auto d = build.bytes(set_of("dD"));
   const auto unit = build.choice({build.sequence({build.bytes(set_of("0123456789abcefABCEF")), hex, hex, hex}),
@@ -87,7 +87,9 @@ JsonParts::Part JsonParts::number() {
       {build_.optional(build_.literal("-")), whole, build_.optional(fraction), build_.optional(exponent)});
 }
 
-// Of equal length, least <= most.
+// Decimal numbers from `least` to `most`, which have the same number of digits; least <= most. With different first
+// digits there are up to three cases: the first digit of `least` with a rest not below its rest, the first digit of
+// `most` with a rest not above its rest, and a digit between the two with any rest.
 JsonParts::Part JsonParts::between(std::string_view least, std::string_view most) {
   if (least.empty()) return build_.literal("");
   const auto least_first = build_.literal(least.substr(0, 1)), most_first = build_.literal(most.substr(0, 1));
@@ -95,7 +97,7 @@ JsonParts::Part JsonParts::between(std::string_view least, std::string_view most
   if (least[0] == most[0]) return build_.sequence({least_first, between(least_rest, most_rest)});
   const std::string zeros(least_rest.size(), '0'), nines(least_rest.size(), '9');
   std::vector<Part> ways;
-  int first = least[0], last = most[0];  // of the first digits that any others may follow
+  int first = least[0], last = most[0];  // the range of first digits after which any digits may follow
   if (least_rest != zeros) {
     ways.push_back(build_.sequence({least_first, between(least_rest, nines)}));
     ++first;
@@ -109,7 +111,7 @@ JsonParts::Part JsonParts::between(std::string_view least, std::string_view most
   return build_.choice(ways);
 }
 
-// Without a sign; decimal, least <= most.
+// Unsigned decimal numbers from `least` to `most`; least <= most. Each number of digits is a case of its own.
 JsonParts::Part JsonParts::magnitude(const std::string& least, const std::string& most) {
   std::vector<Part> ways;
   for (size_t length = least.size(); length <= most.size(); ++length) {
@@ -131,7 +133,9 @@ JsonParts::Part JsonParts::integer(int64_t least, int64_t most) {
   return build_.choice(ways);
 }
 
-// Without a sign, least.value >= 0.
+// Unsigned numbers with an optional fraction between the bounds; least.value >= 0. The cases: integer parts for which
+// any fraction is within the bounds; least.value with a fraction that is not zero, if this bound is open; most.value
+// with a zero fraction, if this bound is closed.
 JsonParts::Part JsonParts::size_between(const Bound& least, const Bound& most) {
   const auto fraction = build_.optional(build_.sequence({build_.literal("."), digits(1, kFraction)}));
   const auto zeros =
@@ -141,7 +145,7 @@ JsonParts::Part JsonParts::size_between(const Bound& least, const Bound& most) {
   if (first < most.value) {
     ways.push_back(build_.sequence({magnitude(std::to_string(first), std::to_string(most.value - 1)), fraction}));
   }
-  if (least.open && least.value < most.value) {  // just above it
+  if (least.open && least.value < most.value) {  // numbers between least.value and the next integer
     ways.push_back(build_.sequence({build_.literal(std::to_string(least.value) + "."),
                                     build_.repeat(build_.literal("0"), 0, kFraction / 2), build_.range('1', '9'),
                                     digits(0, kFraction / 2)}));
@@ -156,7 +160,7 @@ JsonParts::Part JsonParts::number(const std::optional<Bound>& least, const std::
   std::vector<Part> ways;
   if (high.value >= 0) ways.push_back(size_between(low.value >= 0 ? low : Bound{0}, high));
   if (low.value < 0) {
-    const Bound nearest = high.value < 0 ? Bound{-high.value, high.open} : Bound{0, true};  // no -0
+    const Bound nearest = high.value < 0 ? Bound{-high.value, high.open} : Bound{0, true};  // excludes -0
     ways.push_back(build_.sequence({build_.literal("-"), size_between(nearest, {-low.value, low.open})}));
   }
   return build_.choice(ways);
@@ -176,7 +180,7 @@ JsonParts::Part JsonParts::one_of(const std::vector<std::string>& texts) {
   return build_.one_of({texts.begin(), texts.end()});
 }
 
-// A name with a character that must be escaped is none that a key without escapes could be.
+// A key without escape sequences cannot equal a name with a character that must be escaped, so such names are left out.
 JsonParts::Part JsonParts::key_other_than(const std::vector<std::string>& names) {
   const auto plain = plain_ascii();
   const auto needs_escape = [&](char c) {

@@ -1,12 +1,13 @@
-// The parts of JSON texts for a grammar.
+// Grammar parts for JSON: numbers, strings, arrays, objects, literals.
 //
 //   GrammarBuilder build;
 //   JsonParts json(build);
 //   const auto grammar = std::move(build).finish(json.any_object());
 //
-// Texts are JSON in valid UTF-8 whose numbers a double or an int64 holds, but for values that literal() is given:
-// integers have at most 18 digits, exponents at most two. Between the parts of arrays and objects stands nothing, a
-// space, or a new line with up to 20 blanks, so that a model cannot fill its answer with blanks. One thread at a time.
+// All texts are JSON in valid UTF-8. Numbers fit in a double or an int64: integers have at most 18 digits, exponents at
+// most two; values that are passed to literal() have no such limit. The whitespace between the elements of arrays and
+// objects is empty, one space, or a newline with up to 20 spaces or tabs, so a model cannot fill its answer with
+// whitespace. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -26,32 +27,33 @@ class JsonParts {
   // Borrows the builder.
   explicit JsonParts(GrammarBuilder& build);
 
-  static constexpr int64_t kLargest = 999'999'999'999'999'999;  // and its negative
+  static constexpr int64_t kLargest = 999'999'999'999'999'999;  // integers are from -kLargest to kLargest
 
   Part space() const { return space_; }
   Part boolean() const { return boolean_; }
   Part null() const { return null_; }
   Part number();
-  // A number within bounds that are whole, written without exponent; open: the bound itself is not taken. None: as far
-  // as 18 digits go. Not empty.
+  // A number without exponent between two integer bounds. An open bound excludes its value. nullopt is the largest
+  // number of 18 digits, or its negative. At least one number must be between the bounds.
   struct Bound {
     int64_t value;
     bool open = false;
   };
   Part number(const std::optional<Bound>& least, const std::optional<Bound>& most);
   Part integer(int64_t least = -kLargest, int64_t most = kLargest);  // both included; least <= most
-  // So many characters, escapes counted as what they stand for.
+  // A string of `least` to `most` characters (nullopt: no limit). An escape sequence counts as one character.
   Part string(int32_t least = 0, std::optional<int32_t> most = std::nullopt);
-  Part quoted(Part characters);
+  Part quoted(Part characters);  // `characters` in double quotes
   Part any_value() const { return value_; }
   Part any_object() const { return object_; }
-  // That value and no other, as dump_json writes it; and one of several values by their texts.
+  // Exactly this value, in the form of dump_json.
   Part literal(const Json& value);
+  // One of several values, given by their JSON texts.
   Part one_of(const std::vector<std::string>& texts);
-  // Some string, written without escapes, that is none of these.
+  // A string without escape sequences that is not one of `names`.
   Part key_other_than(const std::vector<std::string>& names);
 
-  // "{" and "}" around what is between, with its spaces; so "[" and "]".
+  // `between` in braces or brackets, with whitespace on both sides.
   Part braces(Part between);
   Part brackets(Part between);
   Part comma() const { return comma_; }

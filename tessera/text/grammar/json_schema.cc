@@ -27,7 +27,7 @@ const std::set<std::string>& annotations() {
   return keys;
 }
 
-// Keys that narrow a value of a type, which of other types say nothing.
+// The keywords that restrict values of each type. They do not restrict values of other types.
 const std::map<std::string, std::set<std::string>>& keys_of_types() {
   static const std::set<std::string> bounds = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"};
   static const std::map<std::string, std::set<std::string>> keys = {
@@ -41,7 +41,7 @@ const std::map<std::string, std::set<std::string>>& keys_of_types() {
   return keys;
 }
 
-// What a schema says beside annotations. A null says nothing but as a value of "const".
+// The keys of a schema that are not annotations. A key with the value null counts as absent, except "const".
 std::vector<std::string> says(const JsonReader& schema) {
   std::vector<std::string> keys;
   for (const auto& [key, value] : schema.value().get_ref<const Json::object_t&>()) {
@@ -53,7 +53,7 @@ std::vector<std::string> says(const JsonReader& schema) {
 void expect_alone(const JsonReader& schema, const std::string& key, const std::set<std::string>& beside = {}) {
   for (const auto& other : says(schema)) {
     if (other == key || beside.contains(other)) continue;
-    schema.fail(fmt::format("{} beside {}", quote(other), quote(key)), fmt::format("{} alone", quote(key)));
+    schema.fail(fmt::format("{} together with {}", quote(other), quote(key)), fmt::format("{} alone", quote(key)));
   }
 }
 
@@ -70,14 +70,14 @@ bool is_of_type(const Json& value, const std::string& type) {
   return type == "array" ? value.is_array() : value.is_object();
 }
 
-// Keys that may stand beside "const" and "enum": the values that satisfy all of them are taken.
+// The keys that may be used together with "const" and "enum". The grammar has the values that satisfy all of them.
 const std::set<std::string>& keys_beside_values() {
   static const std::set<std::string> keys = {
       "type", "const", "enum", "minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"};
   return keys;
 }
 
-// A long double has all digits of an integer of 64 bits.
+// The value of a number; nullopt for other values. A long double represents every 64-bit integer exactly.
 std::optional<long double> numeric_value(const Json& value) {
   if (const auto digits = exact_digits(value)) return std::strtold(std::string(*digits).c_str(), nullptr);
   if (value.is_number_unsigned()) return static_cast<long double>(value.get<uint64_t>());
@@ -86,8 +86,8 @@ std::optional<long double> numeric_value(const Json& value) {
   return std::nullopt;
 }
 
-// Lengths are in characters and say nothing of other values than strings; bounds say nothing of other values than
-// numbers.
+// Whether `value` satisfies the lengths (in characters, for strings) and the bounds (for numbers) of the schema. Values
+// of other types always do.
 bool is_within_bounds(const JsonReader& schema, const Json& value) {
   if (value.is_string()) {
     const auto& text = value.get_ref<const std::string&>();
@@ -109,7 +109,7 @@ bool is_within_bounds(const JsonReader& schema, const Json& value) {
          holds("exclusiveMinimum", std::greater<>()) && holds("exclusiveMaximum", std::less<>());
 }
 
-// "type", or the one whose keys are there.
+// The types in "type". Without this key, the types for which the schema has keywords; empty when it has none.
 std::vector<std::string> types_of(const JsonReader& schema) {
   std::vector<std::string> types;
   if (const auto given = schema.find("type")) {
@@ -126,7 +126,7 @@ std::vector<std::string> types_of(const JsonReader& schema) {
   }
   const auto there = says(schema);
   for (const auto& [type, keys] : keys_of_types()) {
-    if (type == "integer") continue;  // whose keys are those of numbers
+    if (type == "integer") continue;  // integers have the keywords of numbers
     if (std::ranges::any_of(there, [&, of = keys](const auto& key) { return of.contains(key); })) types.push_back(type);
   }
   return types;
@@ -137,6 +137,8 @@ std::vector<std::string> types_of(const JsonReader& schema) {
 JsonSchema::JsonSchema(JsonParts& json, const JsonReader& document)
     : build_(json.builder()), document_(document), json_(json) {}
 
+// The root and the targets of $ref are forward parts, registered before their schema is read, so a schema may refer to
+// itself.
 JsonSchema::Part JsonSchema::value() {
   const auto root = build_.forward();
   referred_["#"] = root;
@@ -154,7 +156,7 @@ JsonSchema::Part JsonSchema::part_of(const JsonReader& schema) {
 
 JsonSchema::Part JsonSchema::read(const JsonReader& schema) {
   if (schema.value().is_boolean()) {
-    if (!schema.value().get<bool>()) schema.fail("a schema that some value fits");
+    if (!schema.value().get<bool>()) schema.fail("a schema that allows at least one value");
     return json_.any_value();
   }
   if (!schema.is_object()) schema.fail("a schema: an object, or true");
@@ -184,7 +186,7 @@ JsonSchema::Part JsonSchema::read(const JsonReader& schema) {
     expect_alone(schema, key);
     const auto schemas = list->items();
     if (schemas.empty()) list->fail("at least one schema");
-    if (key == std::string_view("allOf") && schemas.size() > 1) list->fail("one schema: several at once are not known");
+    if (key == std::string_view("allOf") && schemas.size() > 1) list->fail("one schema: several are not supported");
     std::vector<Part> ways;
     for (const auto& each : schemas) ways.push_back(part_of(each));
     return build_.choice(ways);
@@ -215,7 +217,7 @@ JsonSchema::Part JsonSchema::of_type(const JsonReader& schema, const std::string
   return type == "array" ? array_of(schema) : object_of(schema);
 }
 
-// "#" or "#/a/b", a JSON pointer into the document.
+// The part of a $ref: "#", or "#/a/b", a JSON pointer into the document, in which "~0" is '~' and "~1" is '/'.
 JsonSchema::Part JsonSchema::referred(const JsonReader& reference) {
   const auto pointer = reference.as_string();
   if (const auto known = referred_.find(pointer); known != referred_.end()) return known->second;
@@ -236,7 +238,7 @@ JsonSchema::Part JsonSchema::referred(const JsonReader& reference) {
     } else if (index && *index < items.size()) {
       at = items[*index];
     } else {
-      reference.fail("a place that is there");
+      reference.fail("a place that exists in this schema");
     }
     begin = end + 1;
   }
@@ -274,25 +276,26 @@ JsonSchema::Part JsonSchema::string_of(const JsonReader& schema) {
 JsonSchema::Part JsonSchema::format_of(const JsonReader& format) {
   const auto name = format.as_string();
   const auto digit = build_.range('0', '9');
-  const auto number = [&](int64_t least, int64_t most) {  // of two digits
+  const auto number = [&](int64_t least, int64_t most) {  // two digits, from `least` to `most`
     std::vector<std::string> texts;
     for (int64_t each = least; each <= most; ++each) texts.push_back(fmt::format("{:02}", each));
     return json_.one_of(texts);
   };
   const auto dash = build_.literal("-"), colon = build_.literal(":");
-  // Days that every month has, the 29th and 30th but in February, the 31st of the longer ones.
+  // Days 1 to 28 in every month, 29 and 30 in every month but February, 31 in the months that have it.
   const auto month_and_day = build_.choice(
       {build_.sequence({number(1, 12), dash, number(1, 28)}),
        build_.sequence({build_.choice({number(1, 1), number(3, 12)}), dash, number(29, 30)}),
        build_.sequence(
            {build_.choice({number(1, 1), number(3, 3), number(5, 5), number(7, 8), number(10, 10), number(12, 12)}),
             dash, number(31, 31)})});
-  std::vector<Part> years;  // but 0000, which few calendars have
+  std::vector<Part> years;  // 0001 to 9999
   for (int32_t zeros = 0; zeros < 4; ++zeros) {
     years.push_back(build_.sequence({build_.literal(std::string(static_cast<size_t>(zeros), '0')),
                                      build_.range('1', '9'), build_.repeat(digit, 3 - zeros, 3 - zeros)}));
   }
-  std::vector<std::string> fours;  // 04, 08, ...
+  // Leap years: the last two digits are a multiple of 4 but not 00, or the first two are one and the last two are 00.
+  std::vector<std::string> fours;  // 04, 08, ..., 96
   for (int64_t each = 4; each < 100; each += 4) fours.push_back(fmt::format("{:02}", each));
   const auto four = json_.one_of(fours);
   const auto leap =
@@ -313,10 +316,12 @@ JsonSchema::Part JsonSchema::format_of(const JsonReader& format) {
   return json_.quoted(build_.sequence({hexes(8), dash, hexes(4), dash, hexes(4), dash, hexes(4), dash, hexes(12)}));
 }
 
-// Bounds are exact where they are integers of 64 bits, of which a double has not all digits.
+// Bounds that are 64-bit integers are used exactly, because a double cannot represent all of them.
 JsonSchema::Part JsonSchema::integer_of(const JsonReader& schema) {
   constexpr int64_t kLargest = JsonParts::kLargest;
-  // The bound, beyond the largest integers by one at most, moved by `shift` if it is itself an integer.
+  // Reads the bound `key`, or returns `missing`. A fractional bound is rounded into the range. An integer bound is
+  // moved by `shift`, which turns an exclusive bound into an inclusive one. The result is limited to one beyond
+  // kLargest.
   const auto bound = [&](const char* key, int64_t missing, double (*round)(double), int64_t shift) {
     const auto given = schema.find(key);
     if (!given) return missing;
@@ -365,12 +370,14 @@ JsonSchema::Part JsonSchema::array_of(const JsonReader& schema) {
     for (const auto& each : first->items()) leading.push_back(part_of(each));
   }
   const auto leading_count = static_cast<int64_t>(leading.size());
-  const bool closed = items && items->value() == false;  // nothing behind the leading ones
+  const bool closed = items && items->value() == false;  // no items after those of prefixItems
   if (closed && least > leading_count) schema.fail(fmt::format("minItems {}", least), "as many as prefixItems at most");
   const auto most = std::min(most_items, closed ? leading_count : kMostItems + 1);
   if (most == 0) return json_.brackets(build_.literal(""));
   const auto other = closed ? build_.literal("") : items ? part_of(*items) : json_.any_value();
-  // The first ones where each stands; what may be missing is missing from some place on.
+  // Built from the last item to the first. The `head` first items are separate parts, each followed by `tail`, the part
+  // of all later items. Items from index `least` on are optional, and an optional item contains its tail, so an array
+  // can only lack its last items.
   const int64_t head = std::min(std::max<int64_t>(leading_count, 1), most);
   const auto after = build_.sequence({json_.comma(), other});
   const auto tail_least = static_cast<int32_t>(std::max<int64_t>(least - head, 0));
@@ -410,7 +417,9 @@ JsonSchema::Part JsonSchema::object_of(const JsonReader& schema) {
   return json_.braces(members_of(members, {build_.sequence({key, json_.colon(), value})}));
 }
 
-// Members in their order, then others; `tail` is what may come after one, `start` what may come first.
+// The members in their order, then any number of other members. Built from the last member to the first: `tail` is the
+// part after a member, which begins with a comma; `start` is the same part without this comma, for the case that no
+// earlier member is present. The grammar grows linearly with the number of members.
 JsonSchema::Part JsonSchema::members_of(const std::vector<Member>& members, const std::vector<Part>& others) {
   auto tail = build_.literal(""), start = tail;
   for (const auto other : others) {

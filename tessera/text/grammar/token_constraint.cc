@@ -7,11 +7,12 @@
 namespace tessera::text {
 namespace {
 
-constexpr uint64_t kSliceSteps = 200'000;  // between two looks at the memory
+constexpr uint64_t kSliceSteps = 200'000;  // steps between two checks of the memory limit
 
 }  // namespace
 
-// An answer that was prepared is that of the next call, whose tokens are the same ones.
+// A prepared answer is used if the next call has the same number of tokens; between the two calls the sequence does not
+// change, so they are the same tokens.
 bool TokenConstraint::prepare(std::span<const int64_t> made, GrammarMasks::Wanted wanted, uint64_t steps) {
   const bool mask = wanted == GrammarMasks::Wanted::kMask;
   if (prepared_ && prepared_->tokens == made.size() && (prepared_->answer.mask || !mask)) return true;
@@ -39,8 +40,8 @@ TokenMask TokenConstraint::allowed(std::span<const int64_t> made) {
     if (token >= 0 && static_cast<size_t>(token) < mask.size()) mask[static_cast<size_t>(token)] = answer.accepts;
   }
   TESSERA_CHECK(std::ranges::find(mask, true) != mask.end(), ErrorKind::kConfig,
-                "[text.grammar] no token of the vocabulary may come after {} tokens: the grammar of the answer wants "
-                "bytes that it lacks",
+                "[text.grammar] no token of the vocabulary may come after {} tokens: the grammar of the answer needs "
+                "bytes with which no token begins",
                 made.size());
   return mask;
 }
