@@ -94,11 +94,11 @@ TEST(Agree, RanksBehindLoopbackHearOfAnotherHost) {
 
 TEST(Agree, WhoWasToldThatItIsAloneAndWhoWasNotAreNamed) {
   EXPECT_THAT(error_of({{"a", 0, 2, "1"}, {"a", 0, 1, "1"}}),
-              AllOf(HasSubstr("rank 0 (process 100 on a) was told that all 2 ranks share its host"),
-                    HasSubstr("rank 1 (process 101 on a) was told of 1 on its")));
+              AllOf(HasSubstr("rank 0 (process 100 on a) was started with all 2 ranks on its host"),
+                    HasSubstr("rank 1 (process 101 on a) was started with 1 on its host")));
   EXPECT_THAT(error_of({{"a", 0, 2, "1"}, {"b", 1, 2, "1"}}),
               AllOf(HasSubstr("rank 0 (process 100 on a)"),
-                    HasSubstr("rank 1 (process 101 on b) was told of the same on another host")));
+                    HasSubstr("rank 1 (process 101 on b) was started with all of them on another host")));
 }
 
 TEST(Arrival, IsReadBackAndRubbishIsAnError) {

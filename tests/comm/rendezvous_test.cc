@@ -285,7 +285,7 @@ TEST(Meet, RanksThatWereToldUnlikeThingsOfTheirHostsAllSaySo) {
   meetings[1].info.local_size = 1;
   for (const auto& error : meet_all(meetings, std::chrono::seconds(20))) {
     EXPECT_THAT(error,
-                ::testing::ContainsRegex("rank 0 .* was told that all 2 ranks share its host, but rank 1 .* of 1"));
+                ::testing::ContainsRegex("rank 0 .* was started with all 2 ranks on its host, but rank 1 .* with 1"));
   }
 }
 

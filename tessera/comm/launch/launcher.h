@@ -4,9 +4,9 @@
 //
 // Each rank is a process with its own process group, torchrun's environment variables (RANK, WORLD_SIZE, LOCAL_RANK,
 // LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, ...) and TESSERA_RENDEZVOUS. When a rank fails, the launcher ends the
-// other ranks within `grace` + 1 s (after kCauseDelay = 1 s when the failure is only a consequence of another one),
-// prints the message of the failed rank once on stderr, and returns its exit code. The launcher leaves no rank, no
-// process that a rank started, and no file behind, even when the launcher itself is killed.
+// other ranks within `grace` + 1 s, prints the message of the failed rank once on stderr, and returns its exit code.
+// The launcher leaves no rank, no process that a rank started, and no file behind, even when the launcher itself is
+// killed.
 //
 // Signals: SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to the ranks. Batch systems send SIGUSR1 before
 // they end a job; when it arrives between two attempts there is no further attempt. An ignored SIGHUP (nohup) stays

@@ -14,15 +14,15 @@ namespace {
 
 constexpr JsonLimits kArrivalLimits{.max_bytes = size_t{1} << 16, .max_depth = 1, .max_keys = 64};
 
-// Whatever a stranger left in the store is an error of its own.
+// Parses a record. Text that another program left in the store throws Error kComm, which names the text.
 template <class Take>
 auto parsed(const std::string& text, const Take& take) {
   try {
     const Json said = parse_json_object(text, "it", kArrivalLimits);
     return take(JsonReader(said, "it"));
   } catch (const Error& error) {
-    raise(ErrorKind::kComm, "[comm.rendezvous] {} is no word of a rank of this version: {}", quote(text, 80),
-          error.what());
+    raise(ErrorKind::kComm, "[comm.rendezvous] found {} in the store, wanted the record of a rank of this version: {}",
+          quote(text, 80), error.what());
   }
 }
 
@@ -30,14 +30,14 @@ int count_at(const JsonReader& said, const char* key) {
   return static_cast<int>(said.integer(key, std::nullopt, 0, INT32_MAX));
 }
 
-// The ranks that share a host, and its cores.
+// The ranks that share a host, and the cores that they may use together.
 struct SharedHost {
   std::vector<int> ranks;
   std::string cores;
   int cores_per_rank() const { return count_cores(cores) / static_cast<int>(ranks.size()); }
 };
 
-// Of the first rank that is not on `host` and has one.
+// Returns the address of the first rank that is not on `host` and has an address; "" when there is none.
 std::string address_elsewhere(const std::vector<Arrival>& arrivals, const std::string& host) {
   const auto found =
       std::ranges::find_if(arrivals, [&](const Arrival& one) { return one.host != host && !one.address.empty(); });
@@ -110,11 +110,14 @@ Hosts hosts_of_text(const std::string& text) {
 
 std::string sizes_differ(const Arrival& one, const Arrival& other) {
   return fmt::format(
-      "[comm.rendezvous] {} says the world has {} ranks, {} says {}. Start all with the same numbers; hosts that have "
-      "unlike numbers of ranks are given as --nproc 4,2 on each of them.",
+      "[comm.rendezvous] {} says the world has {} ranks, {} says {}. Start all with the same numbers; when hosts have "
+      "different numbers of ranks, pass the list of all hosts' numbers, such as --nproc 4,2, on each host.",
       other.who(), other.size, one.who(), one.size);
 }
 
+// Ranks are grouped by host identity. The cores of a host are the union of its ranks' affinity masks, so ranks that are
+// bound to one core each do not look crowded. The number of hosts is the sum of 1 / local_size over all ranks, with the
+// launcher's local_size where it is known: two simulated hosts on one machine count as two, and `loopback` is set.
 Agreement agree(const std::vector<Arrival>& arrivals) {
   const int size = static_cast<int>(arrivals.size());
   std::map<std::string, SharedHost> shared;
@@ -123,16 +126,16 @@ Agreement agree(const std::vector<Arrival>& arrivals) {
     host.ranks.push_back(one.rank);
     host.cores = united(host.cores, one.cores);
   }
-  // Who was told that all share its host talks over loopback.
+  // A rank that was started as if all ranks shared its host uses loopback, so no rank may be elsewhere.
   const auto alone = std::ranges::find_if(arrivals, [&](const Arrival& a) { return a.local_size == size; });
   if (alone != arrivals.end()) {
     for (const Arrival& one : arrivals) {
       TESSERA_CHECK(
           one.local_size == size && one.host == alone->host, ErrorKind::kConfig,
-          "[comm.rendezvous] {} was told that all {} ranks share its host, but {} was told of {}. Start all with the "
-          "same numbers.",
+          "[comm.rendezvous] {} was started with all {} ranks on its host, but {} was started with {}. Start all with "
+          "the same numbers.",
           alone->who(), size, one.who(),
-          one.local_size == size ? "the same on another host" : fmt::format("{} on its", one.local_size));
+          one.local_size == size ? "all of them on another host" : fmt::format("{} on its host", one.local_size));
     }
   }
   Agreement agreed{.hosts = {.count = 0,

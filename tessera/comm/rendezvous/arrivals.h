@@ -1,6 +1,7 @@
-// What ranks say of themselves when they meet, and what rank 0 makes of it. No communication. Internal to comm.
+// The records that ranks exchange at the rendezvous: each rank describes itself (Arrival), and rank 0 computes from all
+// records which ranks share a host (Agreement). No communication. Internal to comm.
 //
-//   const Agreement agreed = agree(arrivals);           // arrivals[r] is of rank r
+//   const Agreement agreed = agree(arrivals);           // arrivals[r] describes rank r
 //   info.local_rank = agreed.places[3].local_rank;  info.hosts = agreed.hosts;
 //
 // Thread-safe: plain values.
@@ -14,23 +15,24 @@
 
 namespace tessera::comm {
 
+// One rank's description of itself.
 struct Arrival {
-  int rank = 0, size = 1;
-  int local_rank = 0, local_size = 0;  // as whoever started it says; size 0: nobody does
+  int rank = 0, size = 1;              // size: world size
+  int local_rank = 0, local_size = 0;  // from the environment; local_size 0: not known
   int64_t pid = 0;
-  std::string host_name, host, cores;  // tessera/base/machine/host.h
-  std::string address;                 // of its host on the way to rank 0's, as that is called there; "": only loopback
+  std::string host_name, host, cores;  // name, identity and affinity mask (tessera/base/machine/host.h)
+  std::string address;  // address of its host's interface towards rank 0's host; "": that interface is loopback
 
   std::string text() const;
   static Arrival parse(const std::string& text);  // Error kComm
   std::string who() const;                        // "rank 3 (process 77 on node4)"
 };
 
-// The place of a rank on its host.
+// The answer of rank 0 to one rank: its position on its host.
 struct Place {
   int local_rank = 0, local_size = 1;
   int cores_per_rank = 1;
-  std::string other_host;  // for a rank whose way to rank 0's host is only loopback: the address of one on another host
+  std::string other_host;  // address of a rank on another host, for a rank that reaches rank 0 over loopback only
 
   std::string text() const;
   static Place parse(const std::string& text);  // Error kComm
@@ -41,13 +43,14 @@ struct Agreement {
   std::vector<Place> places;
 };
 
-// Error kConfig names two ranks when one was told that all share its host and another one does not.
+// Computes hosts and positions from the records of all ranks. Error kConfig names two ranks when one was started as if
+// all ranks shared its host and the other one is on another host or was started differently.
 Agreement agree(const std::vector<Arrival>& arrivals);
 
 std::string text_of_hosts(const Hosts& hosts);
 Hosts hosts_of_text(const std::string& text);  // Error kComm
 
-// The error of ranks that were told unlike sizes of the world.
+// The error message for two ranks that were started with different world sizes.
 std::string sizes_differ(const Arrival& one, const Arrival& other);
 
 }  // namespace tessera::comm

@@ -48,23 +48,24 @@ WantedDevice parse_wanted(const DeviceRequest& request) {
   return wanted;
 }
 
-// Empty: this process has a device for its rank.
+// Returns why this process has no device for its rank; empty when it has one.
 std::string why_not_here(const WantedDevice& wanted, const DeviceRequest& request, int ranks_on_host) {
   if (wanted.type == c10::DeviceType::CPU) return "";
   const int visible = visible_devices(wanted.type);
   if (visible == 0) return fmt::format("no device of '{}' is visible", name_of(wanted.type));
   if (wanted.index) {
     if (*wanted.index >= visible) return fmt::format("number {} of {} visible devices", *wanted.index, visible);
-    if (ranks_on_host > 1) return fmt::format("one number for {} ranks on this host; leave it out", ranks_on_host);
+    if (ranks_on_host > 1) return fmt::format("one number for {} ranks on this host; omit the number", ranks_on_host);
     return "";
   }
   const bool over_nccl = wanted.type == c10::DeviceType::CUDA && ranks_on_host > 1 && request.backend != "gloo";
   if (over_nccl) return why_no_nccl(ranks_on_host);
-  if (visible >= ranks_on_host || visible == 1) return "";  // the one may be this rank's own
+  if (visible >= ranks_on_host || visible == 1) return "";  // each process may see another single device
   return fmt::format("{} ranks on this host, but {} devices", ranks_on_host, visible);
 }
 
-// The first rank's reason, with its number; empty when none has one. COLLECTIVE over the world.
+// Returns the reason of the first rank that has one, after "rank N: "; empty when no rank has a reason. COLLECTIVE over
+// the world.
 std::string first_reason(World& world, const std::string& own) {
   if (world.size() == 1) return own;
   const auto all = all_gather_bytes(*world.group(), own);
@@ -76,15 +77,16 @@ std::string first_reason(World& world, const std::string& own) {
 
 }  // namespace
 
+// Every rank takes part in the exchange of reasons before it can throw, so all ranks choose or fail together.
 c10::Device choose_device(World& world, const DeviceRequest& request) {
   const WantedDevice wanted = parse_wanted(request);
   const int local_size = world.info().local_size;
-  // Hosts may differ in what their libtorch has: with auto all ranks speak, whatever they found.
+  // The libtorch of one host may lack the accelerator of another, so with "auto" every rank joins the exchange.
   const bool none_here = wanted.is_auto && wanted.type == c10::DeviceType::CPU;
   std::string reason = none_here ? "no accelerator" : why_not_here(wanted, request, local_size);
   if (wanted.is_auto || wanted.type != c10::DeviceType::CPU) reason = first_reason(world, reason);
   if (wanted.is_auto && !reason.empty()) {
-    if (!none_here) log_info("[comm.device] {}=auto: the CPU, as {}", request.key, reason);
+    if (!none_here) log_info("[comm.device] {}=auto: using the CPU ({})", request.key, reason);
     return c10::Device(c10::DeviceType::CPU);
   }
   TESSERA_CHECK(reason.empty(), ErrorKind::kConfig,

@@ -1,4 +1,4 @@
-// Another group of ranks that have one already, for collectives that are not to wait for those of the first.
+// A second group over the ranks of an existing group. Collectives of the two groups do not wait for one another.
 //
 //   auto reductions = further_group(gathers, gathers->name() + "_reductions");
 //
@@ -11,8 +11,8 @@
 
 namespace tessera::comm {
 
-// Made by the world that made `group`, for the same devices; `group` itself where that world is gone, or was none.
-// COLLECTIVE over the group.
+// Makes a group of the same ranks and devices in the world that made `group`. Returns `group` itself when that world
+// has been destroyed, or when no world made the group. COLLECTIVE over the group.
 std::shared_ptr<Group> further_group(const std::shared_ptr<Group>& group, const std::string& name);
 
 }  // namespace tessera::comm

@@ -1,9 +1,9 @@
-// What a HubStore and its HubServer say to one another over TCP (docs/format/store.md). Internal to comm.
+// The protocol between HubStore (client) and HubServer over TCP (docs/format/store.md). Internal to comm.
 //
 //   std::string frame = FrameWriter(HubOp::kSet).put("key").put("value").finish();
 //   FrameReader reader(body);  const auto key = reader.take();
 //
-// A frame is its length (32 bits, of what follows), one byte, and strings with their lengths.
+// A frame is a 32-bit length of the rest, one byte (HubOp or HubAnswer), and strings, each with a 32-bit length.
 #pragma once
 
 #include <cstdint>
@@ -15,27 +15,28 @@
 
 namespace tessera::comm {
 
-inline constexpr uint32_t kHubMagic = 0x31525354;  // "TSR1"
-inline constexpr size_t kMaxHubFrame = size_t{64} << 20;
-inline constexpr size_t kMaxHubHello = size_t{1} << 16;
+inline constexpr uint32_t kHubMagic = 0x31525354;         // "TSR1"
+inline constexpr size_t kMaxHubFrame = size_t{64} << 20;  // bytes
+inline constexpr size_t kMaxHubHello = size_t{1} << 16;   // bytes; limit before the hello was accepted
 
-// The first is what a connection begins with. All but kCancel have one answer, which for kWait and kGet comes when all
-// their keys are there.
+// Requests. A connection begins with kHello. Each request but kCancel has one answer; kWait and kGet are answered once
+// all their keys are set.
 enum class HubOp : uint8_t {
-  kHello = 1,   // magic, token, run, who -> kOk, or kWrongToken, kWrongRun and the name of the run that is here
+  kHello = 1,   // magic, token, run, who -> kOk, kWrongToken or kWrongRun, and JSON: {} or the server's run and who
   kSet,         // key, value
   kCompareSet,  // key, expected, desired -> value
   kGet,         // keys -> values
   kAdd,         // key, number -> number
   kDelete,      // key -> kOk or kNo
   kCheck,       // keys -> kOk or kNo
-  kWait,        // keys
+  kWait,        // keys -> kOk
   kCount,       // -> number of keys
   kAppend,      // key, value
-  kCancel       // ends a kGet or kWait, whose answer, unless it is under way, is kNo
+  kCancel       // ends a waiting kGet or kWait, which is then answered with kNo unless it has been answered already
 };
 enum class HubAnswer : uint8_t { kOk = 0, kNo, kWrongToken, kWrongRun };
 
+// Builds a frame. Error kComm when it is longer than kMaxHubFrame.
 class FrameWriter {
  public:
   template <class Kind>
@@ -64,7 +65,7 @@ class FrameWriter {
   std::string bytes_;
 };
 
-// Of a frame without its length. Error kComm when there is less than it says.
+// Reads the parts of a frame, whose length has been removed. Error kComm when the frame ends before a part does.
 class FrameReader {
  public:
   explicit FrameReader(std::string_view frame) : rest_(frame) {
@@ -93,7 +94,9 @@ class FrameReader {
   }
 
  private:
-  [[noreturn]] static void fail() { raise(ErrorKind::kComm, "[comm.store] a message ends early"); }
+  [[noreturn]] static void fail() {
+    raise(ErrorKind::kComm, "[comm.store] a frame of the store's protocol is cut short");
+  }
   std::string_view rest_;
   uint8_t kind_ = 0;
 };

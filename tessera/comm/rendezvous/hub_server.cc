@@ -30,15 +30,16 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kHelloPatience{10'000};  // with a connection that does not say who it is
-constexpr milliseconds kSweep{1000};            // between looks at those
-constexpr size_t kMostStrangers = 16'384;
-// What all who have not said the token yet may leave half said; a greeting that comes whole is answered at once.
+constexpr milliseconds kHelloPatience{10'000};  // time limit for a connection to send its hello
+constexpr milliseconds kSweep{1000};            // interval between checks of that limit
+constexpr size_t kMostStrangers = 16'384;       // connections without an accepted hello
+// Limit of the buffered incomplete hellos of all such connections together. A complete hello is answered at once.
 constexpr size_t kMostUnknownBytes = size_t{16} << 20;
-constexpr size_t kAtOnce = size_t{1} << 20;  // bytes taken from a connection before its frames are looked at
+constexpr size_t kAtOnce = size_t{1} << 20;  // bytes read from a connection before its frames are parsed
 constexpr size_t kMostWarnings = 20;
 
-// Without the time that depends on where they differ.
+// Compares in a time that does not depend on the position of the first difference, so that the time reveals nothing
+// about the secret.
 bool same_secret(std::string_view one, std::string_view other) {
   unsigned char difference = one.size() != other.size();
   for (size_t i = 0; i < one.size(); ++i) {
@@ -49,6 +50,13 @@ bool same_secret(std::string_view one, std::string_view other) {
 
 }  // namespace
 
+// The server's thread and state. A connection is a Guest; it is also in `strangers_` until its hello was accepted. Only
+// the thread changes the state, under `mutex_`, which figures() takes from other threads.
+//
+// A kGet or kWait that cannot be answered leaves its keys in `guest.awaits`, and the guest's descriptor in
+// `waiting_[key]` for each of them. Invariant: a descriptor is in `waiting_[key]` only if the guest still exists and
+// `key` is one of its awaited keys; drop() and stop_waiting() remove it. So store() finds all guests that a new key may
+// serve without a search over connections.
 class HubServer::Loop {
  public:
   Loop(UniqueFd listener, HubIdentity identity)
@@ -81,13 +89,13 @@ class HubServer::Loop {
   struct Guest {
     UniqueFd socket;
     std::string in{}, out{};
-    size_t unknown_bytes = 0;  // of `in`, as counted among those of all strangers
-    bool known = false;
-    bool awaits_room = false;  // epoll tells when it is writable
-    bool leaves = false;       // once `out` is sent
-    Clock::time_point since{};
-    std::vector<std::string> awaits{};
-    bool wants_values = false;
+    size_t unknown_bytes = 0;           // bytes of `in` that are counted in Loop::unknown_bytes_
+    bool known = false;                 // the hello was accepted
+    bool awaits_room = false;           // `out` is not empty: epoll reports when the socket is writable
+    bool leaves = false;                // close the connection once `out` is sent
+    Clock::time_point since{};          // time of accept
+    std::vector<std::string> awaits{};  // keys of the kGet or kWait under way
+    bool wants_values = false;          // that request is a kGet
   };
 
   bool attend(int descriptor, uint32_t events, int how) const {
@@ -123,7 +131,8 @@ class HubServer::Loop {
       if (!socket.open()) {
         if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
           send_away_the_silent(/*all=*/true);
-          // Who waits to be let in would wake us without end: he waits for the next sweep.
+          // The connections in the backlog would keep the listener readable and epoll_wait() would return without end,
+          // so the listener is removed from epoll until the next sweep.
           listens_ = ::epoll_ctl(poll_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr) != 0;
         }
         return;
@@ -174,7 +183,7 @@ class HubServer::Loop {
       if (!open || !take_frames(descriptor, guest)) return drop(descriptor);
       count_unknown(guest, guest.known ? 0 : guest.in.size());
       if (unknown_bytes_ > kMostUnknownBytes && !guest.known) drop(descriptor);
-    } catch (const std::exception&) {  // no message of ours, or no memory for it
+    } catch (const std::exception&) {  // a malformed frame, or no memory for the frame
       drop(descriptor);
     }
   }
@@ -184,7 +193,7 @@ class HubServer::Loop {
     guest.unknown_bytes = bytes;
   }
 
-  // False: the connection is to end.
+  // Handles all complete frames in `guest.in`. Returns false when the connection must be closed.
   bool take_frames(int descriptor, Guest& guest) {
     size_t used = 0;
     while (guest.in.size() - used >= sizeof(uint32_t) && !guest.leaves) {
@@ -205,13 +214,14 @@ class HubServer::Loop {
     return flush(guest);
   }
 
+  // Handles the first frame of a connection. The token is compared before the run, so that a client without the token
+  // cannot find out the name of the run.
   void greet(int descriptor, Guest& guest, FrameReader frame) {
     if (static_cast<HubOp>(frame.kind()) != HubOp::kHello || frame.take_number() != kHubMagic) {
       guest.leaves = true;
       return;
     }
     const std::string_view token = frame.take(), run = frame.take(), who = frame.take();
-    // Who does not know the token hears nothing of this run.
     auto found = HubAnswer::kOk;
     Json name = Json::object();
     if (!same_secret(token, identity_.token)) {
@@ -285,7 +295,7 @@ class HubServer::Loop {
         for (const std::string& key : guest.awaits) waiting_[key].insert(descriptor);
         return;
       case HubOp::kCancel:
-        if (guest.awaits.empty()) return;  // its answer is under way
+        if (guest.awaits.empty()) return;  // the request has been answered already
         stop_waiting(descriptor, guest);
         return reply(guest, FrameWriter(HubAnswer::kNo));
       case HubOp::kCount:
@@ -293,10 +303,10 @@ class HubServer::Loop {
       case HubOp::kHello:
         break;
     }
-    raise(ErrorKind::kComm, "[comm.store] no request {}", frame.kind());
+    raise(ErrorKind::kComm, "[comm.store] unknown request number {}", frame.kind());
   }
 
-  // Answers who waits when all his keys are there.
+  // Answers the guest's kGet or kWait if all its keys are set; returns whether it did.
   bool is_served(Guest& guest) {
     FrameWriter writer(HubAnswer::kOk);
     for (const std::string& key : guest.awaits) {
@@ -318,6 +328,8 @@ class HubServer::Loop {
     guest.awaits.clear();
   }
 
+  // Sets a key and answers the guests that waited for it. An error or a broken connection of a waiting guest must not
+  // reach the guest that set the key: that connection is shut down here and dropped when its end is read.
   void store(const std::string& key, std::string value) {
     values_[key] = std::move(value);
     const auto found = waiting_.find(key);
@@ -327,16 +339,17 @@ class HubServer::Loop {
     for (const int descriptor : waiting) {
       Guest& guest = guests_.at(descriptor);
       try {
-        if (!is_served(guest)) continue;  // it waits for others, too
-      } catch (const Error&) {            // more than an answer holds: his end, not that of the one who has set a key
+        if (!is_served(guest)) continue;  // other keys of the guest are missing
+      } catch (const Error&) {            // the answer would be longer than a frame may be
         ::shutdown(descriptor, SHUT_RDWR);
       }
       stop_waiting(descriptor, guest);
-      if (!flush(guest)) ::shutdown(descriptor, SHUT_RDWR);  // its end is read later
+      if (!flush(guest)) ::shutdown(descriptor, SHUT_RDWR);
     }
   }
 
-  // False: gone, or all was said to one who is to leave.
+  // Sends what the socket accepts now. Returns false when the connection has ended, or when it leaves and everything
+  // was sent.
   bool flush(Guest& guest) const {
     size_t sent = 0;
     bool open = true;
@@ -361,13 +374,13 @@ class HubServer::Loop {
   const HubIdentity identity_;
   UniqueFd listener_, wake_, poll_;
   mutable std::mutex mutex_;
-  std::unordered_map<int, Guest> guests_;  // by descriptor
-  std::set<int> strangers_;
-  std::unordered_map<std::string, std::string> values_;
-  std::unordered_map<std::string, std::set<int>> waiting_;
+  std::unordered_map<int, Guest> guests_;                   // by descriptor
+  std::set<int> strangers_;                                 // descriptors of guests without an accepted hello
+  std::unordered_map<std::string, std::string> values_;     // the store
+  std::unordered_map<std::string, std::set<int>> waiting_;  // by key: descriptors of guests that wait for it
   HubFigures figures_;
   size_t warnings_ = 0, unknown_bytes_ = 0;
-  bool listens_ = true;
+  bool listens_ = true;  // the listener is in epoll
   std::thread thread_;
 };
 

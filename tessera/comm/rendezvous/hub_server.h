@@ -3,10 +3,11 @@
 //   auto server = std::make_shared<HubServer>(listen_at(host, port, reach).socket, {.token = t, .run = "nightly",
 //   ...});
 //
-// Who does not say the token first gets that for an answer and hears nothing of the run, who names another run hears
-// which this is; both are let go, and rank 0 warns of them. What strangers can make it hold is bounded in all, and when
-// descriptors run out it lets nobody in for a second, and goes on.
-// One thread serves all connections with epoll, so that a request costs the same among 8,000 as among 8. Thread-safe.
+// A client with the wrong token is refused and receives nothing about the run. A client of another run is refused and
+// receives the name of this run. In both cases the connection ends and rank 0 logs a warning. The memory for clients
+// that have not sent the token is bounded in all. When descriptors run out, the server accepts no connection for one
+// second and continues. One thread serves all connections with epoll, so a request costs the same among 8,000
+// connections as among 8. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +19,14 @@
 namespace tessera::comm {
 
 struct HubIdentity {
-  std::string token;  // empty: anyone may come
-  std::string run;    // empty: of any
-  std::string who;    // "rank 3 (process 77 on node4)"
+  std::string token;  // the secret of the run; empty: any client may connect
+  std::string run;    // name of the run; empty: matches any run
+  std::string who;    // for messages, e.g. "rank 3 (process 77 on node4)"
 };
 
 struct HubFigures {
-  int64_t connections = 0, requests = 0, keys = 0, bytes = 0;  // of keys and values
-  int64_t unknown_bytes = 0;  // that are held of connections that have not said the token
+  int64_t connections = 0, requests = 0, keys = 0, bytes = 0;  // bytes: of all keys and values
+  int64_t unknown_bytes = 0;  // buffered input of connections that have not sent the token
 };
 
 class HubServer {

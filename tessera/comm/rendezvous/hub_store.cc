@@ -21,7 +21,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kRetry{200};
-constexpr milliseconds kAnswer{30'000};  // of a store that is there, to a request that waits for nothing
+constexpr milliseconds kAnswer{30'000};  // time limit of the store's answer to a request that does not wait for keys
 
 std::string_view view_of(const std::vector<uint8_t>& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -30,8 +30,8 @@ std::string_view view_of(const std::vector<uint8_t>& bytes) {
 std::vector<uint8_t> bytes_from(std::string_view text) { return {text.begin(), text.end()}; }
 
 [[noreturn]] void raise_gone(const HubAddress& address, const std::string& why) {
-  C10_THROW_ERROR(DistNetworkError, fmt::format("[comm.store] the store of rank 0 at {}:{} is gone: {}", address.host,
-                                                address.port, why));
+  C10_THROW_ERROR(DistNetworkError, fmt::format("[comm.store] lost the connection to rank 0's store at {}:{}: {}",
+                                                address.host, address.port, why));
 }
 
 std::string keys_shown(const std::vector<std::string>& keys) {
@@ -44,7 +44,7 @@ std::string keys_shown(const std::vector<std::string>& keys) {
 HubStore::HubStore(HubAddress address, HubIdentity identity, milliseconds timeout, std::shared_ptr<HubServer> server)
     : Store(timeout), address_(std::move(address)), identity_(std::move(identity)), server_(std::move(server)) {
   const auto deadline = Clock::now() + timeout;
-  std::string reason = "nobody answers";
+  std::string reason = "no process answers";
   while (!greet(deadline, reason)) {
     if (Clock::now() + kRetry >= deadline) C10_THROW_ERROR(DistNetworkError, reason);
     std::this_thread::sleep_for(kRetry);
@@ -67,7 +67,7 @@ bool HubStore::greet(Clock::time_point deadline, std::string& reason) {
              deadline);
     const auto answer = receive(std::min(deadline, Clock::now() + kAnswer));
     if (!answer) {
-      reason = "what listens there does not answer";
+      reason = "the process that listens there does not answer";
       return false;
     }
     FrameReader said(*answer);
@@ -78,7 +78,7 @@ bool HubStore::greet(Clock::time_point deadline, std::string& reason) {
     throw HubRefusal(found, reader.string("run", ""), reader.string("who", "rank 0"));
   } catch (const HubRefusal&) {
     throw;
-  } catch (const std::exception& error) {  // it ended while it was asked, or is another program
+  } catch (const std::exception& error) {  // the server has ended, or another program listens there
     reason = first_line(error);
     return false;
   }
@@ -94,7 +94,8 @@ void HubStore::send_all(std::string_view bytes, Clock::time_point deadline) {
     if (sent > 0) {
       bytes.remove_prefix(static_cast<size_t>(sent));
     } else if (errno == EAGAIN) {
-      if (!wait_until_ready(socket_.get(), POLLOUT, deadline)) raise_gone(address_, "it does not read");
+      if (!wait_until_ready(socket_.get(), POLLOUT, deadline))
+        raise_gone(address_, "the store does not read its requests");
     } else if (errno != EINTR) {
       raise_gone(address_, std::strerror(errno));
     }
@@ -107,7 +108,7 @@ std::optional<std::string> HubStore::receive(Clock::time_point deadline) {
     if (in_.size() >= sizeof length) {
       std::memcpy(&length, in_.data(), sizeof length);
       if (length == 0 || length > kMaxHubFrame) {
-        raise(ErrorKind::kComm, "what listens there is no store of this version");
+        raise(ErrorKind::kComm, "the process that listens there is no store of this version");
       }
       if (in_.size() - sizeof length >= length) {
         std::string frame = in_.substr(sizeof length, length);
@@ -126,6 +127,7 @@ std::optional<std::string> HubStore::receive(Clock::time_point deadline) {
   }
 }
 
+// After a missed answer the socket is closed: a late answer would be taken for the answer to the next request.
 std::string HubStore::ask(std::string frame) {
   const std::lock_guard lock(mutex_);
   const auto deadline = Clock::now() + std::max(kAnswer, getTimeout());
@@ -133,12 +135,14 @@ std::string HubStore::ask(std::string frame) {
   send_all(frame, deadline);
   auto answer = receive(deadline);
   if (!answer) {
-    socket_.reset();  // a late answer would be taken for the next one's
-    raise_gone(address_, "it does not answer");
+    socket_.reset();
+    raise_gone(address_, "the store does not answer");
   }
   return std::move(*answer);
 }
 
+// After the timeout a kCancel is sent, and the server then answers the request exactly once: with kNo, or with kOk if
+// the keys were set meanwhile. So requests and answers stay in step and the connection can be used again.
 std::string HubStore::await(HubOp op, const std::vector<std::string>& keys, milliseconds timeout) {
   FrameWriter request(op);
   for (const std::string& key : keys) request.put(key);
@@ -157,7 +161,7 @@ std::string HubStore::await(HubOp op, const std::vector<std::string>& keys, mill
   }
   if (FrameReader(*answer).kind() == static_cast<uint8_t>(HubAnswer::kOk)) return std::move(*answer);
   C10_THROW_ERROR(DistStoreError,
-                  fmt::format("[comm.store] {} was not said within {} ms", keys_shown(keys), timeout.count()));
+                  fmt::format("[comm.store] no value for {} within {} ms", keys_shown(keys), timeout.count()));
 }
 
 void HubStore::set(const std::string& key, const std::vector<uint8_t>& value) {

@@ -1,9 +1,10 @@
-// A rank's connection to the store of its run (hub_server.h), as c10d knows stores.
+// The client of the store of a run (hub_server.h), as a c10d::Store.
 //
 //   auto store = c10::make_intrusive<HubStore>(HubAddress{.host = "10.0.0.1", .port = 29500}, identity, 5min, server);
 //
-// c10d's own TCPStore asks nobody who he is, lists its keys to whoever comes, and its server without libuv looks at all
-// connections for every request. One request at a time is under way: other threads wait. Thread-safe. Internal to comm.
+// c10d's TCPStore is not used because it has no authentication, lists its keys to any client, and its server without
+// libuv scans all connections for every request. A HubStore sends one request at a time; other threads wait.
+// Thread-safe. Internal to comm.
 #pragma once
 
 #include <chrono>
@@ -25,7 +26,7 @@ struct HubAddress {
   int port = 0;
 };
 
-// Who was not let in, and by whom.
+// Error kConfig: the server refused the connection, because of the token or the name of the run.
 class HubRefusal final : public Error {
  public:
   HubRefusal(HubAnswer why, std::string run, std::string who)
@@ -34,17 +35,19 @@ class HubRefusal final : public Error {
         run(std::move(run)),
         who(std::move(who)) {}
   HubAnswer why;
-  std::string run, who;  // of rank 0
+  std::string run, who;  // the server's run, and who serves it; "" and "rank 0" after a wrong token
 };
 
 class HubStore final : public c10d::Store {
  public:
-  // `server`: kept alive, on the rank that has it. Tries until the timeout. Throws HubRefusal, and
-  // c10::DistNetworkError when nobody answers or what answers is no store of this version.
+  // Connects; tries again until the timeout. `server` is the store's server on the rank that runs it, and is kept
+  // alive. Throws HubRefusal; c10::DistNetworkError when there is no answer, or when the peer is no store of this
+  // version.
   HubStore(HubAddress address, HubIdentity identity, std::chrono::milliseconds timeout,
            std::shared_ptr<HubServer> server = nullptr);
 
-  // All throw what c10d's stores do: DistNetworkError when the connection has ended, DistStoreError after the timeout.
+  // The functions throw the same errors as c10d's stores: DistNetworkError when the connection has ended,
+  // DistStoreError after the timeout.
   c10::intrusive_ptr<Store> clone() override;
   void set(const std::string& key, const std::vector<uint8_t>& value) override;
   std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
@@ -60,23 +63,26 @@ class HubStore final : public c10d::Store {
   std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override;
   void multiSet(const std::vector<std::string>& keys, const std::vector<std::vector<uint8_t>>& values) override;
   bool hasExtendedApi() const override { return true; }
-  const std::shared_ptr<HubServer>& server() const { return server_; }  // null on the ranks that have none
+  const std::shared_ptr<HubServer>& server() const { return server_; }  // null on the ranks that do not serve the store
 
  private:
   using Clock = std::chrono::steady_clock;
-  bool greet(Clock::time_point deadline, std::string& reason);  // false: nobody there
-  std::string ask(std::string frame);                           // the answer, without its length
+  // Connects and sends the hello. Returns false and the reason when no store answers.
+  bool greet(Clock::time_point deadline, std::string& reason);
+  // Sends a request that is answered at once; returns the answer without its length.
+  std::string ask(std::string frame);
+  // Sends a kGet or kWait, and cancels it after the timeout.
   std::string await(HubOp op, const std::vector<std::string>& keys, std::chrono::milliseconds timeout);
   void send_all(std::string_view bytes, Clock::time_point deadline);
-  // nullopt: not until the deadline.
+  // Returns the next frame without its length; nullopt at the deadline.
   std::optional<std::string> receive(Clock::time_point deadline);
 
   const HubAddress address_;
   const HubIdentity identity_;
   const std::shared_ptr<HubServer> server_;
-  std::mutex mutex_;  // of what follows
-  UniqueFd socket_;
-  std::string in_;
+  std::mutex mutex_;  // held for a request and its answer; guards the members below
+  UniqueFd socket_;   // closed after an answer was missed
+  std::string in_;    // received bytes that are not a whole frame yet
 };
 
 }  // namespace tessera::comm

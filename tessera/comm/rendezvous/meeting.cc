@@ -1,4 +1,13 @@
-// The meeting itself: opening the store, telling runs apart, waiting for every rank, agreeing.
+// The rendezvous: meet() opens the store, checks that all ranks are of one run, waits for every rank, and distributes
+// what rank 0 computed from their records.
+//
+// Keys of the store, in the order in which they are written:
+//   seat/R      counter; the process that makes it 1 is rank R
+//   arrived/R   the Arrival of rank R
+//   dissent     an error found by a second process that claims to be rank R
+//   place/R     the Place of rank R, written by rank 0
+//   verdict     by rank 0: "ok" and the Hosts, or six characters for the kind ("config", "comm  ") and the message
+//   heard       counter of the ranks that have read an error
 #include <unistd.h>
 
 #include <future>
@@ -25,15 +34,16 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-constexpr milliseconds kLook{500};        // between looks at whether a rank dissents
-constexpr milliseconds kPatience{10000};  // with another run at the same place
+constexpr milliseconds kLook{500};        // interval between checks of key "dissent"
+constexpr milliseconds kPatience{10000};  // time for a previous run at the same address to end
 
-// c10d's own socket would listen on every interface.
+// Opens the listener of the store. Tessera listens itself because c10d's socket would listen on every interface.
 Listening listen_for_ranks(const Meeting& meeting) {
   const bool one_host = meeting.info.local_size == meeting.info.size;
   try {
     Listening here = listen_at(meeting.host, meeting.port, one_host ? Reach::kThisHost : Reach::kOtherHosts);
-    // Not on a wished interface alone: the others go where the name leads them, which is not known here.
+    // GLOO_SOCKET_IFNAME does not restrict this socket: other hosts resolve the name themselves, and the address they
+    // find is not known here.
     if (here.everywhere) {
       log_info("[comm.rendezvous] {} is loopback or no address here: the store listens on every interface, port {}",
                meeting.host, meeting.port);
@@ -63,7 +73,7 @@ Arrival introduce_self(const Meeting& meeting) {
                                                     : own_address(meeting.host)};
 }
 
-// Another run is there, and why it is one.
+// Error kConfig: the store at this address belongs to another run.
 class OtherRun final : public Error {
  public:
   explicit OtherRun(const std::string& message) : Error(ErrorKind::kConfig, message) {}
@@ -72,19 +82,19 @@ class OtherRun final : public Error {
 [[noreturn]] void throw_other_run(const Meeting& meeting, const Arrival& self, const std::string& run,
                                   const std::string& who) {
   throw OtherRun(fmt::format(
-      "[comm.rendezvous] two runs at {}: this is {} of run '{}', there is {} of run '{}'. Give each a port of its own; "
-      "if they are one, start all its hosts with the same --run-id or TESSERA_RUN_ID.",
+      "[comm.rendezvous] two runs at {}: this is {} of run '{}', there is {} of run '{}'. Give each run its own port; "
+      "if this is one run, start all its hosts with the same --run-id or TESSERA_RUN_ID.",
       meeting.place(), self.who(), meeting.run, who, run));
 }
 
 [[noreturn]] void throw_other_token(const Meeting& meeting, const Arrival& self, const std::string& who) {
-  throw OtherRun(
-      fmt::format("[comm.rendezvous] {} at {} has another TESSERA_TOKEN than this, {}. Set the same one on all hosts.",
-                  who, meeting.place(), self.who()));
+  throw OtherRun(fmt::format(
+      "[comm.rendezvous] {} at {} has another TESSERA_TOKEN than this, {}. Set the same token on all hosts.", who,
+      meeting.place(), self.who()));
 }
 
-// A client of c10d waits for ever for the answer of a program that is no store and says nothing: its thread is left
-// behind.
+// Connects to torchrun's store. c10d's client waits without a limit when another program listens there and sends
+// nothing, so the client is made on a thread of its own, which is abandoned after the timeout.
 c10::intrusive_ptr<c10d::Store> connect_foreign_store(const Meeting& meeting, milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(meeting.port);
@@ -100,7 +110,7 @@ c10::intrusive_ptr<c10d::Store> connect_foreign_store(const Meeting& meeting, mi
     }
   }).detach();
   if (future.wait_for(options.timeout + std::chrono::seconds(2)) != std::future_status::ready) {
-    throw std::runtime_error("what listens there does not answer");
+    throw std::runtime_error("the process that listens there does not answer");
   }
   return future.get();
 }
@@ -118,7 +128,7 @@ c10::intrusive_ptr<c10d::Store> open_store(const Meeting& meeting, const Arrival
     HubAddress address{.host = meeting.host, .port = meeting.port};
     if (meeting.serve) {
       Listening here = listen_for_ranks(meeting);
-      address.host = here.address;  // the name may lead to a service that does not lead back
+      address.host = here.address;  // the name may resolve to a forwarding service that is not reachable from here
       server = std::make_shared<HubServer>(std::move(here.socket), identity_of(meeting, self));
     }
     return c10::make_intrusive<HubStore>(address, identity_of(meeting, self), timeout, server);
@@ -129,11 +139,12 @@ c10::intrusive_ptr<c10d::Store> open_store(const Meeting& meeting, const Arrival
     const auto* own = dynamic_cast<const Error*>(&error);
     if (own && meeting.serve) throw;
     raise(ErrorKind::kComm,
-          "[comm.rendezvous] rank {} of {} found no one at {} within {} s ({}). Is rank 0 running there?", info.rank,
+          "[comm.rendezvous] rank {} of {} found no store at {} within {} s ({}). Is rank 0 running there?", info.rank,
           info.size, meeting.place(), timeout.count() / 1000, first_line(error));
   }
 }
 
+// Waits for a key; returns false at the deadline.
 bool wait_for(c10d::Store& store, const std::string& key, Clock::time_point deadline) {
   if (store.check({key})) return true;
   const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
@@ -153,7 +164,7 @@ struct RunName {
   std::string run, who;
 };
 
-// Empty where somebody else, or an earlier version, left something there.
+// Returns an empty name when another program or an earlier version has left the text.
 RunName parse_run_name(const std::string& text) {
   try {
     const Json json = parse_json_object(text, "name", {.max_bytes = size_t{1} << 16, .max_depth = 1, .max_keys = 16});
@@ -164,8 +175,9 @@ RunName parse_run_name(const std::string& text) {
   }
 }
 
-// In a store that asks nobody who he is, before anything that another run could feel: is rank 0, at this place, of the
-// same run, and does it know the token?
+// Checks run and token in a store without authentication (file store, torchrun's store), before this rank writes
+// anything. Rank 0 publishes its run under "name" and sets "known" under a prefix that contains the token. Another rank
+// compares the run and finds "known" only if it has the same token. The returned store has that prefix.
 c10::intrusive_ptr<c10d::Store> enter_run(const c10::intrusive_ptr<c10d::Store>& store, const Meeting& meeting,
                                           const Arrival& self, Clock::time_point deadline, milliseconds timeout) {
   auto own = c10::make_intrusive<c10d::PrefixStore>("run/" + meeting.token, store);
@@ -183,7 +195,8 @@ c10::intrusive_ptr<c10d::Store> enter_run(const c10::intrusive_ptr<c10d::Store>&
   return own;
 }
 
-// The store of this run. The last run at this place may be about to end: another one counts only after a while.
+// Opens the store of this run. A previous run at this address may still be ending, so a store of another run is an
+// error only after kPatience.
 c10::intrusive_ptr<c10d::Store> find_run(const Meeting& meeting, const Arrival& self, Clock::time_point deadline,
                                          milliseconds timeout) {
   const auto patience = Clock::now() + std::min(timeout / 2, kPatience);
@@ -191,19 +204,20 @@ c10::intrusive_ptr<c10d::Store> find_run(const Meeting& meeting, const Arrival& 
     try {
       const auto store =
           c10::make_intrusive<c10d::PrefixStore>("tessera/" + meeting.prefix, open_store(meeting, self, timeout));
-      if (meeting.folder.empty() && !meeting.foreign_store) return store;  // it has asked
+      if (meeting.folder.empty() && !meeting.foreign_store) return store;  // the hello was checked
       return enter_run(store, meeting, self, deadline, timeout);
     } catch (const OtherRun&) {
       if (Clock::now() >= patience) throw;
-    } catch (const c10::Error&) {  // it ended while it was asked
+    } catch (const c10::Error&) {  // the store ended meanwhile
       if (Clock::now() >= patience) throw;
     }
     std::this_thread::sleep_for(kLook);
   }
 }
 
-// Two processes that say they are one rank: the second to come says so, and tells rank 0 when that shows that their
-// launchers were started with unlike numbers.
+// Registers this process as its rank. When two processes claim one rank, the second one throws. If their world sizes
+// differ, their launchers were started with different numbers, and the second process also sets "dissent" so that rank
+// 0 gives this error to all ranks.
 void take_seat(c10d::Store& store, const Meeting& meeting, const Arrival& self) {
   if (store.add(fmt::format("seat/{}", self.rank), 1) == 1) {
     store.set(arrival_key(self.rank), self.text());
@@ -223,7 +237,7 @@ void take_seat(c10d::Store& store, const Meeting& meeting, const Arrival& self) 
         self.rank, self.size, meeting.place(), other, self.who());
 }
 
-// False: not until the deadline. Error kConfig when a rank dissents meanwhile.
+// Waits for the record of a rank; returns false at the deadline. Error kConfig when "dissent" is set meanwhile.
 bool await_arrival(c10d::Store& store, int rank, Clock::time_point deadline) {
   for (;;) {
     if (wait_for(store, arrival_key(rank), std::min(deadline, Clock::now() + kLook))) return true;
@@ -232,8 +246,8 @@ bool await_arrival(c10d::Store& store, int rank, Clock::time_point deadline) {
   }
 }
 
-// Rank 0 looks at every rank, tells each its place, and says "ok" and what hosts there are; else the error that all of
-// them then raise.
+// Rank 0: waits for the record of every rank, writes each rank's Place, and returns the text of "verdict": "ok" and the
+// hosts, or the error that all ranks will throw.
 std::string judge(c10d::Store& store, const Meeting& meeting, Clock::time_point deadline, milliseconds timeout) {
   std::vector<Arrival> arrivals;
   std::string missing;
@@ -260,7 +274,7 @@ std::string judge(c10d::Store& store, const Meeting& meeting, Clock::time_point 
                      meeting.info.size, timeout.count() / 1000, meeting.place());
 }
 
-// The rank that runs the store ends with the same error: not before the others have read it, or 2 s have passed.
+// After an error: rank 0, whose process runs the store, waits until the other ranks have read the error, 2 s at most.
 void let_others_hear(c10d::Store& store, const WorldInfo& info) {
   if (info.rank > 0) {
     store.add("heard", 1);
@@ -272,7 +286,8 @@ void let_others_hear(c10d::Store& store, const WorldInfo& info) {
   while (store.add("heard", 0) < present && Clock::now() < deadline) std::this_thread::sleep_for(milliseconds(10));
 }
 
-// What rank 0 says once all ranks are there or the time is over.
+// Returns the text of "verdict", which rank 0 writes once all ranks have arrived or the time is over. Other ranks wait
+// 2 s longer, so that they receive rank 0's message instead of a time-out of their own.
 std::string hear_verdict(c10d::Store& store, const Meeting& meeting, Clock::time_point deadline, milliseconds timeout) {
   const WorldInfo& info = meeting.info;
   if (info.rank == 0) {
@@ -318,7 +333,7 @@ c10::intrusive_ptr<c10d::Store> meet(Meeting& meeting, milliseconds timeout) {
   }
   if (info.rank == 0 && !info.hosts.loopback && meeting.token.empty()) {
     log_warning(
-        "[comm.rendezvous] no token: whoever reaches {} can join this run. Set the same TESSERA_TOKEN or "
+        "[comm.rendezvous] no token: any process that reaches {} can join this run. Set the same TESSERA_TOKEN or "
         "TESSERA_TOKEN_FILE on all hosts.",
         meeting.place());
   }

@@ -26,11 +26,12 @@ int required_number(const Environment& environment, const char* name, const char
   return *value;
 }
 
-// The variables in which a launcher says which rank this is.
+// Names of the environment variables in which a launcher sets rank and world size.
 struct RankVariables {
   const char *rank, *size, *local_rank, *local_size;
 };
-constexpr RankVariables kTorchrun = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};  // and our launcher
+constexpr RankVariables kTorchrun = {"RANK", "WORLD_SIZE", "LOCAL_RANK",
+                                     "LOCAL_WORLD_SIZE"};  // also of Tessera's launcher
 
 void check_info(const WorldInfo& info, const RankVariables& names) {
   TESSERA_CHECK(info.size >= 1 && info.rank < info.size, ErrorKind::kConfig,
@@ -53,7 +54,7 @@ WorldInfo read_info(const Environment& environment, const RankVariables& names, 
   return info;
 }
 
-// Ranks that were started again meet anew.
+// Prefix of the store's keys for one attempt, so that restarted ranks do not read keys of the previous attempt.
 std::string attempt_of(const Environment& environment) {
   return "attempt_" + environment("TORCHELASTIC_RESTART_COUNT").value_or("0");
 }
@@ -75,7 +76,7 @@ Meeting launcher_meeting(const Environment& environment) {
   return meeting;
 }
 
-// One process a host, each started by hand with --nnodes, --node-rank and --master.
+// One process per host, each started by hand with --nnodes, --node-rank and --master.
 Meeting flags_meeting(const RendezvousFlags& flags) {
   TESSERA_CHECK(flags.node_rank >= 0 && flags.node_rank < flags.nnodes, ErrorKind::kConfig,
                 "[comm.rendezvous] --node-rank {} with --nnodes {}: wanted 0 to {}", flags.node_rank, flags.nnodes,
@@ -105,11 +106,11 @@ Meeting torchrun_meeting(const Environment& environment) {
   return meeting;
 }
 
-// The same port on all ranks of a job, another one for another job.
+// Derives a port from the job's name: equal on all ranks of a job, different for most other jobs.
 int port_of_job(std::string_view job) {
   uint32_t hash = 2166136261U;  // FNV-1a
   for (const char c : job) hash = (hash ^ static_cast<uint8_t>(c)) * 16777619U;
-  return 20000 + static_cast<int>(hash % 12000);  // below the ports that the kernel hands out
+  return 20000 + static_cast<int>(hash % 12000);  // below the kernel's ephemeral ports (from 32768)
 }
 
 void choose_endpoint(Meeting& meeting, const Environment& environment, const std::string& host,
@@ -179,8 +180,8 @@ void check_against_flags(const Meeting& meeting, const RendezvousFlags& flags) {
   const WorldInfo& info = meeting.info;
   TESSERA_CHECK(
       flags.nproc <= 1 || info.local_size == 0 || flags.nproc == info.local_size, ErrorKind::kConfig,
-      "[comm.rendezvous] --nproc {}, but {} started {} of {} ranks on this host. Leave --nproc out: its ranks are "
-      "joined.",
+      "[comm.rendezvous] --nproc {}, but {} started {} of {} ranks on this host. Omit --nproc to join the started "
+      "ranks.",
       flags.nproc, info.source, info.local_size, info.size);
   TESSERA_CHECK(flags.nnodes <= 1 || info.local_size != info.size, ErrorKind::kConfig,
                 "[comm.rendezvous] --nnodes {}, but {} started all {} ranks on this host", flags.nnodes, info.source,
@@ -204,7 +205,8 @@ std::string Meeting::place() const {
 
 namespace {
 
-// A torchrun inside one of our ranks is the nearer one, and gives its ranks another TORCHELASTIC_RUN_ID than we did.
+// Whether Tessera's launcher started this process directly. A torchrun that runs inside a rank sets another
+// TORCHELASTIC_RUN_ID for its own ranks, while TESSERA_LAUNCH_ID is inherited unchanged.
 bool our_launcher_is_nearest(const Environment& environment) {
   if (!environment("TESSERA_RENDEZVOUS")) return false;
   const auto run = environment("TORCHELASTIC_RUN_ID");
@@ -217,7 +219,7 @@ std::string who_started(const Environment& environment) {
   if (our_launcher_is_nearest(environment)) return "flags";
   if (environment("RANK") || environment("WORLD_SIZE")) return "torchrun";
   if (environment("SLURM_STEP_NUM_TASKS") && environment("SLURM_PROCID")) {
-    return "slurm";  // sbatch's script has no step
+    return "slurm";  // the script of sbatch itself runs in no step, and is no rank
   }
   if (environment("OMPI_COMM_WORLD_SIZE") || environment("PMI_SIZE")) return "mpi";
   return "single";
@@ -225,7 +227,8 @@ std::string who_started(const Environment& environment) {
 
 namespace {
 
-// What tells this run from another one that may be at the same port: its name, as the user or whoever started it says.
+// The name of the run, which distinguishes it from another run at the same port: TESSERA_RUN_ID, or the launcher's name
+// of the job; "" when there is none.
 std::string run_of(const std::string& source, const Environment& environment) {
   if (const auto given = environment("TESSERA_RUN_ID")) return *given;
   if (source == "slurm") {
@@ -266,7 +269,8 @@ Meeting find_meeting(const RendezvousFlags& flags, const Environment& environmen
   }
   TESSERA_CHECK(
       flags.nproc <= 1, ErrorKind::kConfig,
-      "[comm.rendezvous] --nproc {}: this process is no rank. Start the ranks with 'tessera launch --nproc {} -- ...'.",
+      "[comm.rendezvous] --nproc {}: no launcher started this process. Start the ranks with 'tessera launch --nproc {} "
+      "-- ...'.",
       flags.nproc, flags.nproc);
   return meeting;
 }

@@ -1,4 +1,4 @@
-// Slurm's compressed lists: host names and tasks per node.
+// Expands Slurm's compressed lists of host names and of tasks per node.
 #include <algorithm>
 
 #include "tessera/base/error.h"
@@ -11,7 +11,7 @@ namespace {
 constexpr size_t kMaxNodes = 65536;
 
 [[noreturn]] void bad_list(std::string_view what, std::string_view list) {
-  raise(ErrorKind::kConfig, "[comm.rendezvous] {}: cannot be read: '{}'", what, list.substr(0, 200));
+  raise(ErrorKind::kConfig, "[comm.rendezvous] {}: malformed list '{}'", what, list.substr(0, 200));
 }
 
 int number(std::string_view text, std::string_view what, std::string_view list) {
@@ -39,6 +39,8 @@ std::vector<std::string_view> split(std::string_view list, std::string_view what
   return parts;
 }
 
+// Expands the first bracket of `name` and recurses for the rest. Digits keep their width ("01" stays two digits). Every
+// bracket multiplies the number of names, so brackets, range lengths and the total are bounded.
 void expand_name(std::string_view name, const std::string& head, std::string_view list,
                  std::vector<std::string>& names) {
   constexpr std::string_view kWhat = "Slurm's node list";
@@ -67,7 +69,7 @@ void expand_name(std::string_view name, const std::string& head, std::string_vie
 std::vector<std::string> expand_node_list(std::string_view list) {
   std::vector<std::string> names;
   for (const auto name : split(list, "Slurm's node list")) {
-    if (std::ranges::count(name, '[') > 4) bad_list("Slurm's node list", list);  // each one multiplies
+    if (std::ranges::count(name, '[') > 4) bad_list("Slurm's node list", list);
     expand_name(name, "", list, names);
   }
   return names;

@@ -16,7 +16,8 @@
 namespace tessera::comm {
 namespace {
 
-// A store in memory whose waits end with an error once it is broken off.
+// An in-memory store whose waits throw PeerFailed after break_off(), which a failing rank calls: the keys that other
+// ranks wait for would never be set.
 class ThreadStore final : public c10d::HashStore {
  public:
   void break_off() {
@@ -32,10 +33,10 @@ class ThreadStore final : public c10d::HashStore {
     if (timeout == kNoTimeout) {
       cv_.wait(lock, ready);
     } else if (!cv_.wait_for(lock, timeout, ready)) {
-      raise(ErrorKind::kComm, "[comm.store] {} did not arrive within {} ms", keys.empty() ? "" : keys[0],
+      raise(ErrorKind::kComm, "[comm.store] no value for {} within {} ms", keys.empty() ? "" : keys[0],
             timeout.count());
     }
-    if (broken_) throw PeerFailed("broken off because another rank failed");
+    if (broken_) throw PeerFailed("aborted because another rank failed");
   }
   std::vector<uint8_t> get(const std::string& key) override {
     wait({key}, timeout_);
@@ -56,7 +57,8 @@ void run_thread_ranks(int size, const std::function<void(std::shared_ptr<World>)
   TESSERA_CHECK(size >= 1, ErrorKind::kConfig, "[comm.run_thread_ranks] {} ranks: wanted at least 1", size);
   const auto store = c10::make_intrusive<ThreadStore>();
   options.threads = std::make_shared<ThreadRoom>();
-  std::vector<std::shared_ptr<World>> worlds;  // kept until all ranks have ended: a peer may still be reading
+  std::vector<std::shared_ptr<World>>
+      worlds;  // kept until all ranks have ended: a peer may still read this rank's memory
   for (int rank = 0; rank < size; ++rank) {
     worlds.push_back(World::create(
         {.rank = rank, .size = size, .local_rank = rank, .local_size = size, .source = "threads"}, store, options));
@@ -86,7 +88,7 @@ void run_thread_ranks(int size, const std::function<void(std::shared_ptr<World>)
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) threads.emplace_back(run_rank, rank);
   for (auto& thread : threads) thread.join();
-  at::set_num_threads(threads_before);  // new threads inherit the value set last anywhere
+  at::set_num_threads(threads_before);  // new threads inherit the value that any thread has set last
   if (cause || consequence) std::rethrow_exception(cause ? cause : consequence);
 }
 

@@ -35,7 +35,8 @@ namespace tessera::comm {
 
 namespace {
 
-// Deletes a group that a world has made.
+// Deleter of the groups that a world has made. It marks the deletion in the monitor: after a rank has failed, Gloo may
+// never finish the destruction, and the watchdog then ends the process.
 struct EndsGroup {
   std::shared_ptr<Monitor> monitor;
   std::weak_ptr<World> world;
@@ -52,18 +53,18 @@ struct World::Impl {
   c10::intrusive_ptr<c10d::Store> store;
   std::shared_ptr<Monitor> monitor;
   std::map<c10::DeviceType, std::shared_ptr<Group>> everyone;
-  std::shared_ptr<FakeAccount> account;    // of a fake world
-  std::map<std::string, int> groups_made;  // by name and ranks
-  std::mutex mutex;                        // of what follows
+  std::shared_ptr<FakeAccount> account;    // set: this is a fake world
+  std::map<std::string, int> groups_made;  // number of groups made, by name and ranks
+  std::mutex mutex;                        // guards `aborted`, `backends` and `broken`
   bool aborted = false;
   std::vector<c10::weak_intrusive_ptr<c10d::Backend>> backends;
-  std::vector<c10::intrusive_ptr<c10d::Backend>> broken;  // those that abort() broke off
-  bool serves_store = false;                              // this rank's process is the one that runs the others' store
+  std::vector<c10::intrusive_ptr<c10d::Backend>> broken;  // back-ends that abort() has aborted
+  bool serves_store = false;                              // this rank's process runs the store of all ranks
   int fake_local_size = 1;
-  // The first of an accelerator's back-ends of these ranks, from which further ones may be split: it lives as long as
-  // they could, alike on all ranks.
+  // The first back-end of an accelerator for a list of ranks. Later back-ends of these ranks are split from it. It
+  // lives as long as the world, so that all ranks agree on whether there is one to split from.
   std::map<std::pair<c10::DeviceType, std::vector<int>>, c10::intrusive_ptr<c10d::Backend>> first_of_ranks;
-  bool farewell = false;  // and so they tell it when they leave
+  bool farewell = false;  // ranks report to the store when they leave (leave_store)
 
   c10::intrusive_ptr<c10d::Backend> first_of(const std::pair<c10::DeviceType, std::vector<int>>& which) const {
     const auto found = first_of_ranks.find(which);
@@ -75,7 +76,7 @@ struct World::Impl {
     return aborted;
   }
 
-  // abort() finds them from here on.
+  // Registers the back-ends for abort(). A group that is made after an abort is aborted at once.
   void keep_abortable(const std::vector<c10::intrusive_ptr<c10d::Backend>>& of_group, Group& group) {
     const std::lock_guard lock(mutex);
     if (aborted) group.abort();
@@ -85,7 +86,7 @@ struct World::Impl {
     }
   }
 
-  // Under the watch, which ends a process that cannot.
+  // Destroys the groups and aborted back-ends while the watchdog still runs: it ends the process if this hangs.
   void drop_groups() {
     const auto closes = monitor->close();
     everyone.clear();
@@ -107,7 +108,8 @@ World::World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, WorldOptions
                                                             .ends_process = options_.ends_process});
 }
 
-// Ranks that still make groups need the store, so the rank that runs it leaves last, within reason.
+// Order: peers that still make groups need the store, so leave_store() comes first; after a failure the groups are
+// destroyed under the watch; the watch ends last.
 World::~World() {
   const bool failed = std::uncaught_exceptions() > 0;
   if (failed) impl_->monitor->give_up();
@@ -116,19 +118,21 @@ World::~World() {
   impl_->monitor->leave(failed);
 }
 
+// Every rank counts itself out in the store. The rank whose process runs the store waits for all others, 10 s at most.
 void World::leave_store(bool failed) noexcept {
   if (failed || !impl_->farewell || impl_->is_broken()) return;
   try {
     const int64_t left = impl_->store->add("left", 1);
     if (left == info_.size) impl_->store->set("all_left", "1");
     if (impl_->serves_store) impl_->store->wait({"all_left"}, std::chrono::seconds(10));
-  } catch (const std::exception&) {  // a rank or the store ended before: nobody is left to wait for
+  } catch (const std::exception&) {  // a rank or the store has ended before: there is no rank to wait for
   }
 }
 
 namespace {
 
-// Rank 0 listens where it is wished; the others learn of it, and try what they call its host first.
+// The address for the watchdog. Rank 0 listens on the interface that the user has chosen (GLOO_SOCKET_IFNAME), if any;
+// the other ranks read its addresses from the store, and try the master's address first.
 std::string watch_address_of(const Meeting& meeting) {
   if (meeting.info.rank > 0 || wished_interfaces().empty()) return meeting.host;
   return own_address(meeting.other_host);
@@ -163,28 +167,28 @@ std::shared_ptr<World> World::connect(const RendezvousFlags& flags) {
 
 namespace {
 
-// Gloo writes to sockets whose other end may be gone. That is to be its error, not the end of this process; a handler
-// of the program's own stays.
+// Ignores SIGPIPE, unless the program has a handler. Gloo writes to sockets whose peer may have ended; the write must
+// fail with an error and not end this process.
 void survive_broken_sockets() {
   struct sigaction now {};
   if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
 
-// How long a rank may be silent before it counts as dead; 0: for ever, as under a debugger. Between hosts a switch that
-// restarts is no death.
+// Time without a message after which a rank counts as dead; 0: no limit, e.g. under a debugger. The limit is larger
+// between hosts, because a network switch may restart.
 std::chrono::milliseconds silence_from_environment(bool one_host) {
   const char* text = std::getenv("TESSERA_SILENCE_SECONDS");
   if (!text || !*text) return std::chrono::seconds(one_host ? 4 : 60);
   char* end = nullptr;
   const long seconds = std::strtol(text, &end, 10);
-  TESSERA_CHECK(*end == '\0' && seconds >= 0 && seconds <= 86400, ErrorKind::kConfig,
-                "[comm.watchdog] TESSERA_SILENCE_SECONDS='{}': wanted 0 to 86400; 0: a silent rank is never given up",
-                text);
+  TESSERA_CHECK(
+      *end == '\0' && seconds >= 0 && seconds <= 86400, ErrorKind::kConfig,
+      "[comm.watchdog] TESSERA_SILENCE_SECONDS='{}': wanted 0 to 86400; 0: a silent rank never counts as dead", text);
   return std::chrono::seconds(seconds);
 }
 
-// Where this run's flight records go: a folder of its own in `folder`, of a name that all ranks agree on. COLLECTIVE
-// over all ranks, or nobody hears of rank 0's choice.
+// Returns the folder for this run's flight records, a new folder inside `folder`; "" when `folder` is empty. Rank 0
+// chooses the name and the others read it from the store. COLLECTIVE over all ranks.
 std::string folder_of_records(c10d::Store& store, const WorldInfo& info, const std::string& folder) {
   constexpr const char* kKey = "records";
   std::string name = new_records_name();
@@ -194,13 +198,14 @@ std::string folder_of_records(c10d::Store& store, const WorldInfo& info, const s
     try {
       name = store.get_to_str(kKey);
     } catch (const c10::Error& error) {
-      raise(ErrorKind::kComm, "[comm.world] rank 0 of {} did not come: {}", info.size, first_line(error));
+      raise(ErrorKind::kComm, "[comm.world] rank 0 of {} did not set the folder of flight records: {}", info.size,
+            first_line(error));
     }
   }
   return (std::filesystem::path(folder) / name).string();
 }
 
-// What this rank can tell of the hosts by itself.
+// Fills in the hosts without communication: assumes that every host has as many ranks and cores as this one.
 void assume_hosts(WorldInfo& info) {
   const int local_size = std::max(1, info.local_size);
   info.cores_per_rank = usable_cores() / local_size;
@@ -318,17 +323,19 @@ int World::open_groups() const {
 
 namespace {
 
-// Store and back-end see that a connection broke; whose end it was, the watchdog says.
+// Throws the error of a group that could not be made. Store and back-end only see that a connection broke; the watchdog
+// finds the rank that ended, so its report is awaited for up to 2 s.
 [[noreturn]] void throw_group_not_made(const std::string& which, const std::exception& error, Monitor& monitor) {
   constexpr std::chrono::milliseconds kSoon{2000};
   if (const auto verdict = monitor.await_verdict(kSoon)) throw_verdict(*verdict, which + ": ");
-  const std::string message = fmt::format("{}: {}. All its ranks must make it, within {} s.", which, first_line(error),
-                                          monitor.options().timeout.count() / 1000);
+  const std::string message = fmt::format("{}: {}. All ranks of the group must make it within {} s.", which,
+                                          first_line(error), monitor.options().timeout.count() / 1000);
   if (dynamic_cast<const PeerFailed*>(&error)) throw PeerFailed(message);
   throw Error(ErrorKind::kComm, message);
 }
 
-// Makes the communicator, which is split while nothing is under way in the one that it comes from: NCCL's rule.
+// Makes the communicator of a new group with a first collective. NCCL forbids a split while the parent communicator is
+// in use, so the device is synchronized before.
 void make_communicator(Group& group, c10::Device device) {
   c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
   barrier(group, device);
@@ -343,10 +350,12 @@ std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std
 
 std::shared_ptr<Group> World::new_group_of_parts(const std::vector<int>& ranks, const std::string& name,
                                                  c10::DeviceType device, int part) {
-  group(device);  // what the parts are split from
+  group(device);  // the communicator from which the parts are split
   return make_group(ranks, name, device, part);
 }
 
+// Ranks of a group meet under a key of the store that contains name, ranks and the number of earlier groups with both;
+// these are equal on all members without communication. The id of the group is a hash of this key.
 std::shared_ptr<Group> World::make_group(const std::vector<int>& ranks, const std::string& name, c10::DeviceType device,
                                          std::optional<int> part) {
   int position = -1;
@@ -354,13 +363,13 @@ std::shared_ptr<Group> World::make_group(const std::vector<int>& ranks, const st
   for (size_t i = 0; i < ranks.size(); ++i) {
     const int rank = ranks[i];
     TESSERA_CHECK(rank >= 0 && rank < info_.size && !seen[rank], ErrorKind::kShape,
-                  "[comm.new_group] group '{}': rank {} is {}; wanted distinct ranks of the {}", name, rank,
+                  "[comm.new_group] group '{}': rank {} is {}; wanted distinct ranks of a world of {}", name, rank,
                   rank >= 0 && rank < info_.size ? "listed twice" : "not in the world", info_.size);
     seen[rank] = true;
     if (rank == info_.rank) position = static_cast<int>(i);
   }
-  TESSERA_CHECK(position >= 0, ErrorKind::kShape, "[comm.new_group] group '{}': this rank, {}, is not in it", name,
-                info_.rank);
+  TESSERA_CHECK(position >= 0, ErrorKind::kShape,
+                "[comm.new_group] group '{}': this rank, {}, is not in the list of its ranks", name, info_.rank);
   if (ranks.size() == 1) return std::make_shared<Group>(name, ranks, 0, nullptr);
 
   const XXH128_hash_t members = XXH3_128bits(ranks.data(), ranks.size() * sizeof(int));
@@ -370,7 +379,7 @@ std::shared_ptr<Group> World::make_group(const std::vector<int>& ranks, const st
   c10::intrusive_ptr<c10d::Backend> backend, accelerator;
   const bool for_cuda = device == c10::DeviceType::CUDA || options_.backend == "nccl";
   const auto type = for_cuda ? c10::DeviceType::CUDA : device;
-  // Without one, CUDA tensors go through the group's own back-end.
+  // Without an accelerator's back-end, CUDA tensors go through the group's own back-end.
   const bool accelerated = type != c10::DeviceType::CPU && !impl_->account && !(for_cuda && options_.backend == "gloo");
   const bool splits = device_backend_settings().split_groups;
   const auto make_accelerator = [&] {
@@ -387,9 +396,9 @@ std::shared_ptr<Group> World::make_group(const std::vector<int>& ranks, const st
                              .split_color = part.value_or(0)});
   };
   try {
-    if (accelerated && for_cuda) make_accelerator();  // whether there is NCCL is known at once
+    if (accelerated && for_cuda) make_accelerator();  // first: fails at once in a build without NCCL
     backend = make_backend(name, store, ranks, position);
-    if (accelerated && !for_cuda) make_accelerator();  // may go through the host
+    if (accelerated && !for_cuda) make_accelerator();  // second: it may use the host's back-end
     if (accelerator) impl_->first_of_ranks.try_emplace({type, ranks}, accelerator);
   } catch (const std::exception& error) {
     const auto* own = dynamic_cast<const Error*>(&error);
@@ -421,9 +430,9 @@ void World::abort() noexcept {
     try {
       const auto backend = weak.lock();
       if (!backend) continue;
-      impl_->broken.push_back(backend);  // the watch's thread is not to be the one that waits for its end
+      impl_->broken.push_back(backend);  // kept: its destructor may block, and must not run on the watchdog's thread
       backend->abort();
-    } catch (...) {  // its connections were gone already
+    } catch (...) {  // the connections were closed before
     }
   }
   impl_->monitor->end_messages();
