@@ -14,23 +14,24 @@
 namespace tessera {
 namespace {
 
-// Of all units of the process.
+// The storages of all shards in this process. Threads may run different ranks, so a mutex guards them.
 struct FlatUnits {
   std::mutex mutex;
-  std::set<const c10::StorageImpl*> storages;  // of shards, to tell their pieces from ordinary parameters
+  std::set<const c10::StorageImpl*> storages;  // a tensor over one of these storages is a piece of a flat parameter
 };
 FlatUnits& flat_units() {
   static FlatUnits units;
   return units;
 }
 
+// Returns a view of a storage with the given offset and strides, in elements.
 at::Tensor strided_over(const c10::Storage& storage, int64_t offset, c10::IntArrayRef shape, c10::IntArrayRef strides,
                         c10::ScalarType dtype) {
   return at::empty({0}, at::TensorOptions().dtype(dtype).device(storage.device()))
       .set_(storage, offset, shape, strides);
 }
 
-// A write to either counts for both.
+// Lets both tensors use one version counter, so that a write to one of them is seen as a write to both.
 void share_version(const at::Tensor& leaf, const at::Tensor& shard) {
   leaf.unsafeGetTensorImpl()->set_version_counter(shard.unsafeGetTensorImpl()->version_counter());
 }
@@ -70,6 +71,7 @@ FlatGroup::FlatGroup(nn::Module& module, std::shared_ptr<comm::Group> group, con
   for (const auto& source : sources) tensors.push_back(source.tensor.detach());
   at::Tensor flat = layout_.flatten(tensors);
   if (options_.sharded) flat = layout_.shard(flat, group_->rank());
+  // The shard is in memory of the group's allocator, so the back-end can send it without a copy.
   shard_ = BufferPool().empty(flat.numel(), layout_.dtype(), device, group_->allocator(device.type()));
   shard_.copy_(flat);
   {
@@ -86,9 +88,10 @@ FlatGroup::FlatGroup(nn::Module& module, std::shared_ptr<comm::Group> group, con
   show_shards();
 }
 
+// Waits for an all-gather in flight before its memory is freed.
 FlatGroup::~FlatGroup() {
   if (state_ != State::kSharded && has_whole()) {
-    { const comm::Pending given_up = std::move(pending_); }  // waits
+    { const comm::Pending given_up = std::move(pending_); }  // the destructor waits
     free_whole();
   }
   for (const auto& removed : removed_slots_) remove_unregistered_member(*removed.owner, removed.slot.slot);
@@ -101,6 +104,8 @@ std::vector<ShardParamInfo> FlatGroup::param_infos() const {
   return options_.sharded ? layout_.shard_param_infos(group_->rank()) : layout_.whole_param_infos();
 }
 
+// With use_orig_params: puts each original parameter's piece of the shard into its slots. Without sharding the piece
+// has the parameter's own shape and strides.
 void FlatGroup::make_pieces(const std::vector<FlatSource>& sources) {
   const auto infos = param_infos();
   for (size_t i = 0; i < members_.size(); ++i) {
@@ -119,6 +124,8 @@ void FlatGroup::make_pieces(const std::vector<FlatSource>& sources) {
   }
 }
 
+// Without use_orig_params: replaces the slots of the original parameters by one slot "_flat_param" of `module`. The
+// flat parameter gets weight decay when any of the original parameters would.
 void FlatGroup::make_flat_parameter(nn::Module& module, const std::vector<FlatSource>& sources) {
   bool decay = false;
   for (const auto& source : sources) decay = decay || source.slots[0].get().decay;
@@ -131,7 +138,8 @@ void FlatGroup::make_flat_parameter(nn::Module& module, const std::vector<FlatSo
   module.own_parameters().push_back({kFlatParam, &flat_shown_, flat_, decay, 0});
 }
 
-// Takes slots away from their modules, whose members stay.
+// Removes the slots from their modules; the module members (at::Tensor fields) stay. Slots are erased from the highest
+// index down, so that the recorded indices stay valid; summon_full_params inserts them again in the opposite order.
 void FlatGroup::remove_slots(const std::vector<FlatSource>& sources) {
   for (size_t i = 0; i < sources.size(); ++i) {
     for (const auto& slot : sources[i].slots) {
@@ -149,7 +157,8 @@ void FlatGroup::remove_slots(const std::vector<FlatSource>& sources) {
   }
 }
 
-// They are made once; the storage that they look into is empty between uses.
+// The views are made once. They keep the storage object alive, whose memory is allocated for each gather and freed
+// afterwards.
 void FlatGroup::make_whole_views() {
   BufferPool passing;
   whole_.fill(passing, whole_bytes());
@@ -192,11 +201,12 @@ void FlatGroup::check_not_replaced() const {
   }
 }
 
+// A gather is started only from the sharded state. When the shard was written after the last gather (its version
+// changed), the gathered copy is stale and is freed first.
 void FlatGroup::start_unshard() {
-  TESSERA_CHECK(
-      !full_, ErrorKind::kShape,
-      "[fsdp1.forward] {}: forward ran inside summon_full_params, or a backward did. Run them before or after.",
-      name());
+  TESSERA_CHECK(!full_, ErrorKind::kShape,
+                "[fsdp1.forward] {}: a forward or backward pass ran inside summon_full_params. Run it before or after.",
+                name());
   if (may_be_stale() && changed()) reshard();
   if (state_ != State::kSharded) return;
   const c10::NoGradGuard no_grad;
@@ -205,9 +215,11 @@ void FlatGroup::start_unshard() {
   count(1, whole_bytes());
   if (!has_whole()) return;
   gathered_version_ = version();
-  if (gathered_version_ != ordered_version_) streams_->gather.follow_current();  // behind what wrote the shard
+  // the gather stream waits for the writes to the shard
+  if (gathered_version_ != ordered_version_) streams_->gather.follow_current();
   ordered_version_ = gathered_version_;
   const auto beside = streams_->gather.enter();
+  // Everything from here is enqueued on the gather stream.
   whole_.fill(*pool_, whole_bytes());
   const int64_t numel = options_.sharded ? layout_.padded_numel() : layout_.unpadded_numel();
   if (numel == 0) return;
@@ -224,7 +236,9 @@ void FlatGroup::start_unshard() {
   if (stats_ != nullptr) ++stats_->all_gathers;
 }
 
-// The shard as it is gathered. An accelerator casts it to where it is to lie, which needs no other buffer.
+// Returns the shard in the dtype of the gather. On an accelerator the cast is written directly to this rank's place in
+// `gathered`, so no further buffer is needed and the all-gather works in place. On the CPU the cast needs a buffer of
+// its own.
 at::Tensor FlatGroup::to_send(const at::Tensor& gathered) {
   if (compute_dtype() == layout_.dtype()) return shard_;
   const c10::Device device = shard_.device();
@@ -239,6 +253,7 @@ at::Tensor FlatGroup::to_send(const at::Tensor& gathered) {
 
 void FlatGroup::finish_unshard() {
   if (state_ != State::kGathering) return;
+  // The current stream waits for the cast or copy, not the host.
   pending_.wait();
   filled_.hold_current();
   cast_shard_.reset();
@@ -254,6 +269,8 @@ void FlatGroup::free_whole() {
 
 void FlatGroup::reshard() {
   if (state_ == State::kSharded) return;
+  // An all-gather in flight is waited for, because its memory is freed below. Its error is thrown only after the unit
+  // is sharded again, so that the unit stays usable.
   const auto failure = wait_for_failure(pending_);
   if (state_ == State::kGathering) filled_.hold_current();
   cast_shard_.reset();
@@ -264,6 +281,8 @@ void FlatGroup::reshard() {
   if (failure) std::rethrow_exception(failure);
 }
 
+// Returns the views that forward reads: of the gathered storage, or of the flat parameter when nothing is gathered.
+// variable_data() and detach() give tensors without autograd history.
 std::vector<at::Tensor> FlatGroup::whole_tensors() const {
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> out;
@@ -284,6 +303,7 @@ void FlatGroup::show_whole(const std::vector<at::Tensor>& tensors) {
   shows_whole_ = true;
 }
 
+// While sharded, members are the pieces (use_orig_params) or views of freed memory, which throw when they are used.
 void FlatGroup::show_shards() {
   const auto wholes = layout_.use_orig_params() ? std::vector<at::Tensor>{} : whole_tensors();
   for (size_t i = 0; i < members_.size(); ++i) {
@@ -302,7 +322,8 @@ std::vector<size_t> FlatGroup::trainable() const {
 }
 
 std::vector<at::Tensor> FlatGroup::leaves(const std::vector<size_t>& trainable) const {
-  // An activation checkpoint around the unit shows a leaf of its own, whose graph ends there.
+  // An activation checkpoint around the unit replaces the shown tensor by a leaf of its own, where the graph of the
+  // recomputation ends. Gradients are then those of that leaf.
   const auto shown_or = [](const at::Tensor& shown, const at::Tensor& leaf) {
     return shown.is_leaf() && shown.requires_grad() ? shown : leaf;
   };
@@ -313,9 +334,11 @@ std::vector<at::Tensor> FlatGroup::leaves(const std::vector<size_t>& trainable) 
 }
 
 void FlatGroup::accumulate(const std::vector<size_t>& trainable, std::vector<at::Tensor>&& gradients) {
+  // A unit that is used twice in one graph accumulates again while its first reduction runs, so that reduction is
+  // finished first.
   while (advance_reduction(/*at_end=*/true)) {  // of an earlier use in one graph
   }
-  reducer_.open();  // also without any gradient: other ranks may have some
+  reducer_.open();  // also without own gradients: other ranks may have gradients, and the reduction is COLLECTIVE
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) continue;
     reducer_.add(trainable[i], gradients[i]);
@@ -329,7 +352,8 @@ bool FlatGroup::start_reduction() {
   return true;
 }
 
-// As upstream: added up in the parameter's dtype, and what is to be kept low is low again afterwards.
+// Adds `sum` to grad() as upstream does: in the parameter's dtype. With keep_low_precision_grads the total is cast back
+// to the low precision afterwards.
 void FlatGroup::set_gradient(const at::Tensor& leaf, const at::Tensor& sum) const {
   at::Tensor& grad = leaf.mutable_grad();
   at::Tensor total = sum.to(layout_.dtype());
@@ -354,7 +378,7 @@ bool FlatGroup::advance_reduction(bool) {
   const auto infos = param_infos();
   for (size_t i = 0; i < members_.size(); ++i) {
     const auto& [shown, slots, piece, whole] = members_[i];
-    // None where nothing of it lies, as upstream: optimizers then leave it alone.
+    // A parameter without elements on this rank gets no gradient, as upstream. Optimizers then skip it.
     if (!piece.requires_grad() || !sum.has[i] || !infos[i].in_shard) continue;
     set_gradient(piece, options_.sharded ? sum.values.narrow(0, infos[i].offset_in_shard, infos[i].numel_in_shard)
                                          : sum.values.as_strided(piece.sizes(), piece.strides(),

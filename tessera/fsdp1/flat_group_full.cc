@@ -1,4 +1,4 @@
-// What summon_full_params does to one unit.
+// summon_full_params for one unit.
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-// This rank's part of a flat tensor, whole. COLLECTIVE.
+// All-gathers the ranks' shards into the whole flat tensor. COLLECTIVE over the group.
 at::Tensor gathered_flat(comm::Group& group, const at::Tensor& own, const std::string& subject) {
   const at::Tensor all = at::empty({own.numel() * group.size()}, own.options());
   if (all.numel() > 0) comm::all_gather_into(group, all, own.contiguous(), subject).wait();
@@ -20,7 +20,9 @@ at::Tensor gathered_flat(comm::Group& group, const at::Tensor& own, const std::s
 
 }  // namespace
 
-// Of each member in the parameter's dtype; undefined where no rank has one.
+// Returns the whole gradient of each member, in the parameter's dtype; undefined when no rank has a gradient. Two
+// all-gathers give the gradients and, as one number per member, whether a rank has one: zeros alone would not show the
+// difference between a zero gradient and none. COLLECTIVE over the group.
 std::vector<at::Tensor> FlatGroup::full_gradients() const {
   std::vector<at::Tensor> out(members_.size());
   if (!options_.sharded) {
@@ -55,11 +57,12 @@ void FlatGroup::show_full(const ShowFull& how) {
   TESSERA_CHECK(!full_, ErrorKind::kShape, "[fsdp1.summon] {}: its parameters are summoned already. Do it once.",
                 name());
   TESSERA_CHECK(!shows_whole_, ErrorKind::kShape,
-                "[fsdp1.summon] {}: found inside a forward, wanted outside. Summon before or after.", name());
+                "[fsdp1.summon] {}: called inside a forward pass. Call summon_full_params before or after it.", name());
   check_not_replaced();
   const c10::NoGradGuard no_grad;
   const at::Tensor flat = options_.sharded ? gathered_flat(*group_, shard_, name()) : shard_.clone();
   const auto gradients = how.gradients ? full_gradients() : std::vector<at::Tensor>(members_.size());
+  // full_ is set on every rank, so that forward is refused also on ranks that keep their shards.
   full_.emplace(Full{.how = how, .shown = {}});
   if (!how.here) return;
   const auto views = layout_.unflatten(how.on_cpu ? flat.to(at::kCPU) : flat);
@@ -73,6 +76,8 @@ void FlatGroup::show_full(const ShowFull& how) {
   swap_full_in();
 }
 
+// Without use_orig_params the flat parameter's slot is removed and the original slots return to their places, in
+// ascending order of their indices.
 void FlatGroup::swap_full_in() {
   if (layout_.use_orig_params()) {
     for (size_t i = 0; i < members_.size(); ++i) {
@@ -90,7 +95,8 @@ void FlatGroup::swap_full_in() {
   }
 }
 
-// What the members' parameters are by now, in full_->shown.
+// Stores the modules' present parameters in full_->shown, which the body may have replaced, and restores the sharded
+// slots in the reverse order of swap_full_in().
 void FlatGroup::swap_full_out() {
   if (layout_.use_orig_params()) {
     for (size_t i = 0; i < members_.size(); ++i) {
@@ -114,6 +120,8 @@ void FlatGroup::swap_full_out() {
 
 void FlatGroup::hide_full(bool writeback) {
   if (!full_) return;
+  // The slots are restored before anything can throw. All shapes are checked before the shard is written, so an error
+  // leaves the shard unchanged.
   if (full_->how.here) swap_full_out();
   const auto full = *std::exchange(full_, std::nullopt);
   if (!full.how.here || !writeback) return;
@@ -139,6 +147,7 @@ void FlatGroup::hide_full(bool writeback) {
       continue;
     }
     const auto& member = layout_.members()[i];
+    // The piece is a range in storage order, so the gradient is first copied into the member's strides.
     at::Tensor laid = at::empty_strided(member.shape, member.strides, from.options());
     laid.copy_(from);
     to.copy_(laid.as_strided({member.numel}, {1}).narrow(0, infos[i].intra_param_start, infos[i].numel_in_shard));

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// Its elements in the order in which the member lies in the flat parameter.
+// Returns the elements in the order in which the member is stored in the flat parameter, as a 1-d tensor.
 at::Tensor as_it_lies(const FlatMember& member, const at::Tensor& gradient) {
   if (member.contiguous) return gradient.contiguous().view({-1});
   at::Tensor laid = gradient;
@@ -29,6 +29,8 @@ FlatReducer::FlatReducer(const FlatParameterLayout& layout, std::shared_ptr<comm
                          Options options)
     : layout_(layout), group_(std::move(group)), reduces_(group_), device_(device), options_(std::move(options)) {
   if (options_.dtype == c10::ScalarType::Undefined) options_.dtype = layout.dtype();
+  // The buffer has one part per rank, each with the rank's shard and then the flags, because a reduce-scatter sends
+  // equal contiguous parts. A member that crosses shard borders therefore has one piece per part.
   parts_count_ = options_.sharded ? layout.world_size() : 1;
   values_numel_ = options_.sharded ? layout.sharded_numel() : layout.unpadded_numel();
   pieces_.resize(layout.members().size());
@@ -45,7 +47,8 @@ FlatReducer::FlatReducer(const FlatParameterLayout& layout, std::shared_ptr<comm
 
 void FlatReducer::join(std::shared_ptr<BufferPool> pool, std::shared_ptr<CommStreams> streams) {
   pool_ = std::move(pool);
-  if (options_.sharded) reduces_ = streams->second_group(group_);  // else nothing is gathered
+  // without sharding nothing is gathered, so one group is enough
+  if (options_.sharded) reduces_ = streams->second_group(group_);
   stages_.set_streams(std::move(streams));
 }
 
@@ -61,7 +64,7 @@ void FlatReducer::open() {
 
 void FlatReducer::add(size_t member, const at::Tensor& gradient) {
   const c10::NoGradGuard no_grad;
-  TESSERA_CHECK(!in_flight(), ErrorKind::kInternal, "[fsdp1.backward] a gradient came during the reduction");
+  TESSERA_CHECK(!in_flight(), ErrorKind::kInternal, "[fsdp1.backward] a gradient was added while the reduction runs");
   open();
   const at::Tensor source = as_it_lies(layout_.members()[member], gradient);
   const int64_t part_numel = parts_.numel() / parts_count_;
@@ -76,10 +79,13 @@ void FlatReducer::add(size_t member, const at::Tensor& gradient) {
 void FlatReducer::start(double divide, const std::string& subject) {
   const c10::NoGradGuard no_grad;
   const int64_t part_numel = parts_.numel() / parts_count_;
+  // Each rank writes its flags into every part, so the reduce-scatter adds the flags of all ranks for each receiver.
   for (size_t i = 0; options_.flags && i < filled_.size(); ++i) {
     if (!filled_[i]) continue;
     parts_.as_strided({parts_count_}, {part_numel}, values_numel_ + static_cast<int64_t>(i)).fill_(1);
   }
+  // A sum over many ranks can overflow in float16, so a part of the division is done before the reduction and the rest
+  // after it.
   double pre_divisor = 1;
   if (parts_.scalar_type() == c10::kHalf && divide != 1.0) {
     pre_divisor = fp16_pre_divisor(divide);
@@ -94,7 +100,8 @@ FlatReducer::Sum FlatReducer::finish(const std::vector<size_t>& asked) {
   const c10::NoGradGuard no_grad;
   const at::Tensor output = stages_.take();
   Sum sum{.values = output.narrow(0, 0, values_numel_), .has = filled_};
-  // What this rank has used, all ranks count as used: only the others need the reduced flags.
+  // A member with a gradient on this rank has one on some rank. Only the other members need the reduced flags, whose
+  // copy to the host waits for the device.
   if (!options_.flags) {
     sum.has.assign(filled_.size(), true);
   } else if (!std::ranges::all_of(asked, [&](size_t member) { return filled_[member]; })) {

@@ -15,9 +15,11 @@
 namespace tessera {
 namespace {
 
+// Collects the modules of a unit with tensors on the meta device, and the slots that share a meta tensor. After
+// param_init_fn these slots must share one real tensor again. Nested units are skipped.
 struct MetaWalk {
   std::vector<std::pair<std::string, nn::Module*>> modules;
-  // Slots by the tensor on meta that they showed, which it keeps alive.
+  // Slots by the meta tensor in them. `alive` keeps these tensors, so that no address is reused.
   std::map<c10::TensorImpl*, std::vector<std::pair<std::string, SlotRef>>> slots;
   std::vector<at::Tensor> alive;
   std::unordered_set<nn::Module*> visited;
@@ -39,11 +41,13 @@ struct MetaWalk {
   }
 };
 
-// Upstream's test: for as_strided a last dim of one element with another stride matters.
+// Upstream's test: with as_strided the stride of a last dim of size 1 matters.
 bool is_truly_contiguous(const at::Tensor& tensor) {
   return tensor.is_contiguous() && (tensor.dim() == 0 || tensor.stride(-1) == 1);
 }
 
+// Walks the modules in pre-order and collects each parameter once, in the order in which upstream flattens. A parameter
+// that is seen again is a shared name; a slot is recorded once although modules may be shared.
 struct FlatWalk {
   FlatSources found;
   std::unordered_set<const c10::TensorImpl*> managed, originals;  // of nested units
@@ -56,17 +60,17 @@ struct FlatWalk {
                   "before the module around them.",
                   name);
     TESSERA_CHECK(!originals.contains(tensor.unsafeGetTensorImpl()), ErrorKind::kShape,
-                  "[fsdp1.wrap] {}: shared with a parameter of a nested unit. Wrap the modules that share it by one "
+                  "[fsdp1.wrap] {}: this parameter is shared with a nested unit. Wrap the modules that share it by one "
                   "call.",
                   name);
     TESSERA_CHECK(
         !is_dtensor(tensor), ErrorKind::kShape,
-        "[fsdp1.wrap] {}: found a DTensor, wanted a plain tensor. Take fully_shard beside tensor parallelism.", name);
-    TESSERA_CHECK(
-        !tensor.is_meta(), ErrorKind::kShape,
-        "[fsdp1.wrap] {}: still on the meta device. Give param_init_fn, or to_empty(module, device) and initialise it "
-        "first.",
+        "[fsdp1.wrap] {}: found a DTensor, wanted a plain tensor. Use fully_shard together with tensor parallelism.",
         name);
+    TESSERA_CHECK(!tensor.is_meta(), ErrorKind::kShape,
+                  "[fsdp1.wrap] {}: still on the meta device. Set param_init_fn, or call to_empty(module, device) and "
+                  "initialise it first.",
+                  name);
   }
 
   void visit(nn::Module& module, const std::string& prefix) {
@@ -112,11 +116,12 @@ void materialise(nn::Module& module, const std::function<void(nn::Module&)>& par
     const auto& [first_name, first] = slots[0];
     for (const auto& [name, slot] : slots) {
       TESSERA_CHECK(!slot.get().parameter.is_meta(), ErrorKind::kShape,
-                    "[fsdp1.wrap] {}: param_init_fn left it on the meta device. Give it a tensor with "
+                    "[fsdp1.wrap] {}: param_init_fn left this parameter on the meta device. Replace it with "
                     "Module::set_parameter.",
                     name);
       TESSERA_CHECK(slot.get().parameter.is_same(first.get().parameter), ErrorKind::kShape,
-                    "[fsdp1.wrap] {} and {}: one tensor before param_init_fn, two after it. Give both the same one.",
+                    "[fsdp1.wrap] {} and {}: one shared tensor before param_init_fn, two tensors after it. Set both to "
+                    "one tensor.",
                     first_name, name);
     }
   }

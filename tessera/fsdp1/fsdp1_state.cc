@@ -17,6 +17,8 @@ Fsdp1State::Fsdp1State(nn::Module& module, ShardingStrategy strategy, MixedPreci
       precision_(precision),
       group_(std::move(group)) {
   if (!precision_.param_dtype) return;
+  // cast_inputs() runs before the hooks of GatheredState. It first finishes the pending set-up, which finds out whether
+  // this unit is the root.
   module.register_forward_pre_hook([this](nn::Module&, nn::TensorRefs& inputs) { cast_inputs(inputs); });
 }
 
@@ -26,7 +28,9 @@ void Fsdp1State::cast_inputs(const nn::TensorRefs& inputs) {
   if (casts) cast_floating(inputs, *precision_.param_dtype);
 }
 
-// Gathers ahead where gathers have a stream. Inner units first: a buffer follows the settings of the innermost unit
+// Casts the buffers, and returns whether gathers can be prefetched (when they have a stream of their own). Inner units
+// are visited first, because a buffer follows the settings of the innermost unit around it; `visited` keeps outer units
+// from casting it again.
 // that it is in.
 bool Fsdp1State::begin_root(const std::vector<Named>& states) {
   is_root_ = true;

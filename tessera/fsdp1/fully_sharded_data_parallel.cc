@@ -33,8 +33,8 @@ void check_wrap_options(const Fsdp1Options& options) {
                       options.sharding_strategy == ShardingStrategy::kHybridShardZero2;
   TESSERA_CHECK(
       hybrid == (options.replicate_group != nullptr), ErrorKind::kConfig,
-      "[fsdp1.wrap] {}: found {} replicate_group. The hybrid strategies, and no others, take the group of the "
-      "ranks with the same shards.",
+      "[fsdp1.wrap] {}: found {} replicate_group. The hybrid strategies need the group of the ranks with the same "
+      "shards; the other strategies do not take one.",
       name_of(options.sharding_strategy), options.replicate_group ? "a" : "no");
   const auto& precision = options.mixed_precision;
   for (const auto& [name, dtype] : {std::pair("param_dtype", precision.param_dtype),
@@ -50,8 +50,8 @@ void check_offload(const CPUOffload& offload, const FlatParameterLayout& layout,
   const auto& first = layout.members()[0];
   TESSERA_CHECK(
       first.device.is_cpu(), ErrorKind::kConfig,
-      "[fsdp1.wrap] {}: CPUOffload of parameters on {} is not there. Leave cpu_offload out, or wrap the model "
-      "on the CPU.",
+      "[fsdp1.wrap] {}: CPUOffload of parameters on {} is not supported. Leave cpu_offload out, or wrap the model on "
+      "the CPU.",
       first.fqn, first.device.str());
   static std::atomic<bool> said{false};
   if (group.rank() == 0 && !said.exchange(true)) {
@@ -61,7 +61,7 @@ void check_offload(const CPUOffload& offload, const FlatParameterLayout& layout,
 
 struct FlatUnit {
   std::vector<FlatSource> sources;
-  std::optional<FlatParameterLayout> layout;  // none: nested units have all parameters
+  std::optional<FlatParameterLayout> layout;  // nullopt: nested units have all parameters
 };
 
 FlatUnit unit_of(nn::Module& module, const Fsdp1Options& options) {
@@ -92,7 +92,7 @@ FlatUnit unit_of(nn::Module& module, const Fsdp1Options& options) {
   return unit;
 }
 
-// What all ranks must agree on.
+// The options and parameters that must be equal on all ranks.
 comm::Facts facts_of(const FlatUnit& unit, const Fsdp1Options& options) {
   const auto& precision = options.mixed_precision;
   const auto dtype = [](const std::optional<c10::ScalarType>& of) { return of ? c10::toString(*of) : "none"; };
@@ -115,7 +115,10 @@ comm::Facts facts_of(const FlatUnit& unit, const Fsdp1Options& options) {
   return facts;
 }
 
-// What one rank of a group refuses, or has otherwise than another, is an error on all of them; with a hybrid strategy
+// Builds the unit, and makes an error or a difference on one rank an error on all ranks. With replicas the outer
+// attempt_together runs over the replicate group: an error in one sharding group then reaches the ranks of the other
+// groups. Communication, memory and internal errors keep their kind; other errors become kShape. COLLECTIVE over the
+// groups.
 // on the ranks of both groups. COLLECTIVE over the groups.
 FlatUnit agreed_unit(nn::Module& module, const Fsdp1Options& options) {
   constexpr const char* kRemedy = "Call wrap_fsdp1 for the same modules, with the same options, on all ranks.";
@@ -172,8 +175,9 @@ class UnitHandle : public FlatParameterHandle {
 
 void wrap_fsdp1(nn::Module& module, const Fsdp1Options& options) {
   TESSERA_CHECK(options.group != nullptr, ErrorKind::kShape,
-                "[fsdp1.wrap] no group given. Pass the world's, or one of a DeviceMesh.");
+                "[fsdp1.wrap] options.group is not set. Pass the group of the world, or a group of a DeviceMesh.");
   auto unit = agreed_unit(module, options);
+  // A group of one rank has nothing to shard.
   const auto strategy = options.group->size() == 1 ? ShardingStrategy::kNoShard : options.sharding_strategy;
   std::shared_ptr<FlatGroup> group;
   if (unit.layout) {

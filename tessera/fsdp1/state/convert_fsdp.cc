@@ -19,7 +19,8 @@
 namespace tessera {
 namespace {
 
-// Parameters and persistent buffers by every name they have; one entry a tensor, under its first name, when
+// Returns the parameters and persistent buffers by name. A shared tensor is under its first name only with
+// `first_only`, else under every name.
 // `first_only`.
 StateDict tensors_by_name(nn::Module& module, bool first_only) {
   StateDict tensors;
@@ -35,13 +36,15 @@ StateDict tensors_by_name(nn::Module& module, bool first_only) {
   return tensors;
 }
 
+// A member of an FSDP1 unit and the FSDP2 tensor that it is copied into.
 struct MemberTarget {
   FlatPlace place;
   at::Tensor piece;
   at::Tensor target;
 };
 
-// What lies where; every member must be in `targets`, and nothing of `targets` may be left.
+// Finds the target of every member and, in `plain`, of every tensor outside units. Every tensor of the FSDP1 model must
+// have a target of its shape, and every target must be used.
 std::vector<MemberTarget> member_targets(nn::Module& fsdp1, const Fsdp1Units& model, const StateDict& targets,
                                          std::vector<std::pair<at::Tensor, at::Tensor>>& plain) {
   std::vector<MemberTarget> found;
@@ -79,10 +82,10 @@ std::vector<MemberTarget> member_targets(nn::Module& fsdp1, const Fsdp1Units& mo
   return found;
 }
 
-// States that FSDP2's optimizer keeps of each member, checked against what FSDP1's has.
+// The states of one member in FSDP2's optimizer. The names are checked against the states of FSDP1's optimizer.
 struct StateTarget {
   const Fsdp1Units::Parameter* parameter;
-  size_t index;  // of the member among the parameter's
+  size_t index;  // of the member in the parameter
   std::map<std::string, at::Tensor> states;
 };
 
@@ -93,7 +96,8 @@ std::vector<StateTarget> state_targets(const Fsdp1Units& model, const AgreedStat
   std::vector<StateTarget> targets;
   for (const auto* parameter : agreed.parameters) {
     TESSERA_CHECK(parameter->unit, ErrorKind::kShape,
-                  "[fsdp1.convert] {} is trained but in no FSDP1 unit. Wrap the root module, too.", parameter->name);
+                  "[fsdp1.convert] {} is trained, but no FSDP1 unit has it. Wrap the root module too.",
+                  parameter->name);
     const auto& state = agreed.states.at(parameter);
     for (size_t i = 0; i < parameter->fqns.size(); ++i) {
       const auto& unit = model.units()[*parameter->unit];
@@ -126,6 +130,7 @@ void copy_fsdp1_to_fsdp2(nn::Module& fsdp1, nn::Module& fsdp2) {
   comm::attempt_together(*model.group(), [&] {
     members = member_targets(fsdp1, model, tensors_by_name(fsdp2, /*first_only=*/false), plain);
   });
+  // All ranks have the same units in the same order, so they exchange the members in one order.
   for (const auto& [place, piece, target] : members) local_part(target).copy_(part_like(place, piece, target));
   for (const auto& [source, target] : plain) {
     const auto place = replicated_place("a tensor outside FSDP1", source, model.group());
@@ -179,6 +184,7 @@ void copy_fsdp2_to_fsdp1(const optim::Optimizer& from, nn::Module& fsdp1, optim:
                     to_string(key));
     }
   });
+  // The flattened state is loaded with the optimizer's own groups: hyper-parameters other than the learning rate stay.
   const auto flat = flatten_optim_state_dict(model, StateDict{{"state", std::move(states)}}, {});
   comm::attempt_together(group, [&] {
     auto loaded = rekey_flattened(flat, model, parameter_group_names(to), /*by_name=*/false);

@@ -1,5 +1,5 @@
 // The optimizer state of all ranks. Before tensors are sent, the ranks all-gather the names, shapes, dtypes and scalars
-// of its states. All ranks derive the same decisions and the same errors from them. Internal to fsdp1/state.
+// of their states. All ranks derive the same decisions and the same errors from them. Internal to fsdp1/state.
 #pragma once
 
 #include <map>
