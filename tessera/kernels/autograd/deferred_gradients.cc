@@ -35,6 +35,8 @@ void DeferredGradients::add(const at::Tensor& weight, std::function<at::Tensor()
   found->gradients.push_back(std::move(gradient));
 }
 
+// One execute() per graph node, with all gradients of the node: an FSDP group then reduces them together. Each function
+// is released as soon as it has run, so that its saved tensors are freed early.
 void DeferredGradients::flush() {
   auto nodes = std::exchange(nodes_, {});
   for (auto& node : nodes) {
@@ -43,7 +45,7 @@ void DeferredGradients::flush() {
       const c10::NoGradGuard no_grad;
       for (auto& gradient : node.gradients) {
         gradients.push_back(gradient());
-        gradient = nullptr;  // and what it holds
+        gradient = nullptr;  // frees the tensors that the function holds
       }
     }
     torch::autograd::Engine::get_default_engine().execute(node.edges, gradients, /*keep_graph=*/false,

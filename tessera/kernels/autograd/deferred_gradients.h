@@ -1,5 +1,5 @@
-// Gradients of weights that are computed at another time than backward would: later, when a pipeline has nothing better
-// to do, or sooner, so that a loss need not keep that of its head.
+// Weight gradients that are computed at another time than in backward: later, in the idle time of a pipeline (the W
+// step of zero-bubble schedules), or earlier, so that a loss does not keep the gradient of its head.
 //
 //   DeferredGradients later;
 //   {
@@ -9,9 +9,9 @@
 //   }
 //   later.flush();            // of the weights of linear() and grouped_linear()
 //
-// Values are those of a whole backward, and go the same way: through the graph behind each weight, so that sharded and
-// replicated parameters get them as ever. Other products, and modules that are recomputed in backward, defer nothing.
-// Belongs to one rank. A flush is COLLECTIVE as the backward would be.
+// The gradients have the values of an ordinary backward and go through the graph behind each weight, so that sharded
+// and replicated parameters get them as usual. Other products, and modules that are recomputed in backward, defer
+// nothing. An object belongs to one rank. A flush is COLLECTIVE in the same way as the backward would be.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,7 +31,7 @@ class DeferredGradients {
   DeferredGradients(const DeferredGradients&) = delete;
   DeferredGradients& operator=(const DeferredGradients&) = delete;
 
-  // In force until its end, in backwards that run meanwhile too. Null: none, whatever is in force around it.
+  // In force until its end, also in backwards that run during it. Null switches an outer scope off.
   class Scope {
    public:
     explicit Scope(DeferredGradients* gradients);
@@ -39,27 +39,28 @@ class DeferredGradients {
     Scope& operator=(const Scope&) = delete;
 
    private:
-    DeferredGradients* gradients_;  // what is in force is behind a pointer: a null value would mean the scope around
+    DeferredGradients* gradients_;  // behind a pointer, because a null value would mean the outer scope
     comm::Propagated in_force_;
   };
-  static DeferredGradients* current();  // null: none is in force
+  static DeferredGradients* current();  // null: no scope is in force
 
-  // What a loss will be multiplied with before its backward: losses in its scope then leave the gradient of their head
-  // here in forward, times this. None (default): backward has it.
+  // The factor that the loss will be multiplied by before its backward. If set, a loss in the scope computes the
+  // gradient of its head in forward, multiplies it by this factor and adds it here. Nullopt: backward computes it.
   std::optional<double> loss_factor{};
-  // Whether backwards of products in its scope leave gradients of weights here.
+  // Whether the backward of a product in the scope adds the weight's gradient here.
   bool takes_weights = true;
-  // What is in force, if it takes them.
+  // current(), if its takes_weights is true; else null.
   static DeferredGradients* taking_weights();
 
-  // `weight` as forward read it, with its graph; `gradient` is called once, at the flush.
+  // weight: the tensor that forward read, with its graph. gradient: called once, at the flush.
   void add(const at::Tensor& weight, std::function<at::Tensor()> gradient);
   bool empty() const { return nodes_.empty(); }
-  // Computes all gradients, one node of the graph at a time, and hands them on; then there are none.
+  // Computes all gradients, one graph node at a time, and passes them to the graph. The object is empty afterwards.
   void flush();
 
  private:
-  // Those whose graph goes on in one node: what is sharded together gets its gradients together.
+  // Gradients whose weights come from the same graph node. A node gets all its gradients in one call, because weights
+  // that are sharded together (a parameter group) need their gradients together.
   struct OfNode {
     torch::autograd::edge_list edges;
     std::vector<std::function<at::Tensor()>> gradients;

@@ -31,10 +31,11 @@ void KeptResults::Scope::end() {
 KeptResults* KeptResults::current() { return results_in_force(); }
 
 std::vector<at::Tensor> KeptResults::next() {
-  TESSERA_CHECK(taken_ < results_.size(), ErrorKind::kInternal,
-                "[kernels.kept_results] the second forward calls more kernels than the first, which kept {} results. "
-                "Forward must do the same both times.",
-                results_.size());
+  TESSERA_CHECK(
+      taken_ < results_.size(), ErrorKind::kInternal,
+      "[kernels.kept_results] found more kernel calls in the second forward than the {} results that the first "
+      "forward kept. Forward must call the same kernels both times.",
+      results_.size());
   return std::move(results_[taken_++]);
 }
 

@@ -1,11 +1,13 @@
-// Results that selective activation checkpointing keeps: those of attention and of every second product.
+// Results that selective activation checkpointing keeps: those of attention and of every second matrix product. The
+// first forward records them; the recomputation in backward replays them.
 //
 //   auto kept = std::make_shared<KeptResults>();
 //   { KeptResults::Scope record(kept, KeptResults::Mode::kRecord); forward(); }     // without autograd
-//   { KeptResults::Scope replay(kept, KeptResults::Mode::kReplay); forward(); }     // with it; does not compute them
+//   { KeptResults::Scope replay(kept, KeptResults::Mode::kReplay); forward(); }     // with autograd; reuses the
+//   results
 //
-// In force on the thread that made the scope, until its end. Kernels that take part ask current(); both forwards must
-// call them in the same order. One rank and forward.
+// A scope holds on the thread that made it, until its end. Kernels read current(). Both forwards must call the kernels
+// in the same order. An object belongs to one rank and one forward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,7 +23,7 @@ class KeptResults {
   enum class Mode { kRecord, kReplay };
   class Scope {
    public:
-    // Null: nothing is kept while it lives, whatever is in force around it.
+    // Null: nothing is kept in this scope, even inside an outer scope.
     Scope(std::shared_ptr<KeptResults> results, Mode mode);
     ~Scope() { end(); }
     void end();
@@ -33,16 +35,16 @@ class KeptResults {
     KeptResults* before_;
     bool ended_ = false;
   };
-  // What is in force on this thread; null: nothing.
+  // The results in force on this thread; null: none.
   static KeptResults* current();
 
   Mode mode() const { return mode_; }
-  // Whether the product that is about to run is one of those that are kept: every second one.
+  // Returns whether the result of the next product is kept: true for every second call.
   bool keeps_next_product() { return products_++ % 2 == 1; }
   void keep(std::vector<at::Tensor> results) { results_.push_back(std::move(results)); }
-  // The results that were kept next. Error kInternal when there are no more.
+  // Returns the next kept result. Error kInternal when no result is left.
   std::vector<at::Tensor> next();
-  // The results of `compute`, which are kept where current() records, or those that were kept where it replays.
+  // Replaying: returns the next kept result. Else: returns compute(), and keeps it where current() records.
   static std::vector<at::Tensor> computed_or_kept(const std::function<std::vector<at::Tensor>()>& compute);
 
  private:

@@ -15,14 +15,16 @@ Remade::Source Remade::source(torch::autograd::AutogradContext& context, std::fu
 at::Tensor Remade::get() {
   auto& result = *source_.result;
   const bool is_last = --result.users <= 0;
-  if (c10::GradMode::is_enabled()) return source_.make();  // part of a graph of its own
+  if (c10::GradMode::is_enabled()) return source_.make();  // make() becomes part of the double backward's graph
   if (!result.value.defined()) result.value = source_.make();
   return is_last ? std::exchange(result.value, {}) : result.value;
 }
 
 namespace {
 
-// Memory that comes and goes under a tensor is of no allocator; the weight's own is there when its product goes back.
+// Returns whether `parameter` is in memory while the product with `weight` runs backward. FSDP's unsharded parameters
+// have storage without an allocator, which is freed per group; parameters in the weight's own storage are there with
+// it.
 bool is_there_with(const at::Tensor& parameter, const at::Tensor& weight) {
   const auto& own = local_part(parameter).storage();
   const auto* const others = local_part(weight).storage().unsafeGetStorageImpl();

@@ -1,12 +1,12 @@
-// Results that backward makes again instead of keeping: of kernels that read and write each element once, and keep
-// what they are made of for their own derivative anyway. A product whose factor is such a result keeps where it came
-// from. On a CPU, where memory counts more than a launch; what is made again has the same bits.
+// Results that backward recomputes instead of saving. The kernels concerned read and write each element once, and save
+// their inputs for their own derivative anyway. A product whose input is such a result saves the input's graph node
+// instead. Only on a CPU, where memory matters more than a launch. The recomputed result has the same bits.
 //
-//   const auto again = remade(x, weight);             // in forward; null: keep x itself
+//   const auto again = remade(x, weight);             // in forward; null: save x itself
 //   ...
-//   again->get()                                              // in backward, which is before that of x's own kernel
+//   again->get()                                      // in backward, which runs before that of x's own kernel
 //
-// Belongs to one graph, and to the thread that runs it.
+// An object belongs to one graph and to the thread that runs its backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,17 +22,17 @@ namespace tessera::kernels {
 class Remade : public torch::CustomClassHolder {
  public:
   using NodePointer = std::decay_t<decltype(std::declval<at::Tensor>().grad_fn())>;
-  // What the products of one result share: the first one makes it, the last one frees it.
+  // Shared by all products of one result: the first get() computes the value, the last one frees it.
   struct Result : torch::CustomClassHolder {
     at::Tensor value;
     int users = 0;
   };
   struct Source {
-    std::function<at::Tensor()> make;  // differentiable where gradients are enabled; empty: a node of another kernel
+    std::function<at::Tensor()> make;  // differentiable where grad mode is on; empty: another kernel's node
     c10::intrusive_ptr<Result> result;
-    at::Tensor parameter = {};  // that it reads, if any
+    at::Tensor parameter = {};  // the parameter that make() reads, if any
   };
-  // With `make`, which reads the context of a kernel's node.
+  // Makes the source of a node. `make` reads the saved tensors of the node's context.
   static Source source(torch::autograd::AutogradContext& context, std::function<at::Tensor()> make);
 
   Remade(NodePointer node, Source source) : node_(std::move(node)), source_(std::move(source)) {
@@ -41,15 +41,16 @@ class Remade : public torch::CustomClassHolder {
   at::Tensor get();
 
  private:
-  NodePointer node_;  // whose context is read
+  NodePointer node_;  // keeps the context alive that make() reads
   Source source_;
 };
 
-// For a product of `result` with `weight`. Null where it is that of another kernel, lies elsewhere, or is made with a
-// parameter of another group of fully_shard than the weight's: that may be freed while the product's backward runs.
+// The source of `result` for a product of `result` with `weight`. Null where another kernel made the result, where the
+// result is not on the CPU, or where it depends on a parameter of another fully_shard group than the weight: that
+// parameter may be freed while the product's backward runs.
 c10::intrusive_ptr<Remade> remade(const at::Tensor& result, const at::Tensor& weight);
 
-// One a kernel: of its nodes.
+// One function per kernel: the source of that kernel's nodes, or an empty source for other nodes.
 Remade::Source source_of_gated(torch::autograd::Node* node);
 Remade::Source source_of_rms_norm(torch::autograd::Node* node);
 

@@ -32,7 +32,7 @@ bool DeviceKernels::run_on(c10::Device device, at::ScalarType dtype, const std::
     attempt();
     found->second = true;
   } catch (const c10::Error& error) {
-    log_info("[kernels] {} goes without {} of {}: {}", device.str(), first_, c10::toString(dtype),
+    log_info("[kernels] {} runs without {} in {}: {}", device.str(), first_, c10::toString(dtype),
              error.what_without_backtrace());
   }
   return found->second;

@@ -7,8 +7,8 @@
 namespace tessera::kernels {
 
 void ensure_operations() {
-  // Never destroyed: the dispatcher keeps calling the kernels. Volatile, or the pointer would be optimised away and the
-  // leak checker would find nobody who holds them.
+  // Never destroyed, because the dispatcher keeps calling the kernels. Volatile keeps the pointer in memory, where the
+  // leak checker finds it.
   static auto* volatile library = [] {
     auto* made = new torch::Library(torch::Library::FRAGMENT, "tessera", std::nullopt, __FILE__, __LINE__);
     define_linear(*made);

@@ -10,7 +10,7 @@ namespace tessera::kernels {
 namespace {
 
 constexpr double kLeastAmax = 1e-12;
-constexpr int64_t kTile = 16;  // native products want multiples of it
+constexpr int64_t kTile = 16;  // _scaled_mm needs sizes that are multiples of it
 
 double largest_of_float8(c10::ScalarType dtype) {
   if (dtype == at::kFloat8_e4m3fn) return 448;
@@ -19,7 +19,7 @@ double largest_of_float8(c10::ScalarType dtype) {
   return 57344;
 }
 
-// In memory row by row, zeros up to whole tiles of columns and, where asked for, of rows.
+// Returns data in row-major memory, padded with zeros to a multiple of kTile columns and, with rows_too, rows.
 at::Tensor in_tiles(const at::Tensor& data, bool rows_too) {
   const auto missing = [](int64_t size) { return (kTile - size % kTile) % kTile; };
   const int64_t columns = missing(data.size(1)), rows = rows_too ? missing(data.size(0)) : 0;
@@ -39,6 +39,7 @@ at::Tensor native_product(const Float8Tensor& a, const Float8Tensor& b, c10::Sca
 
 at::Tensor Float8Tensor::value() const { return data.to(at::kFloat).div_(scale); }
 
+// The scale is computed in float64 as torchao does. amax has a lower bound, so that zeros get a finite scale.
 Float8Tensor to_float8(const at::Tensor& tensor, c10::ScalarType dtype) {
   const c10::NoGradGuard no_grad;
   const double largest = largest_of_float8(dtype);

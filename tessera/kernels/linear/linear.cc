@@ -27,7 +27,7 @@ namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-// Below this many rows a product is bound by reading the weight, and setting up oneDNN costs more than it brings.
+// With fewer rows a product is bound by reading the weight, and the set-up of oneDNN costs more than it saves.
 constexpr int64_t kMinRows = 16;
 
 bool is_plain_cpu_float(const at::Tensor& tensor) {
@@ -41,13 +41,13 @@ bool runs_on_onednn(const at::Tensor& x, const at::Tensor& weight, const Optiona
          onednn_is_faster();
 }
 
-// Products of 16 bits that are computed in fp32 and rounded once.
+// Returns whether a product of 16-bit tensors is computed in fp32 and rounded once.
 bool product_in_fp32(const at::Tensor& a, const at::Tensor& b, int64_t rows) {
   return rows >= kMinRows && b.size(0) >= kMinRows && b.size(1) >= kMinRows && b.scalar_type() == a.scalar_type() &&
          !is_dtensor(a) && !is_dtensor(b) && runs_in_fp32(a) && runs_in_fp32(b);
 }
 
-// [..., n] as [rows, n], also without elements.
+// Flattens [..., n] to [rows, n]; works for tensors without elements, too.
 at::Tensor as_rows(const at::Tensor& tensor) {
   const auto leading = tensor.sizes().slice(0, static_cast<size_t>(tensor.dim()) - 1);
   return tensor.reshape({c10::multiply_integers(leading), tensor.size(-1)});
@@ -64,9 +64,9 @@ void check_shapes(c10::IntArrayRef x, c10::IntArrayRef weight, std::optional<c10
 at::Tensor linear_of(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
   check_shapes(x.sizes(), weight.sizes(), bias ? std::optional(bias->sizes()) : std::nullopt);
   TESSERA_CHECK(x.scalar_type() == weight.scalar_type(), ErrorKind::kShape,
-                "[kernels.linear] found x of {} and a weight of {}, wanted one dtype", c10::toString(x.scalar_type()),
-                c10::toString(weight.scalar_type()));
-  // at::linear takes such a bias or refuses it by how x lies in memory.
+                "[kernels.linear] found x of {} and a weight of {}, wanted the same dtype",
+                c10::toString(x.scalar_type()), c10::toString(weight.scalar_type()));
+  // at::linear accepts or refuses a bias of another dtype depending on the strides of x. This path always accepts it.
   if (bias && bias->scalar_type() != x.scalar_type()) return at::matmul(x, weight.t()).add_(*bias);
   if (product_in_fp32(x, weight, x.numel() / std::max<int64_t>(x.size(-1), 1))) {
     const auto wide = [](const at::Tensor& tensor) { return tensor.to(at::kFloat); };
@@ -83,9 +83,9 @@ at::Tensor weight_gradient_of(const at::Tensor& grad, const at::Tensor& x) {
 constexpr Operation<&weight_gradient_of> weight_gradient{"tessera::linear_weight_gradient"};
 constexpr Operation<&linear_of> call_linear{"tessera::linear"};
 
-// y = x weight^T + bias through a node that keeps of x and weight what its gradients need, as libtorch's does, but not
-// an x that can be made again (detail/remade.h). Its derivative is made of differentiable products. known: y, where it
-// has been computed before.
+// y = x weight^T + bias as an autograd node. Like libtorch's node, it saves from x and weight only the tensors that the
+// requested gradients need. It does not save an x that backward can recompute (kernels/autograd/remade.h). Its backward
+// is made of differentiable products. known: y where it is already computed.
 struct Linear : torch::autograd::Function<Linear> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const OptionalTensor& bias, const OptionalTensor& known) {
@@ -144,7 +144,7 @@ struct WeightGradient : torch::autograd::Function<WeightGradient> {
   }
 };
 
-// One node on plain tensors and DTensors, as libtorch's keeps x or a copy of it by how x lies in memory.
+// One autograd node for plain tensors and DTensors. libtorch's node saves x or a copy of x, depending on its strides.
 at::Tensor differentiable_linear(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
   if (torch::autograd::compute_requires_grad(x, weight, bias)) return Linear::apply(x, weight, bias, std::nullopt);
   at::AutoDispatchBelowADInplaceOrView guard;
@@ -155,8 +155,8 @@ at::Tensor differentiable_weight_gradient(const at::Tensor& grad, const at::Tens
   return WeightGradient::apply(grad, x);
 }
 
-// x [..., k], weight [n, k], bias [n]: rows are independent, n cuts the weight, k leaves a sum. Of a sum every rank
-// adds its part, so the bias must be one too.
+// x [..., k], weight [n, k], bias [n]. Rows are independent; n shards the weight; k gives partial sums. With partial
+// sums every rank adds its bias, so the bias must be Partial, too.
 void propose_linear(const OpCall& call, Proposal& proposal) {
   const auto &x = call.inputs[0], &weight = call.inputs[1];
   check_shapes(x.sizes, weight.sizes,
@@ -174,7 +174,7 @@ void propose_linear(const OpCall& call, Proposal& proposal) {
   proposal.output(with_last(x.sizes, weight.sizes[0]));
 }
 
-// grad [..., n], x [..., k]: [n, k], a sum over the rows.
+// grad [..., n], x [..., k]: [n, k]. Sharded rows give a Partial result.
 void propose_weight_gradient(const OpCall& call, Proposal& proposal) {
   const auto &grad = call.inputs[0], &x = call.inputs[1];
   const int64_t last = x.dim() - 1;
@@ -204,6 +204,8 @@ std::string describe_cpu_kernels() {
                      linear_kernel_name(at::kBFloat16), linear_kernel_name(at::kHalf), row_kernels().name);
 }
 
+// Each rank sends five characters: whether it has oneDNN, whether oneDNN is faster, its vector level, and the choices
+// for bf16 and fp16. The first rank's choices hold; the vector level is the smallest of all ranks.
 void agree_on_kernels(comm::Group& group) {
   if (group.size() == 1) return;
   const auto level = static_cast<char>('0' + static_cast<int>(vector_level()));
@@ -222,7 +224,7 @@ void agree_on_kernels(comm::Group& group) {
 
 namespace {
 
-// oneDNN's entry copies a first operand that is transposed, slowly.
+// oneDNN copies a transposed first operand slowly; our own transposition is faster where its loop runs.
 at::Tensor dense_left(const at::Tensor& a) {
   const bool is_transposed = a.stride(0) == 1 && a.stride(1) >= a.size(0);
   if (!is_transposed || a.size(0) % 16 != 0 || a.size(1) % 16 != 0 || !runs_row_loops(a)) return a;

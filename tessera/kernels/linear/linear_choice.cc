@@ -24,7 +24,7 @@ using LinearPointwise = at::Tensor(const at::Tensor&, const at::Tensor&, const s
                                    std::string_view, c10::List<std::optional<at::Scalar>>,
                                    std::optional<std::string_view>);
 
-// Without oneDNN in libtorch there is no such op.
+// oneDNN's linear operation; nullopt where libtorch was built without oneDNN.
 const std::optional<c10::TypedOperatorHandle<LinearPointwise>>& linear_pointwise() {
   static const auto handle = []() -> std::optional<c10::TypedOperatorHandle<LinearPointwise>> {
     const auto found = c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""});
@@ -34,7 +34,7 @@ const std::optional<c10::TypedOperatorHandle<LinearPointwise>>& linear_pointwise
   return handle;
 }
 
-thread_local std::optional<bool> used;  // by UseLinearKernel
+thread_local std::optional<bool> used;  // set by UseLinearKernel
 
 constexpr ChoiceNames kFp32Names{"onednn", "aten"}, k16BitNames{"fp32", "native"};
 
@@ -42,6 +42,7 @@ struct Seconds {
   double first, second;
 };
 
+// Times both calls in turn, so that a change of the machine's load affects both, and returns the shortest time of each.
 template <class First, class Second>
 Seconds best_of(const char* what, First&& first, Second&& second) {
   at::NoGradGuard no_grad;
@@ -61,7 +62,7 @@ Seconds best_of(const char* what, First&& first, Second&& second) {
   return best;
 }
 
-// By how much the first way has to win: a near tie must not go one way today and the other tomorrow.
+// The factor by which the first kernel must be faster. Near ties then always choose the second one, in every run.
 constexpr double kClearly = 1.1;
 
 bool measure_onednn() {
@@ -72,7 +73,7 @@ bool measure_onednn() {
   return found.first * kClearly < found.second;
 }
 
-// A product with a square weight, and that of its gradient, whose first operand lies transposed.
+// Times the product with a square weight and the product of its gradient, whose first operand is transposed.
 Seconds in_fp32_and_native(at::ScalarType type, int64_t rows, int64_t columns) {
   const auto x = at::ones({rows, columns}, type), weight = at::ones({columns, columns}, type);
   const auto both = [](const at::Tensor& a, const at::Tensor& b) { return at::linear(a, b).t().mm(a); };
@@ -81,8 +82,8 @@ Seconds in_fp32_and_native(at::ScalarType type, int64_t rows, int64_t columns) {
       [&] { both(x, weight); });
 }
 
-// Without instructions a large product takes too long to be tried, and a small one says enough. With them a small one
-// says how long calls take.
+// A large native product takes too long to measure on a processor without instructions for the dtype; there a small one
+// already shows the difference. With such instructions the small one measures only the cost of calls.
 bool measure_fp32(at::ScalarType type) {
   const auto small = in_fp32_and_native(type, 128, 256);
   if (small.first * 4 < small.second) return true;
@@ -90,8 +91,8 @@ bool measure_fp32(at::ScalarType type) {
   return large.first * kClearly < large.second;
 }
 
-// One file for each processor model and libtorch. Not for each number of threads, though a measurement depends on that
-// a little: ranks of one machine round alike, however many of them share its cores.
+// One file per processor model and libtorch version. The number of threads is not in the name, although it changes the
+// measurement a little: all ranks on a machine must round in the same way, however many share its cores.
 std::filesystem::path choice_file(std::string_view kind) {
   const auto folder = user_cache();
   if (folder.empty()) return {};
@@ -115,7 +116,9 @@ std::optional<bool> read_choice(const std::filesystem::path& file, const ChoiceN
   return std::nullopt;
 }
 
-// Made once for the process: by its ranks together, by the environment, by what is kept or measured.
+// A choice that is made once per process: by set_linear_choice() and set_fp32_choice() (ranks agreed), else by the
+// environment variable, else from the file of this machine, else by a measurement. call_once serialises the threads; an
+// agreed value may come at any time and then wins.
 class ProcessChoice {
  public:
   ProcessChoice(const char* variable, std::string_view kind, const ChoiceNames& names, std::function<bool()> measure)
@@ -169,6 +172,8 @@ at::Tensor onednn_product(const at::Tensor& x, const at::Tensor& weight, const a
                                   c10::List<std::optional<at::Scalar>>(), "");
 }
 
+// Several processes may measure at once. Each writes a temporary file; link() fails if the choice file exists, so the
+// first process decides and all others read its choice.
 bool kept_choice(const std::filesystem::path& file, const ChoiceNames& names, const std::function<bool()>& measure) {
   if (const auto kept = read_choice(file, names)) return *kept;
   const bool measured = measure();
@@ -178,7 +183,7 @@ bool kept_choice(const std::filesystem::path& file, const ChoiceNames& names, co
   try {
     publish_file(temporary, fmt::format("{}\n", measured ? names.yes : names.no));
   } catch (const Error& error) {
-    log_debug("[kernels.linear] the choice is not kept: {}", error.what());
+    log_debug("[kernels.linear] the measured choice was not stored: {}", error.what());
     return measured;
   }
   const bool first = ::link(temporary.c_str(), file.c_str()) == 0;
@@ -187,7 +192,8 @@ bool kept_choice(const std::filesystem::path& file, const ChoiceNames& names, co
 }
 
 UseLinearKernel::UseLinearKernel(bool onednn) : before_(used) {
-  TESSERA_CHECK(!onednn || linear_pointwise(), ErrorKind::kConfig, "[kernels.linear] this libtorch has no oneDNN");
+  TESSERA_CHECK(!onednn || linear_pointwise(), ErrorKind::kConfig,
+                "[kernels.linear] this libtorch has no oneDNN, through which products were to run");
   used = onednn;
 }
 

@@ -7,7 +7,7 @@
 namespace tessera::kernels {
 namespace {
 
-// The bytes of a number of two or one byte each, as float32.
+// Reads `count` numbers of one or two bytes from each block, starting at byte `at`, as float32.
 at::Tensor numbers(const at::Tensor& bytes, int64_t at, int64_t count, at::ScalarType type) {
   return bytes.narrow(1, at, count).contiguous().view(type).to(at::kFloat);
 }
@@ -15,12 +15,13 @@ at::Tensor numbers(const at::Tensor& bytes, int64_t at, int64_t count, at::Scala
 at::Tensor low_half(const at::Tensor& bytes) { return bytes.bitwise_and(15); }
 at::Tensor high_half(const at::Tensor& bytes) { return bytes.bitwise_right_shift(4); }
 
-// 0, step, 2 step, ...: what bytes are shifted by.
+// The shift counts 0, step, 2 step, ... on the device of `beside`.
 at::Tensor shifts(int64_t count, int64_t step, const at::Tensor& beside) {
   return at::arange(0, count * step, step, beside.options());
 }
 
-// [blocks, 32], of bytes [blocks, 18 to 24]: see decode_nibbles of formats/gguf/gguf_quants.cc, as for those below.
+// Blocks of 4- and 5-bit codes: float32 [blocks, 32] from bytes [blocks, 18 to 24]. The formats are described at
+// decode_nibbles and its neighbours in formats/gguf/gguf_quants.cc.
 at::Tensor nibbles(at::Tensor bytes, bool minimum, bool fifth_bit) {
   const auto scale = numbers(bytes, 0, 2, at::kHalf);
   const auto least = minimum ? numbers(bytes, 2, 2, at::kHalf) : at::Tensor();
@@ -42,7 +43,7 @@ at::Tensor bytes_of_eight(const at::Tensor& bytes) {
   return numbers(bytes, 2, 32, at::kChar).mul_(numbers(bytes, 0, 2, at::kHalf));
 }
 
-// [blocks, 256]: eight groups of 32, with scales and minimums of six bits.
+// Blocks of Q4_K and Q5_K: float32 [blocks, 256], eight groups of 32 with 6-bit scales and minimums.
 at::Tensor k_groups(const at::Tensor& bytes, bool fifth_bit) {
   const auto low = bytes.narrow(1, 4, 4), middle = bytes.narrow(1, 8, 4), high = bytes.narrow(1, 12, 4);
   const auto upper = [](const at::Tensor& of) { return of.bitwise_right_shift(2).bitwise_and(0x30); };
@@ -59,7 +60,7 @@ at::Tensor k_groups(const at::Tensor& bytes, bool fifth_bit) {
   return scale.unsqueeze(2).mul(codes.to(at::kFloat)).sub_(least.unsqueeze(2));
 }
 
-// [blocks, 256]: two halves of four quarters of 32, with a signed scale for each 16.
+// Blocks of Q6_K: float32 [blocks, 256], two halves of four quarters of 32, with a signed scale per 16 elements.
 at::Tensor six_bits(const at::Tensor& bytes) {
   const auto low = bytes.narrow(1, 0, 128).reshape({-1, 2, 1, 2, 32});
   const auto lower = low.bitwise_right_shift(shifts(2, 4, bytes).view({2, 1, 1})).bitwise_and(15);
@@ -95,7 +96,7 @@ at::Tensor decode_blocks(GgmlType type, const at::Tensor& bytes) {
     case GgmlType::kQ6_K:
       return six_bits(bytes);
   }
-  raise(ErrorKind::kInternal, "[kernels.quantized] type {} is not decoded", static_cast<uint32_t>(type));
+  raise(ErrorKind::kInternal, "[kernels.quantized] no decoder for the GGUF type {}", static_cast<uint32_t>(type));
 }
 
 }  // namespace

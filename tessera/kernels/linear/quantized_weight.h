@@ -4,11 +4,11 @@
 //   const auto weight = QuantizedWeight::nf4(values, {.double_quant = true});      // float32 [out, in]
 //   at::Tensor y = quantized_linear(x, weight, bias);                              // as linear(x, weight.values())
 //
-// NF4 splits the flattened weight into blocks of 64 elements. An element is stored as the index of the nearest of 16
-// values, times the block's largest absolute value (float32, the scale). A byte holds two indices, the first one in the
-// upper four bits. With double_quant the scales take 8 bits each: their mean is subtracted, and blocks of 256 scales
-// are encoded with kernels/linear/dynamic_map.h. The format is that of bitsandbytes' quantize_4bit.
-//
+// NF4 splits the flattened weight into blocks of 64 elements with one scale each, the block's largest absolute value
+// (float32). An element is the scale times one of 16 values, and is stored as the index of that value. A byte holds two
+// indices, the first one in the upper four bits. With double_quant the scales take 8 bits each: their mean is
+// subtracted, and blocks of 256 scales are encoded with kernels/linear/dynamic_map.h. The format is that of
+// bitsandbytes' quantize_4bit.
 // FSDP cannot shard a packed weight, because its bytes are not elements; each rank with the layer holds the whole
 // weight. Tensor parallelism takes a rank's rows or columns with part(). Weights are packed on the CPU. to() copies
 // the bytes to any device, where operations of libtorch decode them to the same values. Thread-safe after construction.

@@ -16,7 +16,7 @@
 namespace tessera::kernels {
 namespace {
 
-constexpr int64_t kThreadWork = 1 << 16;  // products of a thread's share
+constexpr int64_t kThreadWork = 1 << 16;  // multiply-adds of a thread's share of the columns
 
 void multiply(const float* x, int64_t m, const RowWeight& weight, int64_t first, int64_t count, float* y) {
   const auto& kernels = row_kernels();
@@ -42,9 +42,9 @@ c10::ScalarType element_type(RowDtype dtype) {
   return dtype == RowDtype::kFloat32 ? at::kFloat : dtype == RowDtype::kFloat16 ? at::kHalf : at::kBFloat16;
 }
 
-// Whole blocks to GGUF's Q4_1, which formats/gguf/gguf_quants.h decodes. The scale is the range of a block in 15 steps,
-// rounded to fp16, so that what came from a Q4_1 file goes back to the same values. False where a block holds what fp16
-// cannot: no finite number, or beyond 65504.
+// Encodes whole blocks as GGUF's Q4_1, which formats/gguf/gguf_quants.h decodes. The scale is a block's range in 15
+// steps, rounded to fp16; a weight that was decoded from Q4_1 therefore gets the same values again. Returns false where
+// a block has a value that is not finite or whose scale or minimum exceeds fp16 (65504).
 bool to_q4_blocks(std::span<const float> values, std::span<Q4Block> blocks) {
   constexpr size_t kElements = Q4Block::kElements, kHalf = kElements / 2;
   for (size_t at = 0; at < blocks.size(); ++at) {
@@ -72,7 +72,7 @@ at::Tensor q4_blocks_of(const at::Tensor& weight) {
   const int64_t out = weight.size(0), in = weight.size(1), blocks = in / Q4Block::kElements;
   auto packed = at::empty({out, blocks * static_cast<int64_t>(sizeof(Q4Block))}, at::kByte);
   auto* const to = reinterpret_cast<Q4Block*>(packed.mutable_data_ptr<uint8_t>());
-  constexpr int64_t kBlock = 4096;  // rows that are widened at once
+  constexpr int64_t kBlock = 4096;  // rows that are converted to fp32 at once
   for (int64_t first = 0; first < out; first += kBlock) {
     const int64_t count = std::min(kBlock, out - first);
     const auto rows = weight.narrow(0, first, count).to(at::kFloat).contiguous();
@@ -87,8 +87,8 @@ at::Tensor q4_blocks_of(const at::Tensor& weight) {
                      });
     TESSERA_CHECK(
         fits, ErrorKind::kFormat,
-        "[kernels.row_product] a weight [{}, {}] has elements that are not finite, or beyond 65504, which four "
-        "bits cannot hold. Are the weights intact? Else take bfloat16.",
+        "[kernels.row_product] found a weight [{}, {}] with values that are not finite or exceed 65504, wanted values "
+        "that int4 blocks can hold. Check the checkpoint, or use bfloat16.",
         out, in);
   }
   return packed;
@@ -115,7 +115,7 @@ RowWeight RowWeight::of(const at::Tensor& weight, RowDtype dtype) {
   }
   made.values_ = at::empty(weight.sizes(), at::kChar);
   made.scales_ = at::empty({weight.size(0)}, at::kFloat);
-  constexpr int64_t kBlock = 4096;  // rows that are widened at once
+  constexpr int64_t kBlock = 4096;  // rows that are converted to fp32 at once
   for (int64_t first = 0; first < weight.size(0); first += kBlock) {
     const int64_t count = std::min(kBlock, weight.size(0) - first);
     const auto rows = weight.narrow(0, first, count).to(at::kFloat);
@@ -138,6 +138,8 @@ at::Tensor RowWeight::widened() const {
   return values;
 }
 
+// The columns of all weights form one range that the threads share, so that small weights do not leave threads idle. A
+// result depends only on its row of x and its row of the weight, so the split into shares does not change it.
 std::vector<at::Tensor> row_products(const at::Tensor& given, std::span<const RowWeight* const> weights,
                                      std::span<const at::Tensor> biases) {
   TESSERA_CHECK(given.is_cpu() && given.scalar_type() == at::kFloat && given.dim() >= 1, ErrorKind::kShape,
@@ -148,7 +150,9 @@ std::vector<at::Tensor> row_products(const at::Tensor& given, std::span<const Ro
   int64_t columns = 0;
   for (const auto* weight : weights) {
     TESSERA_CHECK(x.size(-1) == weight->in(), ErrorKind::kShape,
-                  "[kernels.row_product] rows of {} and a weight [{}, {}]", x.size(-1), weight->out(), weight->in());
+                  "[kernels.row_product] found rows of {} elements for a weight [{}, {}], wanted rows as long as the "
+                  "weight's",
+                  x.size(-1), weight->out(), weight->in());
     results.push_back(at::empty(with_last(x.sizes(), weight->out()), x.options()));
     columns += weight->out();
   }
@@ -177,7 +181,9 @@ at::Tensor row_product(const at::Tensor& x, const RowWeight& weight, const at::T
 at::Tensor row_gate(const at::Tensor& gate, const at::Tensor& up, bool gelu) {
   TESSERA_CHECK(gate.sizes() == up.sizes() && gate.scalar_type() == at::kFloat && up.scalar_type() == at::kFloat &&
                     gate.is_contiguous() && up.is_contiguous() && gate.is_cpu() && up.is_cpu() && gate.dim() >= 1,
-                ErrorKind::kShape, "[kernels.row_gate] wanted two contiguous fp32 tensors of one shape on the CPU");
+                ErrorKind::kShape,
+                "[kernels.row_gate] gate and up: wanted two contiguous fp32 tensors of the same shape on the "
+                "CPU");
   const auto out = at::empty_like(gate);
   const int64_t width = gate.size(-1), rows = width == 0 ? 0 : gate.numel() / width;
   const float *a = gate.const_data_ptr<float>(), *b = up.const_data_ptr<float>();

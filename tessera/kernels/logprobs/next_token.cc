@@ -75,8 +75,8 @@ at::Tensor order_of(const at::Tensor& logits, const LogprobOptions& options) {
   const auto& names = device_mesh(logits)->dim_names();
   TESSERA_CHECK(
       std::ranges::find(names, "cp") != names.end(), ErrorKind::kShape,
-      "[kernels.get_logprobs_from_vocab_parallel_logits] found seq_index with logits on the mesh {}, wanted a "
-      "mesh with a dim cp. Name the mesh dim of context parallelism cp.",
+      "[kernels.get_logprobs_from_vocab_parallel_logits] found seq_index with logits on the mesh {}, which has "
+      "no dim cp. Name the mesh dim of context parallelism cp.",
       device_mesh(logits)->to_string());
   const auto order =
       (is_dtensor(options.seq_index) ? full_tensor(options.seq_index) : options.seq_index).to(at::kCPU, at::kLong);

@@ -8,7 +8,7 @@
 namespace tessera::kernels {
 namespace {
 
-constexpr int64_t kHeadBlockRows = 8192;  // rows of the head whose gradient is added up at a time
+constexpr int64_t kHeadBlockRows = 8192;  // rows of the head whose gradient is one product
 
 }  // namespace
 
@@ -53,7 +53,7 @@ at::Tensor cap_logits(at::Tensor& logits, double softcap, bool wants_slope) {
 
 void add_head_gradient(const at::Tensor& grad_weight, const at::Tensor& gradient, const at::Tensor& hidden) {
   if (!grad_weight.is_cpu() && grad_weight.scalar_type() == gradient.scalar_type()) {
-    grad_weight.addmm_(gradient.t(), hidden);  // adds where it lies
+    grad_weight.addmm_(gradient.t(), hidden);  // adds in place
     return;
   }
   for (int64_t begin = 0; begin < gradient.size(1); begin += kHeadBlockRows) {

@@ -29,7 +29,7 @@ void check_shapes(c10::IntArrayRef hidden, c10::IntArrayRef weight, const at::Te
       hidden.size(), weight.size(), labels.numel(), c10::toString(labels.scalar_type()));
 }
 
-// The rows of a call that lie on this rank, and the groups over which they are cut.
+// This rank's first row among all rows, and the groups that shard the rows.
 struct RowPart {
   int64_t first = 0;
   std::vector<comm::Group*> others{};
@@ -42,8 +42,9 @@ int64_t greatest(const RowPart& part, int64_t value, const at::Tensor& like) {
   return most.item<int64_t>();
 }
 
-// COLLECTIVE over part.others: a label that is wrong on one rank is an error of all, before they wait for one another.
-// Not of labels on an accelerator, for which the host would have to wait: their loss is NaN.
+// Makes a wrong label on one rank an error on all ranks, before any of them waits in a later collective. Labels on an
+// accelerator are not checked, because the host would have to wait; they make the loss NaN. COLLECTIVE over
+// part.others.
 void check_labels(const at::Tensor& labels, int64_t classes, const RowPart& part) {
   if (!labels.is_cpu()) return;
   const int64_t own = first_wrong_label(labels, classes);
@@ -87,7 +88,7 @@ std::vector<comm::Group*> groups_of(const DeviceMesh& mesh, const std::vector<in
   return groups;
 }
 
-// Where this rank's part of a dim that mesh dims cut begins, and how much it is.
+// This rank's range of a dim that several mesh dims shard.
 LocalRange own_range(int64_t size, const DeviceMesh& mesh, const std::vector<int64_t>& dims) {
   LocalRange range{.size = size, .offset = 0};
   for (const int64_t dim : dims) {  // outermost first
@@ -97,12 +98,14 @@ LocalRange own_range(int64_t size, const DeviceMesh& mesh, const std::vector<int
   return range;
 }
 
+// The size of the largest part. Shard gives the first rank of a mesh dim the largest chunk.
 int64_t largest_part(int64_t size, const DeviceMesh& mesh, const std::vector<int64_t>& dims) {
   for (const int64_t dim : dims) size = local_range(size, mesh.size(dim), 0).size;
   return size;
 }
 
-// Runs on the parts; hidden and labels are cut on some mesh dims, the classes on others.
+// The local function for sharded inputs: some mesh dims shard hidden and labels, others the classes. Null where nothing
+// is sharded.
 LocalFunction on_parts(const OpCall& call, const Choice& choice) {
   const auto class_dims = mesh_dims_that_cut(choice.inputs[1]), row_dims = mesh_dims_that_cut(choice.inputs[2]);
   if (class_dims.empty() && row_dims.empty()) return {};
@@ -136,7 +139,7 @@ void propose(const OpCall& call, Proposal& proposal) {
 
 constexpr Operation<&with_gradients> call_with_gradients{"tessera::linear_cross_entropy_with_gradients"};
 
-// `gradient` times `factor`: in its own memory when nobody can ask for it again.
+// `gradient` times `factor`, in place unless the graph is kept for another backward.
 at::Tensor scaled(const at::Tensor& gradient, const at::Tensor& factor, bool keep) {
   if (!gradient.defined()) return {};
   const auto converted = factor.to(gradient.scalar_type());
@@ -150,7 +153,8 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto [loss, grad_hidden, grad_weight] =
         call_with_gradients(hidden, weight, labels, wants_hidden, wants_weight, chunk_bytes, softcap);
-    // Results of our own, which FSDP never frees: kept outside save_for_backward so that backward can give them away.
+    // saved_data, not save_for_backward: backward may then overwrite the gradients. FSDP does not free them, since they
+    // are results of this function.
     ctx->saved_data["grad_hidden"] = grad_hidden;
     auto* const sooner = kernels::DeferredGradients::current();
     const bool hands_on = sooner != nullptr && sooner->loss_factor && grad_weight.defined();
@@ -163,7 +167,7 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
                                                  torch::autograd::variable_list grads) {
     const bool keep = torch::autograd::get_current_graph_task_keep_graph();
     TESSERA_CHECK(ctx->saved_data.count("grad_hidden"), ErrorKind::kInternal,
-                  "[kernels.linear_cross_entropy] backward a second time. Set retain_graph in the first.");
+                  "[kernels.linear_cross_entropy] found a second backward, wanted one. Set retain_graph in the first.");
     const at::Tensor grad_hidden = ctx->saved_data["grad_hidden"].toTensor();
     const at::Tensor grad_weight = ctx->saved_data["grad_weight"].toTensor();
     if (!keep) ctx->saved_data.clear();
