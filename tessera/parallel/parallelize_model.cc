@@ -65,8 +65,8 @@ ModelMesh model_mesh(const MeshPtr& given) {
   }
   const bool replicated = out.all->has_dim("dp_replicate"), sharded = out.all->has_dim(shard);
   TESSERA_CHECK(replicated || sharded || given->has_dim("tp"), ErrorKind::kShape,
-                "[parallel.parallelize_model] {} has none of the dims dp_replicate, dp_shard, cp and tp. Name its dims "
-                "so.",
+                "[parallel.parallelize_model] mesh {}: found none of the dims dp_replicate, dp_shard, cp and tp. Pass "
+                "these dim names to init_device_mesh.",
                 given->to_string());
   // The code below needs a shard dim: a mesh without one gets a dim of one rank.
   if (!sharded) {
@@ -93,7 +93,7 @@ ExpertParallelOptions expert_options(const ModelMesh& mesh, const ParallelizeMod
 MeshPtr expert_mesh(const CausalLM& model, const ModelMesh& mesh, int64_t ep) {
   const bool has_experts = model.config().experts.count > 0;
   TESSERA_CHECK(has_experts || ep == 1, ErrorKind::kConfig,
-                "[parallel.parallelize_model] ep {}: {} has no experts here. Set parallel.ep to 1.", ep,
+                "[parallel.parallelize_model] found ep {}, but {} has no experts. Set parallel.ep to 1.", ep,
                 model.config().architecture);
   if (!has_experts || (ep == 1 && mesh.tensor_ranks == 1)) return nullptr;
   auto names = mesh.data_parallel->dim_names();
@@ -167,15 +167,15 @@ void graph_layers_of(CausalLM& model, const std::vector<nn::Module*>& layers, co
                      const ParallelizeModelOptions& options) {
   TESSERA_CHECK(mesh.tensor_ranks == 1 && dim_ranks(*options.mesh, "cp") <= 1 && model.config().experts.count == 0,
                 ErrorKind::kConfig,
-                "[parallel.parallelize_model] layer_graphs with tensor or context parallelism, or experts: such layers "
-                "communicate, or wait for counts, which no graph can hold. Set train.layer_graphs to false, or "
-                "parallel.tp and parallel.cp to 1.");
+                "[parallel.parallelize_model] layer_graphs with tensor or context parallelism, or experts: the layers "
+                "of this model communicate or read counts on the host, which a graph cannot contain. Set "
+                "train.layer_graphs to false, or parallel.tp and parallel.cp to 1.");
   if (!mesh.all->device().is_cpu()) {
     for (const auto& [path, decoder] : nn::modules_of<DecoderModel>(model)) decoder->make_documents_repeat();
     return graph_layers(layers, mesh.all->device());
   }
   if (mesh.all->rank() == mesh.all->ranks().front()) {
-    log_info("[parallel.parallelize_model] layer_graphs: the mesh is of CPUs, which have none; it changes nothing.");
+    log_info("[parallel.parallelize_model] layer_graphs has no effect: the mesh's device is the CPU, without graphs.");
   }
 }
 
@@ -229,13 +229,13 @@ void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options) 
   if (mesh.tensor_ranks > 1) {
     apply_plan(model, mesh, options);
   } else if (options.sequence_parallel && speaks) {
-    log_warning("[parallel.parallelize_model] sequence_parallel is on, but tp is 1: it changes nothing.");
+    log_warning("[parallel.parallelize_model] sequence_parallel has no effect, because tp is 1.");
   }
   if (mesh.experts) apply_expert_parallel(model, expert_options(mesh, options));
   if (dim_ranks(*options.mesh, "cp") > 1) {
     TESSERA_CHECK(model.config().experts.capacity_factor == 0, ErrorKind::kConfig,
-                  "[parallel.parallelize_model] capacity_factor {} with context parallelism: a capacity is one of "
-                  "whole sequences, of which a rank has a part. Set it to 0, or parallel.cp to 1.",
+                  "[parallel.parallelize_model] found capacity_factor {} with context parallelism: the capacity is "
+                  "counted per whole sequence, but a rank has only a part of each. Set it to 0, or parallel.cp to 1.",
                   model.config().experts.capacity_factor);
     apply_context_parallel(model, options.mesh->slice({"cp"}), {.rotate_method = options.cp_rotate_method});
   }
@@ -244,13 +244,14 @@ void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options) 
   checkpoint_layers(layers, options.activation_checkpointing);
   if (options.layer_graphs) graph_layers_of(model, layers, mesh, options);
   if (options.cpu_offload && on_cpu && speaks) {
-    log_info("[parallel.parallelize_model] cpu_offload: the mesh is of CPUs, where it changes nothing.");
+    log_info("[parallel.parallelize_model] cpu_offload has no effect: the mesh's device is the CPU.");
   }
   if (mesh.tensor_ranks == 1 && mesh.replicas > 1 && mesh.shards == 1 && !mesh.experts) {
-    TESSERA_CHECK(!options.cpu_offload || on_cpu, ErrorKind::kConfig,
-                  "[parallel.parallelize_model] cpu_offload of replicas on {}: found dp_shard 1, wanted shards to "
-                  "offload. Set parallel.dp_shard above 1, or parallel.cpu_offload to false.",
-                  mesh.all->to_string());
+    TESSERA_CHECK(
+        !options.cpu_offload || on_cpu, ErrorKind::kConfig,
+        "[parallel.parallelize_model] cpu_offload on {}: found dp_shard 1, but only sharded parameters can be "
+        "offloaded. Set parallel.dp_shard above 1, or parallel.cpu_offload to false.",
+        mesh.all->to_string());
     auto replica = options.replicate;
     replica.mesh = mesh.all->slice({"dp_replicate"});
     replica.mp_policy = policy_of_root(model, options);

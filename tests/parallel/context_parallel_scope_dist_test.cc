@@ -155,7 +155,7 @@ TEST(ContextParallelScope, WhatCannotBeIsAnErrorBeforeAnythingChanges) {
                 HasSubstr("`no_restore_buffers` must be a subset of `buffers`."));
     EXPECT_THAT(refusal(mesh, {}), HasSubstr("no buffers"));
     EXPECT_THAT(refusal(mesh, {.buffers = {tokens, here(at::zeros({6}))}, .buffer_seq_dims = {1, 0}}),
-                HasSubstr("buffer 1: found dim 0 of [6]"));
+                HasSubstr("buffer 1: found sequence dim 0 of [6]"));
     EXPECT_THAT(
         refusal(mesh, {.buffers = {tokens, here(at::zeros({8})).set_requires_grad(true)}, .buffer_seq_dims = {1, 0}}),
         HasSubstr("needs a gradient"));

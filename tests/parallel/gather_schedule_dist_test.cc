@@ -50,7 +50,7 @@ TEST(Prefetch, RefusesWishesThatDiffer) {
     shard(model, {.mesh = line(world)});
     if (world->rank() != 1) set_prefetch(model, true);
     EXPECT_THAT(error_of([&] { rank_backward(model, *world, 0); }),
-                HasSubstr("set_prefetch: on on rank 0, not called on rank 1"));
+                HasSubstr("set_prefetch differs between ranks: on on rank 0, not called on rank 1"));
     set_prefetch(model, true);
     rank_backward(model, *world, 0);
   });

@@ -292,7 +292,7 @@ TEST(Pipeline, WhatCannotBeRunIsRefusedBeforeAnythingIsSent) {
     EXPECT_THAT(error_of([&] { rig.pipeline->step({}); }), HasSubstr("no micro-batches"));
     auto unlabelled = documents(2);
     unlabelled[1].labels.reset();
-    EXPECT_THAT(error_of([&] { rig.pipeline->step(unlabelled); }), HasSubstr("micro-batch 1: labels have 0"));
+    EXPECT_THAT(error_of([&] { rig.pipeline->step(unlabelled); }), HasSubstr("micro-batch 1: found 0 labels"));
     {
       const at::NoGradGuard no_grad;
       EXPECT_THAT(error_of([&] { rig.pipeline->step(documents(2)); }), HasSubstr("Call evaluate() instead"));

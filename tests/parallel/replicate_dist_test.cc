@@ -448,7 +448,7 @@ TEST(Replicate, RefusesWhatItCannotReplicate) {
     replicate(*model.layers[0], {.mesh = mesh});
     EXPECT_THAT(error_of([&] { fully_shard(model, {.mesh = mesh}); }), HasSubstr("Use one of the two"));
     EXPECT_THAT(error_of([&] { set_prefetch(model, true); }), HasSubstr("Call fully_shard first"));
-    EXPECT_THAT(error_of([&] { replicate_stats(model); }), HasSubstr("is no replica"));
+    EXPECT_THAT(error_of([&] { replicate_stats(model); }), HasSubstr("is not replicated"));
     EXPECT_THAT(error_of([&] { NoSync none(unfilled); }), HasSubstr("Call fully_shard or replicate first"));
     replicate(unfilled, {.mesh = mesh});
     EXPECT_THAT(error_of([&] { unfilled(tokens_of(0)); }), HasSubstr("embedding: still on the meta device"));

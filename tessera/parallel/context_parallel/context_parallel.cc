@@ -24,15 +24,16 @@ void check_sequences(const char* verb, const std::vector<at::Tensor>& buffers, c
                 seq_dims.size(), buffers.size());
   for (size_t i = 0; i < buffers.size(); ++i) {
     const auto& buffer = buffers[i];
-    TESSERA_CHECK(buffer.defined() && !is_dtensor(buffer) && -buffer.dim() <= seq_dims[i] &&
-                      seq_dims[i] < buffer.dim() && buffer.size(seq_dims[i]) == buffers[0].size(seq_dims[0]),
-                  ErrorKind::kShape,
-                  "[parallel.{}] buffer {}: found dim {} of {}, wanted a dim of a plain tensor as long as that of the "
-                  "first buffer.",
-                  verb, i, seq_dims[i],
-                  !buffer.defined()    ? "none"
-                  : is_dtensor(buffer) ? "a DTensor"
-                                       : c10::str(buffer.sizes()));
+    TESSERA_CHECK(
+        buffer.defined() && !is_dtensor(buffer) && -buffer.dim() <= seq_dims[i] && seq_dims[i] < buffer.dim() &&
+            buffer.size(seq_dims[i]) == buffers[0].size(seq_dims[0]),
+        ErrorKind::kShape,
+        "[parallel.{}] buffer {}: found sequence dim {} of {}, wanted a dim of a plain tensor with the size of "
+        "the first buffer's sequence dim.",
+        verb, i, seq_dims[i],
+        !buffer.defined()    ? "none"
+        : is_dtensor(buffer) ? "a DTensor"
+                             : c10::str(buffer.sizes()));
   }
 }
 
@@ -50,8 +51,8 @@ ContextParallel::ContextParallel(const MeshPtr& mesh, const ContextParallelOptio
   const auto &buffers = options.buffers, &kept = options.no_restore_buffers;
   TESSERA_CHECK(
       !buffers.empty(), ErrorKind::kShape,
-      "[parallel.context_parallel] found no buffers, from which the length of the sequence is taken. Give the "
-      "tokens or the positions.");
+      "[parallel.context_parallel] found no buffers. The length of the sequence is taken from the first buffer: pass "
+      "the tokens or the positions.");
   check_sequences("context_parallel", buffers, options.buffer_seq_dims);
   for (const auto& buffer : buffers) {
     TESSERA_CHECK(!buffer.requires_grad(), ErrorKind::kShape,
@@ -60,11 +61,11 @@ ContextParallel::ContextParallel(const MeshPtr& mesh, const ContextParallelOptio
                   c10::str(buffer.sizes()));
   }
   for (const auto& buffer : kept) {
-    TESSERA_CHECK(
-        holds_tensor(buffers, buffer), ErrorKind::kShape,
-        "[parallel.context_parallel] `no_restore_buffers` must be a subset of `buffers`. Found one of {} that "
-        "is none of them.",
-        buffer.defined() ? c10::str(buffer.sizes()) : "no tensor");
+    TESSERA_CHECK(holds_tensor(buffers, buffer), ErrorKind::kShape,
+                  "[parallel.context_parallel] `no_restore_buffers` must be a subset of `buffers`. Found a tensor of "
+                  "shape {} that "
+                  "is not in `buffers`.",
+                  buffer.defined() ? c10::str(buffer.sizes()) : "no tensor");
   }
   for (size_t i = 0; i < buffers.size(); ++i) {
     const auto is_same = [&](const at::Tensor& other) { return other.is_same(buffers[i]); };

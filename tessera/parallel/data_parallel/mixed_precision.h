@@ -8,12 +8,10 @@
 namespace tessera {
 
 struct MixedPrecisionPolicy {
-  std::optional<c10::ScalarType> param_dtype =
-      {};  // dtype of gathered (or copied) parameters and of compute; none: as stored
-  std::optional<c10::ScalarType> reduce_dtype = {};  // dtype of gradient reductions; none: as the gradient
-  std::optional<c10::ScalarType> output_dtype =
-      {};                           // dtype to which floating outputs of forward are cast; none: no cast
-  bool cast_forward_inputs = true;  // casts floating inputs of forward to param_dtype
+  std::optional<c10::ScalarType> param_dtype = {};  // of unsharded (or copied) parameters, for compute; none: as stored
+  std::optional<c10::ScalarType> reduce_dtype = {};  // of gradient reductions; none: as the gradient
+  std::optional<c10::ScalarType> output_dtype = {};  // floating outputs of forward are cast to it; none: no cast
+  bool cast_forward_inputs = true;                   // casts floating inputs of forward to param_dtype
 };
 
 }  // namespace tessera

@@ -102,8 +102,8 @@ void GradBucket::bring_values() {
   }
   sum_ = stages_.take(streams_->replicas);
   values_ = flat_.room_for_values(sum_, params_[0]->parameter.scalar_type());
-  if (!values_.is_same(sum_))
-    streams_->replicas.follow_current();  // the compute stream may have used the memory of values_
+  // The memory of values_ is new, and the compute stream may have used it before.
+  if (!values_.is_same(sum_)) streams_->replicas.follow_current();
   const auto beside = streams_->replicas.enter();
   flat_.bring_values(sum_, values_);
   brought_ = streams_->replicas.mark();

@@ -23,8 +23,8 @@ void check_expert_mesh(const MeshPtr& mesh) {
 
 void check_block(const std::string& path, nn::MoE& block, int64_t ranks, bool cuts_sequences) {
   TESSERA_CHECK(block.capacity_factor() == 0 || !cuts_sequences, ErrorKind::kConfig,
-                "[parallel.experts] {}: capacity_factor {} with tensor parallelism: a capacity is one of whole "
-                "sequences, of which a rank routes a part. Set it to 0, or parallel.tp to 1.",
+                "[parallel.experts] {}: found capacity_factor {} with tensor parallelism: the capacity is counted per "
+                "whole sequence, but a rank routes only a part of each. Set it to 0, or parallel.tp to 1.",
                 path, block.capacity_factor());
   TESSERA_CHECK(
       block.expert_count() % ranks == 0, ErrorKind::kConfig,
@@ -33,8 +33,8 @@ void check_block(const std::string& path, nn::MoE& block, int64_t ranks, bool cu
   for (const auto& slot : block.experts->own_parameters()) {
     TESSERA_CHECK(
         !is_dtensor(slot.parameter), ErrorKind::kShape,
-        "[parallel.experts] {}.experts.{}: lies as {} already, wanted a plain parameter. Leave experts out of "
-        "the plan of tensor parallelism, and call apply_expert_parallel once.",
+        "[parallel.experts] {}.experts.{}: found a DTensor with placements {}, wanted a plain parameter. Leave experts "
+        "out of the tensor-parallel plan, and call apply_expert_parallel once.",
         path, slot.name, to_string(placements(slot.parameter)));
   }
 }
@@ -43,7 +43,7 @@ void check_block(const std::string& path, nn::MoE& block, int64_t ranks, bool cu
 
 MeshPtr make_expert_mesh(const MeshPtr& stage, int64_t ep) {
   TESSERA_CHECK(stage != nullptr && stage->coordinate().has_value(), ErrorKind::kShape,
-                "[parallel.experts] found {}, wanted a mesh that holds this rank",
+                "[parallel.experts] found {}, wanted a mesh that holds this rank. Make it with init_device_mesh.",
                 stage ? stage->to_string() : "no mesh");
   TESSERA_CHECK(ep >= 1 && stage->size() % ep == 0, ErrorKind::kConfig,
                 "[parallel.experts] {} ranks of data, context and tensor parallelism must be divisible by EP size "
@@ -57,10 +57,13 @@ void check_expert_parallel(nn::Module& model, const ExpertParallelOptions& optio
   check_expert_mesh(options.mesh);
   const auto& replicas = options.tensor_parallel;
   TESSERA_CHECK(!replicas || (replicas->ndim() == 1 && replicas->coordinate().has_value()), ErrorKind::kShape,
-                "[parallel.experts] tensor_parallel: found {}, wanted one dim that holds this rank",
+                "[parallel.experts] tensor_parallel: found {}, wanted a 1-d mesh that holds this rank. Slice one: "
+                "mesh->slice({{\"tp\"}}).",
                 replicas->to_string());
-  TESSERA_CHECK(replicas || !options.sequence_parallel, ErrorKind::kConfig,
-                "[parallel.experts] sequence_parallel without tensor_parallel: nothing is sharded along sequences");
+  TESSERA_CHECK(
+      replicas || !options.sequence_parallel, ErrorKind::kConfig,
+      "[parallel.experts] found sequence_parallel without a tensor_parallel mesh to shard sequences over. Set "
+      "tensor_parallel, or sequence_parallel to false.");
   const int64_t ranks = options.mesh->size(options.mesh->dim_of("ep"));
   // With tensor parallelism a rank routes only its share of each sequence, so it cannot count a capacity per sequence.
   const bool cuts_sequences = replicas && replicas->size() > 1;

@@ -103,14 +103,15 @@ at::Tensor AllToAllExchange::of_replicas(nn::MoE& block, const at::Tensor& x, co
 at::Tensor AllToAllExchange::run(nn::MoE& block, const at::Tensor& x, const nn::RealTokens& real) {
   if (!replicas_) {
     TESSERA_CHECK(!is_dtensor(x), ErrorKind::kShape,
-                  "[parallel.experts] tokens lie as {} over {}, wanted a plain tensor. Pass that mesh to "
+                  "[parallel.experts] tokens: found a DTensor {} over {}, wanted a plain tensor. Pass that mesh to "
                   "apply_expert_parallel as tensor_parallel.",
                   to_string(placements(x)), device_mesh(x)->to_string());
     return of_own_rows(block, x.reshape({-1, x.size(-1)}), x.size(-2), flat(real.mask)).view(x.sizes());
   }
   TESSERA_CHECK(!is_dtensor(x) || *device_mesh(x) == *replicas_, ErrorKind::kShape,
-                "[parallel.experts] tokens lie over {}, wanted {}", device_mesh(x)->to_string(),
-                replicas_->to_string());
+                "[parallel.experts] tokens: found a DTensor over {}, wanted one over the tensor_parallel mesh {}. Use "
+                "one mesh for both.",
+                device_mesh(x)->to_string(), replicas_->to_string());
   if (sequence_parallel_) {
     const auto distributed = is_dtensor(x) ? x : from_local(x, replicas_, {Replicate()});
     return of_sequence_shards(block, redistribute(distributed, {Shard(1)}), real.mask);

@@ -191,9 +191,10 @@ void reset_fsdp_stats(nn::Module& root) {
 void to_empty(nn::Module& module, c10::Device device) {
   for (auto* state : fsdp_states(module)) {
     if (state->group() == nullptr) continue;
-    TESSERA_CHECK(state->group()->mesh()->device_type() == device.type(), ErrorKind::kShape,
-                  "[fsdp.to_empty] parameters are sharded over {}, wanted {}", state->group()->mesh()->to_string(),
-                  device.str());
+    TESSERA_CHECK(
+        state->group()->mesh()->device_type() == device.type(), ErrorKind::kShape,
+        "[fsdp.to_empty] found parameters sharded over {}, but the device {}. Pass a device of the mesh's type.",
+        state->group()->mesh()->to_string(), device.str());
     state->group()->shards().materialise();
   }
   const c10::NoGradGuard no_grad;

@@ -36,8 +36,7 @@ void GatherSchedule::begin_forward() {
 // A rank's shard may contain no changed row while another rank's does. All ranks must take the same decision, because
 // it decides which gathers run: a group is stale on all ranks if some rank finds it changed (all-reduce with max).
 void GatherSchedule::free_stale() {
-  std::vector<std::pair<comm::Group*, std::vector<GatheredGroup*>>>
-      kept;  // by process group, in the same order on all ranks
+  std::vector<std::pair<comm::Group*, std::vector<GatheredGroup*>>> kept;  // in the same order on all ranks
   for (const auto& group : groups_) {
     if (!group->may_be_stale()) continue;
     auto* ranks = &group->ranks();

@@ -13,10 +13,11 @@ namespace tessera {
 bool prefetch_of(const std::vector<PrefetchVote>& votes) {
   const auto word = [](const PrefetchVote& vote) { return !vote.wish ? "not called" : *vote.wish ? "on" : "off"; };
   for (const auto& vote : votes) {
-    TESSERA_CHECK(vote.wish == votes[0].wish, ErrorKind::kShape,
-                  "[fsdp.forward] set_prefetch: {} on rank {}, {} on rank {}. Prefetch changes the order of "
-                  "collectives: call it alike on all ranks.",
-                  word(votes[0]), votes[0].rank, word(vote), vote.rank);
+    TESSERA_CHECK(
+        vote.wish == votes[0].wish, ErrorKind::kShape,
+        "[fsdp.forward] set_prefetch differs between ranks: {} on rank {}, {} on rank {}. Prefetch changes the "
+        "order of collectives: pass the same value on all ranks.",
+        word(votes[0]), votes[0].rank, word(vote), vote.rank);
   }
   return votes.at(0).wish.value_or(
       std::ranges::all_of(votes, [](const PrefetchVote& vote) { return vote.core_for_each; }));

@@ -50,9 +50,11 @@ std::shared_ptr<const TensorParallelPart> tensor_parallel_part(const std::string
   // the global tensor its rows are strided, which StridedShard(0, number of tensor-parallel shards) expresses.
   int64_t parts_of_rows = 1;
   for (size_t i = 0; i < placements.size(); ++i) {
-    TESSERA_CHECK(placements[i].is_shard() || placements[i].is_replicate(), ErrorKind::kShape,
-                  "[fsdp.shard] {}: lies as {} over {}, wanted Shard or Replicate on every dim. Redistribute it first.",
-                  name, to_string(placements), tensor_parallel->to_string());
+    TESSERA_CHECK(
+        placements[i].is_shard() || placements[i].is_replicate(), ErrorKind::kShape,
+        "[fsdp.shard] {}: found placements {} over {}, wanted Shard or Replicate on every dim. Redistribute it "
+        "first.",
+        name, to_string(placements), tensor_parallel->to_string());
     if (placements[i].is_shard(0)) parts_of_rows *= tensor_parallel->size(static_cast<int64_t>(i));
   }
   if (data_parallel->ndim() == 2) part->all_placements.push_back(Replicate());

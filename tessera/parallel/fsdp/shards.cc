@@ -90,8 +90,8 @@ void Shards::adopt_replaced() {
               placements(now) == param.placements_on(*mesh_) && now.sizes() == at::IntArrayRef(param.full_shape()) &&
               now.scalar_type() == param.dtype,
           ErrorKind::kShape,
-          "[fsdp.forward] {}: the parameter was replaced by one that is not sharded alike. Copy values into it "
-          "instead, or replace it before fully_shard.",
+          "[fsdp.forward] {}: the parameter was replaced by a tensor with another mesh, placements, shape or dtype. "
+          "Copy values into the parameter instead, or replace it before fully_shard.",
           param.name);
       param.parameter = now;
       param.local = to_local(now.detach());

@@ -48,8 +48,8 @@ void WholeStorage::fill(c10::DataPtr memory, int64_t bytes) {
 c10::DataPtr WholeStorage::free(const std::string& why) {
   if (!storage_) return {};
   auto* storage = storage_.unsafeGetStorageImpl();
-  c10::DataPtr memory =
-      storage->set_data_ptr(c10::DataPtr(nullptr, device_));  // the size stays, because views check it
+  // The size of the storage stays, because tensors check it when a view is made.
+  c10::DataPtr memory = storage->set_data_ptr(c10::DataPtr(nullptr, device_));
   forbid_access(*storage, why);
   return memory;
 }

@@ -16,8 +16,8 @@ struct GraphedLayer {
   ShownParameters parameters;
   std::vector<at::Tensor> buffers;
   std::vector<uint64_t> packed;  // PackedWeight::serial of each packed weight
-  bool hooked = false,
-       sharded = false;  // some module below the layer has hooks (checkpoints do not count), or is sharded
+  // Some module below the layer has hooks (checkpoints do not count); some module below it is sharded.
+  bool hooked = false, sharded = false;
 };
 // Inspects all modules of a layer. Errors kConfig: a layer that cannot be a graph, with the reasons listed in
 // layer_graphs.h.

@@ -257,7 +257,7 @@ struct ReplayedLayer : torch::autograd::Node {
                   "create_graph, or do not graph layers.");
     TESSERA_CHECK(
         addresses(parameters) == lease.get_deleter().recordings->kind.parameters, ErrorKind::kShape,
-        "[parallel.layer_graphs] the parameters of a layer lie elsewhere in its backward than in its forward. "
+        "[parallel.layer_graphs] the parameters of a layer have other addresses in its backward than in its forward. "
         "Do not move them in between, set fixed_places where they are sharded or replicated, or do not graph layers.");
     variable_list found(num_outputs());
     if (gradients[0].defined()) found = lease->backward(gradients[0], written());
@@ -345,8 +345,8 @@ class LayerGraphs {
   void tell() {
     if (std::exchange(shared_->told, true)) return;
     log_info(
-        "[parallel.layer_graphs] some forwards do not repeat (rows of several documents in float32, hooks on modules "
-        "within a layer, or more than {} shapes of batches at a time): these run kernel by kernel.",
+        "[parallel.layer_graphs] some forwards cannot be replayed (rows of several documents in float32, hooks on "
+        "modules within a layer, or more than {} batch shapes at a time). These run eagerly, kernel by kernel.",
         kMostKinds);
   }
 

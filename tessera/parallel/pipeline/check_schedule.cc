@@ -122,7 +122,7 @@ void check_rank(const ScheduleTable& table, size_t rank, const ScheduleExtent& e
     const bool again = (step.kind == ActionKind::kBackward && done(ActionKind::kInputBackward)) ||
                        (step.kind == ActionKind::kInputBackward && done(ActionKind::kBackward));
     if (again || !seen.insert(step.key()).second) {
-      wrong_table(table, column, "Rank {}, step {}: {} comes a second time", rank, column, text);
+      wrong_table(table, column, "Rank {}, step {}: {} occurs a second time, expected once", rank, column, text);
     }
   }
 }
@@ -167,7 +167,7 @@ std::vector<int> check_schedule(const ScheduleTable& table, const ScheduleExtent
   int64_t cells = 0;
   for (const auto& row : table.ranks) cells += static_cast<int64_t>(row.size());
   if (extent.stages < 1 || extent.micro_batches < 1 || int64_t{extent.stages} * extent.micro_batches > 2 * cells) {
-    wrong_table(table, std::nullopt, "{} cells are too few, or too many, for {} stages and {} microbatches", cells,
+    wrong_table(table, std::nullopt, "found {} cells, which cannot be a table of {} stages and {} microbatches", cells,
                 extent.stages, extent.micro_batches);
   }
   std::vector<int> rank_of(static_cast<size_t>(extent.stages), -1);
@@ -181,10 +181,10 @@ std::vector<int> check_schedule(const ScheduleTable& table, const ScheduleExtent
     if (clockwork.ran[rank] == clockwork.rows[rank].size()) continue;
     const auto& [step, column] = clockwork.rows[rank][clockwork.ran[rank]];
     if (!first_column) first_column = column;
-    waiting += fmt::format("{}rank {} for {} at step {}", waiting.empty() ? "" : ", ", rank, step.text(), column);
+    waiting += fmt::format("{}rank {} at {} (step {})", waiting.empty() ? "" : ", ", rank, step.text(), column);
   }
   if (!waiting.empty()) {
-    wrong_table(table, first_column, "Schedule is not progressing: these wait for ever: {}", waiting);
+    wrong_table(table, first_column, "Schedule is not progressing: these ranks wait for ever: {}", waiting);
   }
   return rank_of;
 }
@@ -253,14 +253,16 @@ void check_lowered(const ScheduleTable& lowered, const std::vector<int>& rank_of
       const bool known =
           step.stage >= 0 && step.stage < static_cast<int>(rank_of.size()) && step.micro_batch < micro_batches;
       TESSERA_CHECK(known && rank_of[static_cast<size_t>(step.stage)] == rank, ErrorKind::kConfig,
-                    "[pipeline.check] rank {}: {} is of another rank's stage, or of a micro-batch beyond {}", rank,
-                    step.text(), micro_batches);
+                    "[pipeline.check] rank {}: {} belongs to another rank's stage, or its micro-batch is not one of {}",
+                    rank, step.text(), micro_batches);
       ++count[step.kind];
     }
   }
   TESSERA_CHECK(count[ActionKind::kSendForward] == count[ActionKind::kReceiveForward] &&
                     count[ActionKind::kSendBackward] == count[ActionKind::kReceiveBackward],
-                ErrorKind::kConfig, "[pipeline.check] {} SEND_F to {} RECV_F, {} SEND_B to {} RECV_B: wanted as many",
+                ErrorKind::kConfig,
+                "[pipeline.check] found {} SEND_F and {} RECV_F, {} SEND_B and {} RECV_B, wanted one receive for each "
+                "send",
                 count[ActionKind::kSendForward], count[ActionKind::kReceiveForward], count[ActionKind::kSendBackward],
                 count[ActionKind::kReceiveBackward]);
   // A send never blocks here and a receive needs its send, as in the executor. If every row runs to its end, the real
@@ -270,7 +272,7 @@ void check_lowered(const ScheduleTable& lowered, const std::vector<int>& rank_of
     if (!lowered_can_run(step.action, done, rank_of)) return false;
     const bool is_first = done.insert(step.action.key()).second;
     TESSERA_CHECK(is_first || step.action.micro_batch < 0, ErrorKind::kConfig,
-                  "[pipeline.check] rank {}: {} comes a second time", rank, step.action.text());
+                  "[pipeline.check] rank {}: {} occurs a second time, expected once", rank, step.action.text());
     return true;
   });
   std::string waiting;

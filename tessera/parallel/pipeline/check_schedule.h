@@ -27,8 +27,8 @@ std::vector<int> check_schedule(const ScheduleTable& table, const ScheduleExtent
 void check_lowered(const ScheduleTable& lowered, const std::vector<int>& rank_of, int micro_batches);
 
 struct ActionCosts {
-  double forward = 1, backward = 2, input_backward = 1,
-         weight_backward = 1;  // time units; an overlap costs the sum of its parts
+  // Time units. An overlap costs the sum of its parts.
+  double forward = 1, backward = 2, input_backward = 1, weight_backward = 1;
 };
 // The result of running a schedule with messages that take no time.
 struct Simulation {

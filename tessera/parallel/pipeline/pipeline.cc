@@ -61,7 +61,7 @@ StagePlan plan_pipeline(const ModelConfig& config, const PipelineOptions& option
   const int ranks = pipeline_ranks(options);
   if (options.table) {
     TESSERA_CHECK(options.table->ranks() == ranks, ErrorKind::kConfig,
-                  "[pipeline.plan] {}: a schedule for {} ranks, the pipeline has {}", options.table->name,
+                  "[pipeline.plan] {}: found a schedule for {} ranks, but the pipeline has {}", options.table->name,
                   options.table->ranks(), ranks);
     return plan_stages(config.num_hidden_layers, options.table->rank_of, options.layers_of_stages);
   }
@@ -111,8 +111,8 @@ class Pipeline::Switches : public detail::DataParallelHooks {
     const bool backward = action.kind == ActionKind::kBackward;
     if (backward && completes.all && how_.before_last_backward) how_.before_last_backward();
     if (!has_states_) return;
-    const bool whole =
-        action.kind == ActionKind::kForward && plan_.stages() == 1;  // replicate() reads the switch in forward, too
+    // A single stage: replicate() reads the switch in forward, too.
+    const bool whole = action.kind == ActionKind::kForward && plan_.stages() == 1;
     switch_on(action, backward || whole ? completes : Completes{}, (backward || whole) && reduce_each_);
   }
   // A W sends its deferred gradients into the graph in several backwards, one per node. Reductions stay off meanwhile,
@@ -184,7 +184,7 @@ Pipeline::~Pipeline() = default;
 const Schedule& Pipeline::schedule(int micro_batches) {
   if (options_.table) {
     TESSERA_CHECK(options_.table->micro_batches == micro_batches, ErrorKind::kConfig,
-                  "[pipeline.step] {} micro-batches, but the schedule {} is for {}", micro_batches,
+                  "[pipeline.step] found {} micro-batches, but the schedule {} is for {}", micro_batches,
                   options_.table->name, options_.table->micro_batches);
     return *options_.table;
   }
@@ -214,8 +214,8 @@ void Pipeline::check_micro_batches(const std::vector<ModelInputs>& micro_batches
   for (size_t i = 0; i < micro_batches.size(); ++i) {
     const auto &tokens = micro_batches[i].tokens, &labels = micro_batches[i].labels;
     TESSERA_CHECK(tokens.defined() && labels.defined() && labels.sizes() == tokens.sizes(), ErrorKind::kShape,
-                  "[pipeline.step] micro-batch {}: labels have {} elements, tokens {}: wanted one label a token", i,
-                  labels.defined() ? labels.numel() : 0, tokens.defined() ? tokens.numel() : 0);
+                  "[pipeline.step] micro-batch {}: found {} labels and {} tokens, wanted labels of the tokens' shape",
+                  i, labels.defined() ? labels.numel() : 0, tokens.defined() ? tokens.numel() : 0);
   }
 }
 
@@ -308,8 +308,7 @@ void Pipeline::sum_tied_gradients() {
   const at::Tensor sent = own.contiguous(), received = at::empty_like(sent);
   const auto send = [&] { return comm::send(group, sent, other, kTag); };
   const auto receive = [&] { return comm::recv(group, received, other, kTag); };
-  auto first_one =
-      rank_ < other ? send() : receive();  // the lower rank sends first: NCCL needs one order on both ranks
+  auto first_one = rank_ < other ? send() : receive();  // NCCL needs one order on both ranks
   auto second_one = rank_ < other ? receive() : send();
   first_one.wait();
   second_one.wait();

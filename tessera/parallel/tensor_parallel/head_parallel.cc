@@ -24,8 +24,8 @@ void QKNormParallel::apply(nn::Module& module, const StyleContext& context) cons
           return;
         }
         TESSERA_CHECK(placements(x) == Placements{Shard(kHeads)}, ErrorKind::kShape,
-                      "[parallel.style] {}: found an input that lies as {}, wanted heads [B, T, heads, head_dim] as "
-                      "(S(2)). Give the projection before it a column-wise style.",
+                      "[parallel.style] {}: found an input with placements {}, wanted (S(2)) for [B, T, heads, "
+                      "head_dim]. Give the projection before it a column-wise style.",
                       path, to_string(placements(x)));
       });
   module.register_forward_hook([distributed](nn::Module&, nn::TensorRefs& outputs) {
@@ -40,8 +40,8 @@ void ReplicatedKeyValue::apply(nn::Module& module, const StyleContext& context) 
   const int64_t ranks = context.mesh->size(), rows = linear == nullptr ? 0 : weight_sizes(*linear).first;
   TESSERA_CHECK(
       linear != nullptr && kv_heads_ > 0 && rows % kv_heads_ == 0 && ranks % kv_heads_ == 0, ErrorKind::kConfig,
-      "[parallel.style] {}: ReplicatedKeyValue wants a projection to {} heads on a multiple of as many ranks, "
-      "found {} rows on {} ranks.",
+      "[parallel.style] {}: ReplicatedKeyValue needs a Linear to {} key-value heads, and a number of ranks that is a "
+      "multiple of them; found {} rows on {} ranks.",
       context.path, kv_heads_, rows, ranks);
   const int64_t head_dim = rows / kv_heads_;
   // Query heads are sharded in order, so groups of ranks / kv_heads neighbouring ranks read the same key-value head.

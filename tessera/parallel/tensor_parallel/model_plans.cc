@@ -45,10 +45,11 @@ ParallelPlan base_plan(const std::string& inner, bool head_norms) {
 // The differences between the families' plans.
 struct PlanShape {
   bool head_norms = false;  // q_norm and k_norm
-  std::vector<std::string>
-      norms_before{};  // with sequence parallelism: gathered once for all projections that read them
-  std::vector<std::string> norms_behind{};  // with sequence parallelism: the other norms of a layer
-  std::vector<std::string> rotary{};        // with sequence parallelism: rotary embeddings
+  // With sequence parallelism: norms whose output is gathered for the projections, the other norms of a layer, and the
+  // rotary embeddings.
+  std::vector<std::string> norms_before{};
+  std::vector<std::string> norms_behind{};
+  std::vector<std::string> rotary{};
 };
 
 // Turns base_plan into sequence parallelism: the row-wise projections reduce-scatter to Shard(1) instead of

@@ -36,8 +36,8 @@ struct SharedProducts {
   void compute(const at::Tensor& x) {
     TESSERA_CHECK(
         is_dtensor(x) && placements(x) == Placements{Shard(1)}, ErrorKind::kShape,
-        "[parallel.style] {}: found an input that lies as {}, wanted tokens as (S(1)). Give the norm before it "
-        "the style SequenceParallel.",
+        "[parallel.style] {}: found {} as input, wanted a DTensor with placements (S(1)). Give the norm before it the "
+        "style SequenceParallel.",
         path, is_dtensor(x) ? to_string(placements(x)) : "a plain tensor");
     std::vector<at::Tensor> weights, biases;
     for (const auto* member : members) {
@@ -80,11 +80,12 @@ nn::Linear& linear_child(nn::Module& module, const std::string& name, const std:
   for (const auto& [child_name, child] : module.named_children()) {
     auto* linear = child_name == name ? dynamic_cast<nn::Linear*>(child.get()) : nullptr;
     if (linear == nullptr) continue;
-    TESSERA_CHECK(dynamic_cast<nn::LoraLinear*>(linear) == nullptr && nn::packed_weight_of(*linear) == nullptr,
-                  ErrorKind::kConfig,
-                  "[parallel.style] {}.{}: has an adapter or a packed weight, which OverlappedBlock would leave out. "
-                  "Set async_tensor_parallel to false.",
-                  path, name);
+    TESSERA_CHECK(
+        dynamic_cast<nn::LoraLinear*>(linear) == nullptr && nn::packed_weight_of(*linear) == nullptr,
+        ErrorKind::kConfig,
+        "[parallel.style] {}.{}: found an adapter or a packed weight, which OverlappedBlock does not support. "
+        "Set async_tensor_parallel to false.",
+        path, name);
     return *linear;
   }
   raise(ErrorKind::kConfig, "[parallel.style] {}: found no Linear named {}, which its style OverlappedBlock needs.",

@@ -40,7 +40,7 @@ void check_nothing_left(nn::Module& root, const std::set<nn::Module*>& styled) {
       TESSERA_CHECK(
           !is_dtensor(slot.parameter), ErrorKind::kConfig,
           "[parallel.parallelize_module] {}.{}: is tied to a parameter that the plan shards, but the plan has "
-          "no style for '{}'. Add one that shards it alike.",
+          "no style for '{}'. Add a style with the same placement.",
           path, slot.name, path);
     }
   }
@@ -70,7 +70,7 @@ std::vector<std::string> parallelize_module(nn::Module& module, const MeshPtr& m
   std::vector<std::pair<const ParallelStyle*, Matches>> work;
   for (const auto& [pattern, style] : plan.entries()) {
     TESSERA_CHECK(style != nullptr, ErrorKind::kConfig,
-                  "[parallel.parallelize_module] found no style for '{}', wanted one of a ParallelStyle.", pattern);
+                  "[parallel.parallelize_module] pattern '{}': found a null style, wanted a ParallelStyle.", pattern);
     auto matches = match_modules(module, pattern);
     if (matches.empty()) {
       unmatched.push_back(pattern);
@@ -80,7 +80,7 @@ std::vector<std::string> parallelize_module(nn::Module& module, const MeshPtr& m
   }
   TESSERA_CHECK(
       !work.empty(), ErrorKind::kConfig,
-      "[parallel.parallelize_module] no pattern of the plan ({}) is a module here; its children are {}. Write "
+      "[parallel.parallelize_module] no pattern of the plan ({}) matches a module; the root's children are {}. Write "
       "patterns as \"layers.*.mlp.up_proj\".",
       fmt::join(unmatched, ", "), [&] {
         std::string names;
@@ -89,7 +89,7 @@ std::vector<std::string> parallelize_module(nn::Module& module, const MeshPtr& m
       }());
   for (const auto& pattern : unmatched) {
     if (options.warn_unmatched) {
-      log_warning("[parallel.parallelize_module] '{}' is no module here: that line of the plan does nothing.", pattern);
+      log_warning("[parallel.parallelize_module] pattern '{}' matches no module, so its style has no effect.", pattern);
     }
   }
   std::set<nn::Module*> styled;

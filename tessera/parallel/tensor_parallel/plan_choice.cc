@@ -32,7 +32,7 @@ Placement parse_layout(const std::string& text, const std::string& where) {
 }
 
 std::string scalar_of(const YAML::Node& node, const std::string& where) {
-  TESSERA_CHECK(node.IsScalar(), ErrorKind::kConfig, "[parallel.plan] {}: wanted a word.", where);
+  TESSERA_CHECK(node.IsScalar(), ErrorKind::kConfig, "[parallel.plan] {}: found a list or map, wanted a word.", where);
   return node.Scalar();
 }
 
@@ -70,8 +70,7 @@ StylePtr style_with_layouts(const YAML::Node& node, const std::string& where) {
     return std::make_shared<SequenceParallel>(SequenceParallelOptions{.use_local_output = local.value_or(false)});
   }
   TESSERA_CHECK(!has_layouts && !local, ErrorKind::kConfig,
-                "[parallel.plan] {}: the style {} takes no layouts. Those of colwise and rowwise do.", where,
-                quote(name));
+                "[parallel.plan] {}: the style {} takes no layouts. Only colwise and rowwise do.", where, quote(name));
   return translate_parallel_style(name);
 }
 
@@ -90,12 +89,12 @@ ParallelPlan parse_plan(const std::string& yaml, const std::string& name) {
   try {
     root = YAML::Load(yaml);
   } catch (const YAML::Exception& problem) {
-    refuse_plan(name, fmt::format("it is no YAML: {}", quote(problem.what())));
+    refuse_plan(name, fmt::format("it is not valid YAML: {}", quote(problem.what())));
   }
   if (!root.IsMap() || root.size() == 0) refuse_plan(name, "found no map from pattern to style in it");
   ParallelPlan plan;
   for (const auto& entry : root) {
-    if (!entry.first.IsScalar()) refuse_plan(name, "found a pattern that is no text");
+    if (!entry.first.IsScalar()) refuse_plan(name, "found a pattern that is not text");
     const auto pattern = entry.first.Scalar();
     const auto where = name + ": " + quote(pattern);
     if (entry.second.IsMap()) {
@@ -120,7 +119,7 @@ ResolvedPlan resolve_plan(const CausalLM& model, const PlanChoice& choice, bool 
   if (std::holds_alternative<AutoPlan>(choice)) {
     const auto found = PARALLIZE_FUNCTIONS().find(model.config().architecture);
     if (found != PARALLIZE_FUNCTIONS().end()) return {.plan = found->second(model, sequence_parallel), .custom = false};
-    log_info("[parallel.plan] {} has no plan of its own; transformers' is taken.", model.config().architecture);
+    log_info("[parallel.plan] {} has no plan of its own; using the plan of transformers.", model.config().architecture);
     return hf_plan(model, sequence_parallel);
   }
   if (const auto* plan = std::get_if<ParallelPlan>(&choice)) {

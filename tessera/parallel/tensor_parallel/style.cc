@@ -32,8 +32,8 @@ void StyleContext::distribute(nn::ParameterSlot& slot, const Placement& placemen
   const at::Tensor old = slot.parameter;
   if (is_dtensor(old)) {
     TESSERA_CHECK(*device_mesh(old) == *mesh && placements(old) == Placements{placement}, ErrorKind::kConfig,
-                  "[parallel.style] {}.{}: lies as {} over {} already, {} over {} is wanted. Parameters that are tied "
-                  "need styles that shard them alike.",
+                  "[parallel.style] {}.{}: found a DTensor with placements {} over {}, wanted {} over {}. Tied "
+                  "parameters need styles with the same placement.",
                   path, slot.name, to_string(placements(old)), device_mesh(old)->to_string(), to_string(placement),
                   mesh->to_string());
     return;

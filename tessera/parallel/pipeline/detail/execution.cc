@@ -11,8 +11,8 @@ namespace {
 template <class Map>
 auto taken(Map& waiting, std::pair<int, int> place, const char* what) {
   const auto found = waiting.find(place);
-  TESSERA_CHECK(found != waiting.end(), ErrorKind::kInternal,
-                "[pipeline.run] stage {}, micro-batch {}: {} is not there", place.first, place.second, what);
+  TESSERA_CHECK(found != waiting.end(), ErrorKind::kInternal, "[pipeline.run] stage {}, micro-batch {}: {} is missing",
+                place.first, place.second, what);
   auto value = std::move(found->second);
   waiting.erase(found);
   return value;

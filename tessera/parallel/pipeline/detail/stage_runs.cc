@@ -85,7 +85,8 @@ at::Tensor StageRuns::forward(int stage, int micro_batch, ModelInputs inputs, co
 at::Tensor StageRuns::backward(int stage, int micro_batch, const at::Tensor& gradient, bool keep_weights) {
   const auto found = runs_.find({stage, micro_batch});
   TESSERA_CHECK(found != runs_.end(), ErrorKind::kInternal,
-                "[pipeline.backward] stage {}, micro-batch {}: backward without forward", stage, micro_batch);
+                "[pipeline.backward] stage {}, micro-batch {}: found a backward without its forward", stage,
+                micro_batch);
   auto& run = found->second;
   if (dropout_) dropout_->enter(micro_batch);  // recomputed modules must draw the same dropout
   {
@@ -113,8 +114,9 @@ at::Tensor StageRuns::backward(int stage, int micro_batch, const at::Tensor& gra
 void StageRuns::weight_backward(int stage, int micro_batch) {
   const auto found = runs_.find({stage, micro_batch});
   TESSERA_CHECK(found != runs_.end(), ErrorKind::kInternal,
-                "[pipeline.backward] stage {}, micro-batch {}: weights without the backward of inputs", stage,
-                micro_batch);
+                "[pipeline.backward] stage {}, micro-batch {}: found a weight backward (W) without its input backward "
+                "(I)",
+                stage, micro_batch);
   found->second.weights->flush();
   runs_.erase(found);
 }

@@ -36,15 +36,14 @@ WireForm form_of_header(const at::Tensor& header, bool tensor_parallel) {
   WireForm form{.dtype = static_cast<c10::ScalarType>(words[0])};
   form.is_dtensor = words[1] != 0;
   if (words[2] >= 0) form.shard_dim = words[2];
-  TESSERA_CHECK(
-      words[3] == static_cast<int64_t>(kDims) && c10::isFloatingType(form.dtype), ErrorKind::kComm,
-      "[pipeline.receive] hidden states of {} dims and dtype {} are announced, wanted [B, T, hidden_size]. Run "
-      "the same program on all ranks.",
-      words[3], words[0]);
+  TESSERA_CHECK(words[3] == static_cast<int64_t>(kDims) && c10::isFloatingType(form.dtype), ErrorKind::kComm,
+                "[pipeline.receive] hidden states: the sender announced {} dims and dtype {}, wanted a floating [B, T, "
+                "hidden_size]. Run the same program on all ranks.",
+                words[3], words[0]);
   TESSERA_CHECK(
       !form.is_dtensor || tensor_parallel, ErrorKind::kShape,
-      "[pipeline.receive] the stage before gives DTensors, and this one has no tensor-parallel mesh. Give all "
-      "stages the same plan.");
+      "[pipeline.receive] hidden states: the previous stage sends DTensors, but this stage has no tensor-parallel "
+      "mesh. Use the same plan for all stages.");
   form.local.assign(words + 4, words + 4 + kDims);
   form.whole.assign(words + 4 + kDims, words + kHeader);
   return form;
@@ -62,15 +61,15 @@ at::Tensor Arrival::take() {
 WireForm Wire::form_of(const at::Tensor& hidden) {
   const at::Tensor local = local_part(hidden);
   TESSERA_CHECK(hidden.dim() == static_cast<int64_t>(kDims), ErrorKind::kShape,
-                "[pipeline.send] what a stage gives: found {} dims, wanted [B, T, hidden_size]", hidden.dim());
+                "[pipeline.send] hidden states: found {} dims, wanted [B, T, hidden_size]", hidden.dim());
   WireForm form{.dtype = hidden.scalar_type(), .local = local.sizes().vec(), .whole = hidden.sizes().vec()};
   form.is_dtensor = is_dtensor(hidden);
   if (!form.is_dtensor) return form;
   const auto lies = placements(hidden);
   TESSERA_CHECK(
       lies.size() == 1 && (lies[0].is_replicate() || lies[0].is_shard()), ErrorKind::kShape,
-      "[pipeline.send] what a stage gives lies as {} over {}: wanted Replicate or Shard over the dim of tensor "
-      "parallelism alone",
+      "[pipeline.send] hidden states: found placements {} over {}, wanted Replicate or Shard over the tensor-parallel "
+      "dim alone",
       to_string(lies), device_mesh(hidden)->to_string());
   if (lies[0].is_shard()) form.shard_dim = lies[0].dim;
   return form;
@@ -93,8 +92,8 @@ at::Tensor Wire::local_of(const at::Tensor& tensor, const WireForm& form) const 
       is_dtensor(tensor) == form.is_dtensor && placed.sizes() == at::IntArrayRef(form.local) &&
           placed.scalar_type() == form.dtype,
       ErrorKind::kShape,
-      "[pipeline.send] found {} [{}] of {}, wanted {} [{}] of {}: hidden states and gradients of one shape of "
-      "tokens look alike",
+      "[pipeline.send] found {} [{}] of {}, wanted {} [{}] of {}: all hidden states and gradients for one token shape "
+      "must have the same form",
       is_dtensor(tensor) ? "a DTensor's part" : "a tensor", fmt::join(placed.sizes(), ", "),
       c10::toString(placed.scalar_type()), form.is_dtensor ? "a DTensor's part" : "a tensor",
       fmt::join(form.local, ", "), c10::toString(form.dtype));

@@ -71,8 +71,8 @@ class Wire {
   std::shared_ptr<comm::Group> group_;
   MeshPtr tensor_parallel_;
   c10::Device device_;
-  std::map<std::pair<int, std::vector<int64_t>>, WireForm> sent_forms_,
-      received_forms_;  // by receiving stage and token sizes
+  // By receiving stage and sizes of the tokens.
+  std::map<std::pair<int, std::vector<int64_t>>, WireForm> sent_forms_, received_forms_;
   std::list<comm::Pending> sends_;
 };
 
