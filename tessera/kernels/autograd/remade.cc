@@ -22,9 +22,9 @@ at::Tensor Remade::get() {
 
 namespace {
 
-// Returns whether `parameter` is in memory while the product with `weight` runs backward. FSDP's unsharded parameters
-// have storage without an allocator, which is freed per group; parameters in the weight's own storage are there with
-// it.
+// Returns whether `parameter` is in memory while the product with `weight` runs backward. Storage without an allocator,
+// or of a fixed size, is unsharded memory that fully_shard frees and fills again; it is safe only in the weight's own
+// storage, which is there for the product.
 bool is_there_with(const at::Tensor& parameter, const at::Tensor& weight) {
   const auto& own = local_part(parameter).storage();
   const auto* const others = local_part(weight).storage().unsafeGetStorageImpl();

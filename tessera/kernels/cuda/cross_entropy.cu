@@ -17,8 +17,8 @@ __device__ void fill_row(float* row, float value, int64_t classes) {
   }
 }
 
-// The largest of some logits so far, and the sum of the exponentials of all of them, each less it. Where one is not a
-// number, the sum is none.
+// The online softmax of a row: the largest logit so far, and the sum of exp(logit - largest). A logit that is NaN or
+// +infinity makes the sum NaN.
 struct Softened {
   float most = -FLT_MAX, sum = 0;
 
@@ -30,7 +30,7 @@ struct Softened {
       sum += expf(x - most);
     }
   }
-  // Of all threads of the block.
+  // Combines the values of all threads of the block.
   __device__ void join(float* shared) {
     const float largest = block_max(most, shared);
     sum = block_sum(sum * expf(most - largest), shared);
@@ -39,7 +39,7 @@ struct Softened {
   }
 };
 
-// A block a row, which is read once for the sum and once for what is put in its place.
+// One block per row. The row is read once for maximum and sum, and once more to write softmax - onehot.
 template <int kPack>
 __global__ void cross_entropy_kernel(float* logits, const int64_t* labels, int64_t ignored_label, bool wants_gradient,
                                      float* losses, int64_t rows, int64_t classes) {
@@ -47,7 +47,7 @@ __global__ void cross_entropy_kernel(float* logits, const int64_t* labels, int64
   for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
     float* row = logits + number * classes;
     const int64_t label = labels[number];
-    if (label < 0 || label >= classes) {  // alike for the whole block
+    if (label < 0 || label >= classes) {  // the same for the whole block
       const float value = label == ignored_label ? 0.0F : nanf("");
       if (threadIdx.x == 0) losses[number] = value;
       if (wants_gradient) fill_row<kPack>(row, value, classes);
@@ -59,7 +59,7 @@ __global__ void cross_entropy_kernel(float* logits, const int64_t* labels, int64
       const auto pack = pack_at<kPack>(row + at);
       for (int i = 0; i < kPack; ++i) all.take(pack.at[i]);
     }
-    all.join(shared);  // after which nobody needs the label's logit where it lay
+    all.join(shared);  // all threads have read row[label] before the row is overwritten below
     if (threadIdx.x == 0) losses[number] = logf(all.sum) - (own - all.most);
     if (!wants_gradient) continue;
     const float share = 1.0F / all.sum;

@@ -17,7 +17,7 @@ struct Silu {
   }
 };
 
-// x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), which is x times the sigmoid of 2 u.
+// x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3). This equals x times sigmoid(2 u).
 struct Gelu {
   float value, slope;
   __device__ explicit Gelu(float x) {
@@ -41,7 +41,7 @@ __device__ void gated_backward(T grad, T gate, T up, T& grad_gate, T& grad_up) {
   grad_up = narrow<T>(g * activation.value);
 }
 
-// In packs, and what is left over one by one.
+// The elements in packs, then the last ones that do not fill a pack one by one.
 template <class Activation, int kPack, class T>
 __global__ void gate_kernel(const T* gate, const T* up, T* y, int64_t count) {
   const int64_t first = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, step = int64_t{gridDim.x} * blockDim.x;

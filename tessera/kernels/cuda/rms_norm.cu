@@ -5,10 +5,10 @@ namespace tessera::kernels::cuda {
 namespace {
 
 constexpr int kMostThreads = 512;
-// Blocks of the backward pass whatever the GPU, so that sums have one order on all of them.
+// The number of blocks of the backward kernel is the same on every GPU, so that sums have one order on all of them.
 constexpr int64_t kBackwardBlocks = 256;
 
-// A block a row.
+// One block per row.
 template <int kPack, class T>
 __global__ void norm_kernel(const T* x, const float* factors, float eps, bool rounds_first, T* y, float* inverse_rms,
                             int64_t rows, int64_t width) {
@@ -34,8 +34,8 @@ __global__ void norm_kernel(const T* x, const float* factors, float eps, bool ro
   }
 }
 
-// With n = x * inverse: grad_x = inverse * (g f - n mean(g f n)), and g n is added to the block's own sums. An element
-// of these is always the same thread's.
+// With n = x * inverse: grad_x = inverse * (g f - n mean(g f n)). g n is added to the block's own row of `partial`;
+// each element of that row belongs to one thread, so no atomics are needed.
 template <int kPack, class T>
 __global__ void norm_backward_kernel(const T* grad, const T* x, const float* factors, const float* inverse_rms,
                                      T* grad_x, float* partial, int64_t rows, int64_t width) {

@@ -31,7 +31,8 @@ struct Nf4Options {
 class QuantizedWeight {
  public:
   QuantizedWeight() = default;  // undefined
-  // Packs values, a floating-point tensor [out, in] on the CPU. Error kShape.
+  // Packs values, a floating-point tensor [out, in] on the CPU. Error kShape; kFormat for a value
+  // that is not finite.
   static QuantizedWeight nf4(const at::Tensor& values, const Nf4Options& options = {});
   // Takes the encoded rows of a GGUF tensor, uint8 [out, bytes of a row]; a row is a whole number of blocks. Error
   // kShape; kFormat for a type without a decoder.

@@ -1,4 +1,4 @@
-// Builds with nvcc against a libtorch with CUDA.
+// RowLoops on CUDA. Compiled in builds with nvcc and a libtorch with CUDA.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
@@ -16,7 +16,7 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-// Makes the device of a tensor the thread's and names its stream, for one launch.
+// Makes the tensor's device current and holds its current stream, for one launch.
 class Launch {
  public:
   explicit Launch(const at::Tensor& like) : guard_(like.device()), stream_(c10::cuda::getCurrentCUDAStream()) {}
@@ -28,8 +28,8 @@ class Launch {
 };
 
 void check_launch(const char* kernel, cudaError_t error) {
-  TESSERA_CHECK(error == cudaSuccess, ErrorKind::kInternal, "[kernels.cuda] {} was not started: {}", kernel,
-                cudaGetErrorString(error));
+  TESSERA_CHECK(error == cudaSuccess, ErrorKind::kInternal, "[kernels.cuda] the kernel {} could not be started: {}",
+                kernel, cudaGetErrorString(error));
 }
 
 Element element_of(const at::Tensor& tensor) {
@@ -77,6 +77,7 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor& grad, con
   auto grad_x = at::empty_like(x);
   if (x.numel() == 0) return {grad_x, at::zeros({x.size(-1)}, factors.options())};
   const int64_t width = x.size(-1), rows = x.numel() / width;
+  // Each block of the kernel adds its rows into its own row of `partial`; the sum over blocks has a fixed order.
   auto partial = at::empty({rms_norm_blocks(rows), width}, factors.options());
   const Launch launch(x);
   check_launch("rms_norm_backward",
@@ -92,7 +93,8 @@ at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
   if (x.numel() == 0) return y;
   const int64_t rows = x.size(0), tokens = x.size(1), heads = x.size(2), half = x.size(3) / 2;
   TESSERA_CHECK(heads * half <= std::numeric_limits<int32_t>::max(), ErrorKind::kShape,
-                "[kernels.cuda] rotary of {} heads of {} elements: too many for one token", heads, 2 * half);
+                "[kernels.cuda] rotary: found {} heads of {} elements, wanted at most 2^31 - 1 pairs per token", heads,
+                2 * half);
   const Launch launch(x);
   check_launch("rotary", launch_rotary(element_of(x), x.const_data_ptr(), cos.const_data_ptr<float>(),
                                        sin.const_data_ptr<float>(), sign, y.mutable_data_ptr(), rows, tokens, heads,

@@ -20,7 +20,7 @@ struct Silu {
   static constexpr auto kGate = Gate::kSilu;
   static at::Tensor of(const at::Tensor& x) { return at::silu(x); }
   static at::Tensor derivative(const at::Tensor& grad, const at::Tensor& x) { return at::silu_backward(grad, x); }
-  // The same of differentiable operations.
+  // The same derivative from operations that have derivatives themselves.
   static at::Tensor differentiable_derivative(const at::Tensor& grad, const at::Tensor& x) {
     const auto s = at::sigmoid(x);
     return grad * s * (1 + x * (1 - s));
@@ -53,7 +53,7 @@ at::Tensor gated_of(const at::Tensor& gate, const at::Tensor& up) {
   return Activation::of(gate).mul_(up);
 }
 
-// (grad_gate, grad_up)
+// Returns (grad_gate, grad_up).
 template <class Activation>
 GatePair gated_backward_of(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
   if (runs_gate_loop(gate, up) && runs_gate_loop(gate, grad)) {
@@ -100,7 +100,8 @@ GatePair differentiable_gated_backward(const at::Tensor& grad, const at::Tensor&
   return call_gated_backward<Activation>(grad, gate, up);
 }
 
-// Element by element; linear in one operand: in `up` forward, in `grad` backward.
+// Any dim may be sharded, because the operation is elementwise. It is linear in one operand, which may be Partial: `up`
+// in the forward, `grad` in the backward.
 Rule gate_rule(int linear_in, size_t results) {
   return [linear_in, results](const OpCall& call, Proposal& proposal) {
     const auto& sizes = call.inputs[0].sizes;
@@ -132,8 +133,8 @@ Remade::Source source_of(torch::autograd::Node* node) {
 
 void check_gate(const char* name, const at::Tensor& gate, const at::Tensor& up) {
   TESSERA_CHECK(gate.sizes() == up.sizes() && gate.scalar_type() == up.scalar_type(), ErrorKind::kShape,
-                "[kernels.{}] gate has {} elements of {}, up {} of {}: wanted equal shapes and dtypes", name,
-                gate.numel(), c10::toString(gate.scalar_type()), up.numel(), c10::toString(up.scalar_type()));
+                "[kernels.{}] found gate of {} elements of {}, up of {} elements of {}: wanted equal shapes and dtypes",
+                name, gate.numel(), c10::toString(gate.scalar_type()), up.numel(), c10::toString(up.scalar_type()));
 }
 
 }  // namespace

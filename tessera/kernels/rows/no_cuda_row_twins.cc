@@ -1,4 +1,4 @@
-// Builds without nvcc, or against a libtorch without CUDA: its operations are called one by one there.
+// Builds without nvcc or with a libtorch without CUDA have no CUDA loops; the kernels run as libtorch operations there.
 #include "tessera/kernels/rows/row_twins.h"
 
 namespace tessera::kernels::cuda {

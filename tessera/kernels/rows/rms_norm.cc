@@ -20,7 +20,7 @@ namespace {
 
 using Pair = std::tuple<at::Tensor, at::Tensor>;
 
-constexpr int64_t kGrainElements = 1 << 14;  // a thread's least share of work
+constexpr int64_t kGrainElements = 1 << 14;  // least work of a thread
 
 int64_t grain_rows(int64_t width) { return std::max<int64_t>(1, kGrainElements / width); }
 
@@ -52,8 +52,9 @@ Pair forward_loop(const at::Tensor& x, const at::Tensor& weight, double eps) {
   return {y, inverse_rms};
 }
 
-// With n = x * inverse_rms: grad_x = inverse_rms * (g w - n mean(g w n)), grad_weight = sum over rows of g n. The sum
-// over rows is taken in blocks of fixed size, so that it does not depend on the number of threads.
+// With n = x * inverse_rms: grad_x = inverse_rms * (g w - n mean(g w n)); grad_weight = sum over rows of g n. Each
+// block of rows has its own partial sum. Blocks have a fixed size, so the result does not depend on the number of
+// threads.
 Pair backward_loop(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
                    const at::Tensor& inverse_rms) {
   const int64_t width = x.size(-1), rows = x.numel() / width;
@@ -81,20 +82,20 @@ Pair backward_loop(const at::Tensor& grad, const at::Tensor& x, const at::Tensor
   return {grad_x, partial.sum(0)};
 }
 
-// What the rows are multiplied with.
+// The factors of the normed rows: weight, or 1 + weight.
 at::Tensor factors_of(const at::Tensor& weight, bool one_plus) { return one_plus ? weight + 1 : weight.contiguous(); }
 
 bool runs_in_lanes(const at::Tensor& x, const at::Tensor& weight) {
   return runs_row_loops(x, /*lanes=*/16) && weight.device() == x.device() && weight.scalar_type() == x.scalar_type();
 }
 
-// In fp32, side by side.
+// The factors in fp32, contiguous.
 at::Tensor wide_factors(const at::Tensor& weight, bool one_plus) {
   return factors_of(weight.to(at::kFloat), one_plus).contiguous();
 }
 
-// Whether libtorch has kernels of its own for the device (CUDA, XPU). They take a weight of the input's dtype, which
-// one more than it of 16 bits would round.
+// Returns whether libtorch's own kernels run (CUDA, XPU). They take a weight of the input's dtype; in 16 bits 1 +
+// weight would be rounded to that dtype, so they do not run for it.
 bool runs_fused(const at::Tensor& x, const at::Tensor& weight, bool one_plus) {
   if (x.is_cpu() || x.is_meta() || x.numel() == 0 || weight.scalar_type() != x.scalar_type()) return false;
   if (one_plus && x.element_size() < 4) return false;
@@ -102,7 +103,8 @@ bool runs_fused(const at::Tensor& x, const at::Tensor& weight, bool one_plus) {
   return fused.on(x.device());
 }
 
-// (y, inverse_rms [..., 1])
+// Tries in this order: libtorch's fused kernel; Tessera's loops of this device; the OpenMP loop for fp32 on a CPU;
+// plain operations. (y, inverse_rms [..., 1])
 Pair rms_norm_of(const at::Tensor& given, const at::Tensor& weight, double eps, bool one_plus) {
   const auto x = given.contiguous();
   if (runs_fused(x, weight, one_plus)) return at::_fused_rms_norm(x, weight.sizes(), factors_of(weight, one_plus), eps);
@@ -117,7 +119,7 @@ Pair rms_norm_of(const at::Tensor& given, const at::Tensor& weight, double eps, 
   return {normed.mul(weight.to(wide.scalar_type()) + 1).to(x.scalar_type()), inverse_rms};
 }
 
-// (grad_x, grad_weight), of operations that have derivatives.
+// (grad_x, grad_weight) by operations that have derivatives.
 Pair gradients_by_operations(const at::Tensor& grad_y, const at::Tensor& x, const at::Tensor& weight,
                              const at::Tensor& inverse_rms, bool one_plus) {
   const auto wide = wide_type(x.scalar_type());
@@ -175,7 +177,7 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
   }
 };
 
-// Of differentiable operations, where a gradient of the gradient is wanted.
+// The backward for a double backward: recomputes inverse_rms from x by differentiable operations.
 Pair differentiable_rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
                                       const at::Tensor& inverse_rms, bool one_plus) {
   if (!torch::autograd::compute_requires_grad(grad, x, weight)) {
@@ -183,7 +185,7 @@ Pair differentiable_rms_norm_backward(const at::Tensor& grad, const at::Tensor& 
     return call_rms_norm_backward(grad, x, weight, inverse_rms, one_plus);
   }
   const auto square = x.to(wide_type(x.scalar_type())).square().mean(-1, true);
-  const auto eps = inverse_rms.detach().pow(-2) - square.detach();  // forward knew it as a number
+  const auto eps = inverse_rms.detach().pow(-2) - square.detach();  // recovered from inverse_rms = (square + eps)^-1/2
   return gradients_by_operations(grad, x, weight, (square + eps).rsqrt(), one_plus);
 }
 
@@ -192,7 +194,7 @@ Pair differentiable_rms_norm(const at::Tensor& x, const at::Tensor& weight, doub
   return {results[0], results[1]};
 }
 
-// x [..., d], weight [d] -> y, inverse_rms: rows are independent.
+// x [..., d], weight [d] -> y, inverse_rms. All dims but the last may be sharded.
 void propose_rms_norm(const OpCall& call, Proposal& proposal) {
   const auto& x = call.inputs[0];
   for (int64_t dim = 0; dim + 1 < x.dim(); ++dim) {
@@ -202,7 +204,7 @@ void propose_rms_norm(const OpCall& call, Proposal& proposal) {
   proposal.output(with_last(x.sizes, 1));
 }
 
-// grad, x, weight, inverse_rms -> grad_x, grad_weight (a sum over rows): linear in grad.
+// grad, x, weight, inverse_rms -> grad_x, grad_weight. Linear in grad; sharded rows make grad_weight Partial.
 void propose_rms_norm_backward(const OpCall& call, Proposal& proposal) {
   const auto& x = call.inputs[1];
   for (int64_t dim = 0; dim + 1 < x.dim(); ++dim) {

@@ -11,7 +11,8 @@
 namespace tessera::kernels {
 namespace {
 
-// Of any device that has no loop: the product of all with the cosines, then what each half takes of the other.
+// The rotation by libtorch's operations, on any device: multiplies both halves by cos, then adds the other half times
+// sin, with opposite signs.
 at::Tensor rotate_ops(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, double sign) {
   const auto halves = x.unflatten(-1, {2, x.size(-1) / 2});
   const auto s = sin.unsqueeze(2);
@@ -22,7 +23,7 @@ at::Tensor rotate_ops(const at::Tensor& x, const at::Tensor& cos, const at::Tens
   return y.flatten(3).to(x.scalar_type());
 }
 
-// sign -1 rotates back.
+// Rotates by the angles; sign -1 rotates by the opposite angles.
 at::Tensor rotate(const at::Tensor& given, const at::Tensor& cos, const at::Tensor& sin, float sign) {
   if (runs_row_loops(given, /*lanes=*/32) && cos.device() == given.device() && sin.device() == given.device()) {
     return row_loops(given.device()).rotary(given.contiguous(), cos, sin, sign);
@@ -80,7 +81,7 @@ at::Tensor differentiable_rotary(const at::Tensor& x, const at::Tensor& cos, con
   return Rotary::apply(x, cos, sin, back);
 }
 
-// x [B, T, H, d], cos and sin [B or 1, T, d/2]: rows, tokens and heads are independent; linear in x.
+// x [B, T, H, d], cos and sin [B or 1, T, d/2]. Batch, tokens and heads may be sharded; linear in x.
 void propose_rotary(const OpCall& call, Proposal& proposal) {
   const auto row = call.inputs[1].sizes[0] == 1 ? Replicate() : Shard(0);
   proposal.strategies.push_back({{Shard(0)}, {Shard(0), row, row}});

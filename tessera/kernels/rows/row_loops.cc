@@ -18,7 +18,7 @@ namespace tessera::kernels {
 namespace {
 
 #ifdef TESSERA_HAS_LANES
-constexpr int64_t kLoopElements = 1 << 14;  // a thread's least share of work
+constexpr int64_t kLoopElements = 1 << 14;  // least work of a thread
 
 int64_t rows_at_once(int64_t width) { return std::max<int64_t>(1, kLoopElements / width); }
 
@@ -28,7 +28,7 @@ void for_dtype_of(const at::Tensor& tensor, const Run& run) {
 }
 
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"  // of what GCC 12's own headers leave undefined
+#pragma GCC diagnostic ignored "-Wuninitialized"  // false positives in GCC 12's own intrinsics headers
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")
 namespace rows_avx512 {
@@ -93,6 +93,8 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_loop(const at::Tensor& x, const at::
 std::tuple<at::Tensor, at::Tensor> rms_norm_backward_loop(const at::Tensor& grad, const at::Tensor& x,
                                                           const at::Tensor& factors, const at::Tensor& inverse_rms) {
   const int64_t width = x.size(-1), rows = x.numel() / width;
+  // Blocks of a fixed size (at most 64), each with its own partial sum of grad_weight: the order of the sums does not
+  // depend on the number of threads.
   const int64_t block = std::max(rows_at_once(width), (rows + 63) / 64), blocks = (rows + block - 1) / block;
   auto grad_x = at::empty_like(x);
   auto partial = at::zeros({blocks, width}, x.options().dtype(at::kFloat));
@@ -175,7 +177,8 @@ bool runs_row_loops(const at::Tensor& tensor, int64_t lanes) {
 
 const RowLoops& row_loops(c10::Device device) {
   const auto* const loops = find_row_loops(device);
-  TESSERA_CHECK(loops != nullptr, ErrorKind::kInternal, "[kernels.row_loops] none are made for {}", device.str());
+  TESSERA_CHECK(loops != nullptr, ErrorKind::kInternal, "[kernels.row_loops] there are no loops for the device {}",
+                device.str());
   return *loops;
 }
 
@@ -186,14 +189,14 @@ at::Tensor transposed_loop(const at::Tensor& x) {
   const float* from = x.const_data_ptr<float>();
   float* to = y.mutable_data_ptr<float>();
   const auto range = for_lanes(rows_avx512::transpose_rows, rows_avx2::transpose_rows);
-  constexpr int64_t kAtOnce = 16;  // columns, a line of memory of each row
+  constexpr int64_t kAtOnce = 16;  // columns: one cache line of each row
   at::parallel_for(0, columns / kAtOnce, std::max<int64_t>(1, kLoopElements / (kAtOnce * rows)),
                    [&](int64_t begin, int64_t end) { range(from, step, rows, to, begin * kAtOnce, end * kAtOnce); });
   return y;
 }
 #else
 at::Tensor transposed_loop(const at::Tensor&) {
-  raise(ErrorKind::kInternal, "[kernels.row_loops] not made for this processor");
+  raise(ErrorKind::kInternal, "[kernels.row_loops] the loops were not compiled for this processor");
 }
 #endif
 

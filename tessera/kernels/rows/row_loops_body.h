@@ -1,4 +1,4 @@
-// The loops of row_loops.cc, which includes them once for each set of vector instructions.
+// The loops of row_loops.cc, which includes this file once for each set of vector instructions.
 
 struct Sigmoid {
   Lanes of, value;  // x, its sigmoid
@@ -14,7 +14,7 @@ struct SiluLanes {
   }
 };
 
-// x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), which is x times the sigmoid of 2 u.
+// x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3). This equals x times sigmoid(2 u).
 struct GeluLanes {
   Lanes value, slope;
   explicit GeluLanes(Lanes x) {
@@ -41,7 +41,7 @@ void gate_backward_lanes(const T* grad, const T* gate, const T* up, T* grad_gate
   store_lanes(grad_up, mul(g, lane.value));
 }
 
-// Elements [begin, end); what is left over goes through memory of the size of lanes.
+// Elements [begin, end). The last elements that do not fill a vector are copied to a buffer of one vector.
 template <class Lane, class T>
 void gate_elements(const T* gate, const T* up, T* to, int64_t begin, int64_t end) {
   int64_t i = begin;
@@ -99,7 +99,7 @@ void norm_row(const T* from, const float* factors, int64_t width, float eps, boo
   }
 }
 
-// With n = x * inverse: grad_x = inverse * (g f - n mean(g f n)), and g n is added to the sums.
+// With n = x * inverse: grad_x = inverse * (g f - n mean(g f n)). Adds g n to `sums`.
 template <class T>
 void norm_row_backward(const T* grad, const T* x, const float* factors, int64_t width, float inverse, T* to,
                        float* sums) {
@@ -127,7 +127,8 @@ void rotate_head(const T* from, const float* cos, const float* sin, float sign, 
   }
 }
 
-// Returns the loss of the row.
+// Returns the row's loss. With wants_gradient, replaces the row by softmax - onehot(label). Three passes: the maximum,
+// the sum of exponentials, the division. max() may lose a NaN, so NaN is tracked separately and makes the loss NaN.
 inline float soften_row(float* logits, int64_t classes, int64_t label, bool wants_gradient) {
   const Lanes least = fill(-std::numeric_limits<float>::infinity());
   Lanes peaks = least;
@@ -156,7 +157,7 @@ inline float soften_row(float* logits, int64_t classes, int64_t label, bool want
   return std::log(sum) - own;
 }
 
-// Rows [begin, end) of the result, which has `rows` columns; both numbers multiples of kLanes.
+// Writes rows [begin, end) of the transposed matrix, which has `rows` columns. Both counts are multiples of kLanes.
 inline void transpose_rows(const float* from, int64_t from_row, int64_t rows, float* to, int64_t begin, int64_t end) {
   for (int64_t column = begin; column < end; column += kLanes) {
     for (int64_t row = 0; row < rows; row += kLanes) {

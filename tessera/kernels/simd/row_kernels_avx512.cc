@@ -33,7 +33,7 @@ ROW_TARGET inline Lanes load(const Float16* from) {
 ROW_TARGET inline Lanes load(const int8_t* from) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 }
-// The sixteen values of a block, that its codes choose from.
+// The sixteen values that a block's codes select from: d * code + m.
 using Q4Scale = __m512;
 ROW_TARGET inline Q4Scale scale_of(const Q4Block& block) {
   const __m512 codes = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -42,14 +42,15 @@ ROW_TARGET inline Q4Scale scale_of(const Q4Block& block) {
 }
 ROW_TARGET inline Lanes values_of(const Q4Block& block, Q4Scale values, int part) {
   const __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block.codes)));
-  return _mm512_permutexvar_ps(part == 0 ? codes : _mm512_srli_epi32(codes, 4), values);  // by the low four bits alone
+  // The permutation uses only the lowest four bits of an index.
+  return _mm512_permutexvar_ps(part == 0 ? codes : _mm512_srli_epi32(codes, 4), values);
 }
 ROW_TARGET inline void store(float* to, Lanes lanes) { _mm512_storeu_ps(to, lanes); }
 ROW_TARGET inline Lanes times(Lanes a, Lanes b) { return _mm512_mul_ps(a, b); }
 ROW_TARGET inline Lanes fma(Lanes a, Lanes b, Lanes c) { return _mm512_fmadd_ps(a, b, c); }
 ROW_TARGET inline float sum(Lanes lanes) {
-  const auto halves =
-      std::bit_cast<Halves>(lanes);  // GCC 12 calls the results of its extracting intrinsics uninitialised
+  // GCC 12 reports the results of its intrinsics for extracting halves as uninitialised.
+  const auto halves = std::bit_cast<Halves>(lanes);
   const __m256 eight = _mm256_add_ps(halves.low, halves.high);
   __m128 half = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   half = _mm_add_ps(half, _mm_movehl_ps(half, half));

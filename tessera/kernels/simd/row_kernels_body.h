@@ -1,15 +1,16 @@
-// Included by row_kernels_*.cc inside a namespace of its own, after ROW_TARGET, Lanes, kLanes, load(), zero(), fill(),
-// store(), fma(), sum(), scale_of() and values_of() a Q4Block, kTileRows, kTileColumns, kByteColumns, kWideColumns,
-// kTallRows (0: none), kFewRows, kQ4Rows, kQ4Columns, kQ4Wide. No include guard. Loops of constant length are unrolled
-// so that their sums stay in registers.
+// Included by row_kernels_*.cc in a namespace of its own, without an include guard. The including file defines before
+// it: ROW_TARGET, Lanes, kLanes, load(), zero(), fill(), store(), fma(), sum(), scale_of() and values_of() for a
+// Q4Block, kTileRows, kTileColumns, kByteColumns, kWideColumns, kTallRows (0: none), kFewRows, kQ4Rows, kQ4Columns,
+// kQ4Wide. Loops of constant length are unrolled so that their sums stay in registers.
 //
-// A result is a function of its row of x and its row of the weight alone: one accumulator of kLanes lanes over the
-// whole multiples of kLanes, their sum in a fixed order, then the rest one by one. How rows are tiled does not enter.
+// Invariant: a result depends only on its row of x and its row of the weight. It is one accumulator of kLanes lanes
+// over the multiples of kLanes, their sum in a fixed order, then the remaining elements one by one. The tiling of rows
+// and columns does not change it.
 
 #define ROW_UNROLL _Pragma("GCC unroll 8")
 
-// Reads ahead what will be multiplied two tiles later, `kBytes` of a tile a step: rows are too short and too many at
-// once for the processor to see that they lie behind one another. No address is too far for a prefetch.
+// Prefetches kBytes of the weight's tile that is multiplied two tiles later. The hardware prefetcher misses this
+// pattern: the rows are short and many are read at once. Prefetching past the end of the memory is harmless.
 template <int64_t kBytes>
 inline void read_ahead(uintptr_t& at) {
   ROW_UNROLL
@@ -18,7 +19,7 @@ inline void read_ahead(uintptr_t& at) {
 }
 constexpr int64_t kTilesAhead = 2;
 
-// kAhead: the weight comes from memory, not from the cache.
+// kAhead: prefetch, because the weight is read from memory and not from the cache.
 template <class Weight, int kRows, int kColumns, bool kAhead>
 ROW_TARGET inline void tile(const float* x, int64_t x_stride, const Weight* weight, const float* scales, int64_t k,
                             float* y, int64_t y_stride) {
@@ -59,7 +60,7 @@ ROW_TARGET inline void tile(const float* x, int64_t x_stride, const Weight* weig
   }
 }
 
-// Of whole blocks: the sums of the tile above, in its order, over the values that the blocks stand for.
+// The same sums in the same order as tile(), over decoded blocks.
 template <int kRows, int kColumns, bool kAhead>
 ROW_TARGET inline void q4_tile(const float* x, int64_t x_stride, const Q4Block* weight, int64_t k, float* y,
                                int64_t y_stride) {
@@ -120,12 +121,12 @@ ROW_TARGET inline void columns_of(const float* x, int64_t x_stride, const Weight
   }
 }
 
-// Columns of a tile: bytes take registers to be widened.
+// Columns of a tile. 8-bit weights need registers for their conversion, so their tiles are narrower.
 template <class Weight>
 constexpr int kColumnsOf = sizeof(Weight) == 1 ? kByteColumns : kTileColumns;
 
-// So many rows of a weight stay in the cache while all rows of x go by: where those are few and reading takes longest,
-// in the first one.
+// The number of weight rows in a block that stays in the cache while all rows of x pass. For few rows of x (kTileRows
+// to kFewRows) the block is one tile wide and stays in the first-level cache.
 template <class Weight>
 int64_t cached_rows(int64_t m, int64_t k) {
   constexpr int64_t kFloats = int64_t{1} << 16, kColumns = kColumnsOf<Weight>;
@@ -133,7 +134,7 @@ int64_t cached_rows(int64_t m, int64_t k) {
   return std::max<int64_t>(1, kFloats / std::max<int64_t>(1, k) / kColumns) * kColumns;
 }
 
-// Of such a block.
+// The products of all rows of x with such a block. Only the first pass reads the block from memory and prefetches.
 template <class Weight, bool kFromMemory>
 ROW_TARGET inline void block_products(const float* x, int64_t m, int64_t x_stride, const Weight* block,
                                       const float* scales, int64_t count, int64_t k, float* y, int64_t y_stride) {
@@ -160,7 +161,8 @@ ROW_TARGET inline void block_products(const float* x, int64_t m, int64_t x_strid
   }
 }
 
-// Of so many rows of x on, a block of the weight is widened once instead of in each tile: the same values.
+// From this number of rows of x on, a block of the weight is converted to fp32 once instead of in each tile. The values
+// are the same.
 constexpr int64_t kWidenRows = 32;
 
 template <class Weight>
@@ -179,7 +181,7 @@ ROW_TARGET inline void widen(const Q4Block* from, int64_t count, float* to) {
   }
 }
 
-// How many numbers one of them is.
+// Weights per element of the storage type.
 template <class Weight>
 constexpr int64_t kNumbersOf = 1;
 template <>
@@ -203,7 +205,7 @@ ROW_TARGET void products(const float* x, int64_t m, int64_t x_stride, const Weig
                          int64_t n, int64_t k, float* y, int64_t y_stride) {
   constexpr bool kIsWide = std::is_same_v<Weight, float>;
   if (m == 1) return columns_of<Weight, 1, kWideColumns, true>(x, x_stride, weight, scales, n, k, y, y_stride);
-  // fp32 takes as long to read as to compute with: once over what comes from memory.
+  // fp32 is limited by memory: one pass over the weight with all rows in one tall tile.
   if (kIsWide && kTallRows > 0 && m == kTallRows) {
     return columns_of<Weight, std::max(kTallRows, 1), 2, true>(x, x_stride, weight, scales, n, k, y, y_stride);
   }
@@ -217,8 +219,8 @@ ROW_TARGET void products(const float* x, int64_t m, int64_t x_stride, const Weig
   }
 }
 
-// A block is decoded for each tile, which takes more time than to read it: of all that fit into registers, these were
-// the fastest.
+// Each tile decodes its blocks, which takes more time than reading them. The tile sizes are the fastest ones that fit
+// into registers.
 ROW_TARGET void q4_products(const float* x, int64_t m, int64_t x_stride, const Q4Block* weight, const float* scales,
                             int64_t n, int64_t k, float* y, int64_t y_stride) {
   if (m >= kWidenRows) return widened_products(x, m, x_stride, weight, scales, n, k, y, y_stride);
@@ -237,7 +239,7 @@ ROW_TARGET void q4_products(const float* x, int64_t m, int64_t x_stride, const Q
   for (; i < m; ++i) q4_columns<1, kQ4Wide, true>(x + i * x_stride, x_stride, weight, n, k, y + i * y_stride, y_stride);
 }
 
-// e^x within 2 units in the last place; below -87 what it is at -87, above 88 what it is at 88.
+// e^x within 2 units in the last place. Inputs below -87 count as -87, inputs above 88 as 88.
 ROW_TARGET inline float exponential(float x) {
   x = x < -87.0F ? -87.0F : (x > 88.0F ? 88.0F : x);
   const float shifted = x * 1.44269504F + 12582912.0F;  // 1.5 * 2^23: rounds to the nearest integer
@@ -266,7 +268,7 @@ ROW_TARGET void gate_row(const float* gate, const float* up, int64_t count, bool
   for (int64_t i = 0; i < count; ++i) out[i] = gate[i] / (1.0F + exponential(-gate[i])) * up[i];
 }
 
-// out = out * factor + weights [count] times values [count, width].
+// out = out * factor + weights [count] * values [count, width] (a matrix product).
 ROW_TARGET inline void add_values(const float* weights, const float* values, int64_t count, int64_t width, float factor,
                                   float* out) {
   int64_t at = 0;
@@ -295,7 +297,9 @@ ROW_TARGET inline void add_values(const float* weights, const float* values, int
   }
 }
 
-// Softmax attention page by page: scores of a page, the largest so far, sums rescaled to it.
+// Online softmax over the pages: computes the scores of a page, updates the running maximum, rescales the sums to it
+// and adds the page's values. A page's rows are in position order, so every query adds its keys in the same order,
+// whatever other queries are in the call.
 ROW_TARGET void attend_head(const PagedHead& head) {
   const int64_t rows = head.tokens * head.group, d = head.head_dim, page = head.page_tokens;
   float *queries = head.scratch, *sums = queries + rows * d, *scores = sums + rows * d;
@@ -342,7 +346,7 @@ ROW_TARGET void attend_head(const PagedHead& head) {
         weights += score[j];
       }
       total[row] = total[row] * factor + weights;
-      // Of keys that it sees alone: nought times what is no number is none either.
+      // Only visible keys enter: weight 0 times a NaN or infinity in an unused slot would be NaN.
       const int64_t last = std::min(high, filled);
       add_values(score + low, head.values[index] + low * d, last - low, d, factor, sums + row * d);
     }

@@ -10,7 +10,7 @@ namespace tessera::kernels {
 namespace plain_rows {
 namespace {
 
-// Eight lanes that any compiler makes vectors of what the target has.
+// Vectors of eight floats in plain C++; the compiler maps them to the vector instructions of its target.
 constexpr int kLanes = 8, kTileRows = 2, kTileColumns = 2, kByteColumns = 2, kWideColumns = 4, kTallRows = 0,
               kFewRows = 0, kQ4Rows = 2, kQ4Columns = 2, kQ4Wide = 8;
 struct Lanes {

@@ -14,8 +14,8 @@
 namespace tessera::kernels {
 namespace {
 
-std::atomic<int> agreed{-1};  // -1: nothing
-thread_local std::optional<VectorLevel> used;
+std::atomic<int> agreed{-1};                   // -1: ranks have not agreed
+thread_local std::optional<VectorLevel> used;  // by UseVectorLevel
 
 VectorLevel chosen() {
   static const VectorLevel level = [] {
@@ -27,8 +27,8 @@ VectorLevel chosen() {
     if (wanted == "avx2" && most >= VectorLevel::kAvx2) return VectorLevel::kAvx2;
     if (wanted == "avx512" && most >= VectorLevel::kAvx512) return VectorLevel::kAvx512;
     raise(ErrorKind::kConfig,
-          "[kernels.rows] TESSERA_ROW_KERNELS: found {}, wanted plain, or avx2 or avx512 where the processor has it. "
-          "Correct it or unset it.",
+          "[kernels.rows] TESSERA_ROW_KERNELS: found {}, wanted plain, avx2 or avx512, and a level that this processor "
+          "supports. Correct it or unset it.",
           quote(wanted));
   }();
   return level;
@@ -58,7 +58,8 @@ VectorLevel vector_level() {
 void set_vector_level(VectorLevel level) { agreed = static_cast<int>(level); }
 
 UseVectorLevel::UseVectorLevel(VectorLevel level) : before_(used) {
-  TESSERA_CHECK(level <= most_of_processor(), ErrorKind::kConfig, "[kernels.rows] this processor has fewer vectors");
+  TESSERA_CHECK(level <= most_of_processor(), ErrorKind::kConfig,
+                "[kernels.rows] this processor does not support the vector instructions of the requested level");
   used = level;
 }
 
