@@ -19,13 +19,14 @@ void summon_full_params(nn::Module& module, const SummonOptions& options, const 
     TESSERA_CHECK(!options.offload_to_cpu || group->sharded(), ErrorKind::kConfig,
                   "[fsdp1.summon] {}: offload_to_cpu=True and NO_SHARD is not supported. Leave offload_to_cpu out.",
                   group->name());
-    TESSERA_CHECK(
-        !options.with_grads || (group->layout().use_orig_params() && !options.offload_to_cpu), ErrorKind::kConfig,
-        "[fsdp1.summon] {}: with_grads=True, use_orig_params={}, offload_to_cpu={} is not supported. It takes "
-        "use_orig_params, and no offload_to_cpu.",
-        group->name(), group->layout().use_orig_params(), options.offload_to_cpu);
+    TESSERA_CHECK(!options.with_grads || (group->layout().use_orig_params() && !options.offload_to_cpu),
+                  ErrorKind::kConfig,
+                  "[fsdp1.summon] {}: with_grads=True, use_orig_params={}, offload_to_cpu={} is not supported. Set "
+                  "use_orig_params and leave offload_to_cpu off.",
+                  group->name(), group->layout().use_orig_params(), options.offload_to_cpu);
   }
-  // All are put back, whatever one of them says.
+  // Restores all units, also when restoring one of them throws; returns the first error. Units are restored in reverse
+  // order, since inner units were replaced after outer ones.
   std::vector<FlatGroup*> shown;
   const auto hide = [&] {
     std::exception_ptr first;
@@ -47,7 +48,7 @@ void summon_full_params(nn::Module& module, const SummonOptions& options, const 
     }
     body();
   } catch (...) {
-    if (hide()) log_error("[fsdp1.summon] what was written was not written back, after another error");
+    if (hide()) log_error("[fsdp1.summon] changes of the body were not written back: restoring a unit failed");
     throw;
   }
   if (const auto failure = hide()) std::rethrow_exception(failure);

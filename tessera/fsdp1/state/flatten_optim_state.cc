@@ -19,7 +19,8 @@
 namespace tessera {
 namespace {
 
-// What a value becomes right before it is cut: rank 0's, where only it has the tensors.
+// Returns a value just before it is sharded. With rank0_only it broadcasts the tensors of rank 0; otherwise it returns
+// the value.
 using ResolveValue = std::function<StateValue(const StateValue& value, const std::string& subject)>;
 
 bool has_dims(const StateValue& value) {
@@ -27,6 +28,8 @@ bool has_dims(const StateValue& value) {
   return shape && !shape->shape.empty();
 }
 
+// Builds the flat state `name` of a unit, one member at a time: each value becomes this rank's range and is copied to
+// its place. Members without the state stay zeros.
 at::Tensor flatten_tensors(const Fsdp1Unit& unit, const UnitStates& states, const std::string& name,
                            const ResolveValue& resolve) {
   const auto& layout = unit.layout();
@@ -45,6 +48,8 @@ at::Tensor flatten_tensors(const Fsdp1Unit& unit, const UnitStates& states, cons
   return flat;
 }
 
+// The names are visited in sorted order, so all ranks exchange the states in one order. A value without dims is common
+// to all members (check_unit_states), so the first one is taken.
 StateDict flatten_unit(const Fsdp1Unit& unit, const UnitStates& states, const ResolveValue& resolve) {
   StateDict flat;
   if (states.empty()) return flat;
@@ -70,7 +75,7 @@ StateDict flatten_unit(const Fsdp1Unit& unit, const UnitStates& states, const Re
 
 StateDict shard_member(const Fsdp1Unit& unit, size_t member, const StateDict& state, const ResolveValue& resolve) {
   StateDict sharded;
-  std::set<std::string> names;  // exchanged in one order, whatever that of the rank's dict
+  std::set<std::string> names;  // sorted, so that all ranks exchange the states in one order
   for (const auto& [key, value] : state) names.insert(to_string(key));
   for (const auto& name : names) {
     const auto& value = state.at(name);
@@ -84,7 +89,7 @@ StateDict shard_member(const Fsdp1Unit& unit, size_t member, const StateDict& st
                   "the state of this model.",
                   quote(place.name), fmt::join(value_shape(value)->shape, ", "), fmt::join(place.shape, ", "));
     const at::Tensor piece = ranges_of_value(place, resolve(value, place.name));
-    // Without sharding the optimizer sees the parameter in its own shape.
+    // Without sharding the optimizer has the parameter in its own shape.
     sharded.set(name, unit.sharded() ? piece : logical_order(place, piece));
   }
   return unit.place(member).own().empty() ? StateDict{} : sharded;
@@ -94,7 +99,8 @@ StateValue unresolved(const StateValue& value, const std::string&) { return valu
 
 const StateDict kNoStates;
 
-// What is to be done with a dict, checked before anything is sent.
+// The states of a dict, sorted by unit and member, with all checks. The checks need only shapes and scalars, so they
+// run on every rank before tensors are sent.
 class FlattenPlan {
  public:
   FlattenPlan(const Fsdp1Units& model, const StateDict& states, bool partial_units)
@@ -118,6 +124,8 @@ class FlattenPlan {
     for (size_t i = 0; i < by_unit.size(); ++i) check(i);
   }
 
+  // A description of each member's state, for check_alike: the ranks can exchange the states only when all describe
+  // them equally.
   comm::Facts facts() const {
     comm::Facts facts;
     for (size_t i = 0; i < by_unit.size(); ++i) {
@@ -170,7 +178,7 @@ class FlattenPlan {
   bool partial_units_;
 };
 
-// A named optimizer's own state of a parameter of which this rank has nothing.
+// Returns a named optimizer's own state of a parameter without elements on this rank.
 StateDict own_state(const optim::Optimizer& optimizer, const std::string& parameter) {
   StateDict state;
   for (const auto& [key, tensor] : optimizer.state(parameter)) state.set(key, tensor.detach().clone());
@@ -191,6 +199,8 @@ StateDict shard_orig_param_state(const Fsdp1Unit& unit, size_t member, const Sta
 FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const StateDict& optim_state_dict,
                                              const FlattenOptions& options) {
   comm::Group& group = options.group ? *options.group : *model.group();
+  // Every step before the exchange is checked on all ranks together. After check_alike all ranks have equal plans, so
+  // the exchange below makes the same collectives in the same order on each rank.
   comm::attempt_together(group, [&] {
     if (!options.rank0_only || group.rank() == 0) states_of(optim_state_dict, "[fsdp1.load]");
   });
@@ -208,7 +218,7 @@ FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const Stat
     return options.rank0_only ? broadcast_state(group, value, model.units()[0].handle->shard().device(), subject)
                               : value;
   };
-  std::unordered_set<std::string> own_names;  // of a named optimizer
+  std::unordered_set<std::string> own_names;  // names of the parameters of a named optimizer
   if (options.named_optimizer) {
     for (auto& name : options.named_optimizer->parameter_names()) own_names.insert(std::move(name));
   }

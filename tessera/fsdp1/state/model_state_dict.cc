@@ -18,17 +18,17 @@
 namespace tessera {
 namespace {
 
-// One entry of a state dict and the memory behind it.
+// One tensor of the model's state dict, and the memory of it on this rank.
 struct ModelTensor {
   FlatPlace place;
-  std::vector<std::string> names;  // more than one: shared
-  at::Tensor own;                  // 1-d, this rank's range; outside FSDP units the tensor itself
+  std::vector<std::string> names;  // more than one for a shared parameter
+  at::Tensor own;                  // this rank's range, 1-d; for a tensor outside FSDP units the tensor itself
   bool managed = true;
   bool frozen = false;                                       // a parameter that needs no gradient
-  c10::ScalarType saved_dtype = c10::ScalarType::Undefined;  // UnmanagedTensor's
+  c10::ScalarType saved_dtype = c10::ScalarType::Undefined;  // see UnmanagedTensor
 };
 
-// Whether values are each rank's flat shard.
+// Whether each value is a rank's flat shard (LOCAL_STATE_DICT with sharded units).
 bool is_local(const SavedForm& form) {
   return form.type == StateDictType::kLocal && form.values.form == ValueForm::kSharded;
 }
@@ -47,6 +47,8 @@ SavedForm model_form(const StateDictSettings& settings, const Fsdp1Units& model)
   return form;
 }
 
+// Lists the tensors of the state dict in an order that is the same on all ranks: the members of each unit (or its flat
+// parameter, with `local`), then the tensors outside units.
 std::vector<ModelTensor> model_tensors(nn::Module& root, const Fsdp1Units& model, bool local) {
   std::vector<ModelTensor> tensors;
   for (const auto& unit : model.units()) {
@@ -73,6 +75,8 @@ std::vector<ModelTensor> model_tensors(nn::Module& root, const Fsdp1Units& model
   return tensors;
 }
 
+// A ShardedTensor whose local shard is this rank's range of the flat parameter. The metadata of all ranks follow from
+// the layout, so nothing is sent.
 StateValue local_value(const ModelTensor& tensor, bool offload_to_cpu) {
   auto value = std::make_shared<ShardedTensor>();
   const auto& group = *tensor.place.group;
@@ -94,9 +98,9 @@ StateValue local_value(const ModelTensor& tensor, bool offload_to_cpu) {
   return value;
 }
 
-// The entries of a dict, found for each tensor.
+// The values of a dict that belong to each tensor of the model.
 struct LoadPlan {
-  std::vector<std::vector<const StateValue*>> values;  // for each tensor, by name
+  std::vector<std::vector<const StateValue*>> values;  // for each tensor, its values in the order of its names
   IncompatibleKeys keys;
 };
 
@@ -144,6 +148,8 @@ LoadPlan plan_load(const std::vector<ModelTensor>& tensors, const StateDict& dic
   return plan;
 }
 
+// A whole value may differ from rank to rank in content only; sharded values must have equal metadata, because their
+// exchange is planned from the metadata.
 comm::Facts load_facts(const std::vector<ModelTensor>& tensors, const LoadPlan& plan) {
   comm::Facts facts;
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -158,12 +164,12 @@ comm::Facts load_facts(const std::vector<ModelTensor>& tensors, const LoadPlan& 
   return facts;
 }
 
-// Whether both give the model's dtype the same bits: NaNs are the same, zeros of other signs are not.
+// Whether both values have equal bits in the model's dtype. Unlike with ==, a NaN equals itself, and 0 differs from -0.
 bool same_bits(const at::Tensor& a, const at::Tensor& b, c10::ScalarType dtype) {
   return a.to(dtype).view(at::kByte).equal(b.to(dtype).view(at::kByte));
 }
 
-// What a dict of the model is made of, by the type that is in force.
+// The form and the tensors of the model's state dict under the present state_dict_type.
 struct ModelView {
   SavedForm form;
   std::vector<ModelTensor> tensors;
@@ -193,6 +199,8 @@ StateDict fsdp1_state_dict(nn::Module& root, bool ignore_frozen_params) {
   check_same_form(group, form);
   const bool local = is_local(form);
   StateDict dict;
+  // The collectives of value_of_ranges run for every managed tensor on every rank; only afterwards a rank without a
+  // result skips the value.
   for (const auto& tensor : tensors) {
     StateValue value;
     if (!tensor.managed) {
@@ -220,6 +228,8 @@ IncompatibleKeys load_fsdp1_state_dict(nn::Module& root, const StateDict& state_
   auto& tensors = view->tensors;
   check_alike(group, {{"state_dict_type", fmt::format("{} {}", to_string(form.type), form.rank0_only)}},
               "Set the same state_dict_type on all ranks.");
+  // As in flatten_optim_state_dict: plan and check on all ranks, then exchange in one order. With rank0_only the
+  // tensors come from rank 0 one at a time.
   const StateDict tree = form.rank0_only ? broadcast_processed_state(group, state_dict) : state_dict;
   LoadPlan plan;
   comm::Facts facts;
@@ -232,7 +242,9 @@ IncompatibleKeys load_fsdp1_state_dict(nn::Module& root, const StateDict& state_
   const auto piece_of = [&](const FlatPlace& place, const StateValue& value) {
     return ranges_of_value(place, form.rank0_only ? broadcast_state(group, value, place.device, place.name) : value);
   };
-  std::string differing;  // a shared parameter whose names have different values
+  std::string differing;  // names of the first shared parameter whose names have different values
+  // Shared parameters are compared before anything is written. Each rank compares its own ranges, and attempt_together
+  // makes a difference on one rank an error on all ranks.
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto& values = plan.values[i];
     if (values.size() < 2) continue;
@@ -250,6 +262,8 @@ IncompatibleKeys load_fsdp1_state_dict(nn::Module& root, const StateDict& state_
                   "dict of a model that shares it.",
                   differing);
   });
+  // Shared parameters are exchanged a second time here. Keeping their pieces from the comparison would need memory for
+  // all of them.
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (plan.values[i].empty()) continue;
     const auto& [place, names, own, managed, frozen, saved_dtype] = tensors[i];

@@ -30,7 +30,7 @@ StateValue offloaded(const StateValue& value, bool offload_to_cpu) {
   return value.tensor().cpu();
 }
 
-// COLLECTIVE over the group. What every original parameter in it gets.
+// Returns the states of each original parameter in an optimizer's parameter. COLLECTIVE over the group.
 std::vector<StateDict> unflatten_states(const Fsdp1Units& model, const Fsdp1Units::Parameter& parameter,
                                         const AgreedState& agreed, const StateDict* state, const SavedForm& form) {
   const auto& unit = model.units()[*parameter.unit];
@@ -60,7 +60,8 @@ StateList unflatten_param_groups(const StateValue& groups, const Fsdp1Units& mod
           known ? model.find(key.is_string() ? key.string() : optimizer_parameters[static_cast<size_t>(key.integer())])
                 : nullptr;
       TESSERA_CHECK(parameter, ErrorKind::kShape,
-                    "[fsdp1.save] a parameter group has {}, which is no parameter of this model and optimizer",
+                    "[fsdp1.save] a parameter group has {}, which is not a parameter of this model and optimizer. Pass "
+                    "the optimizer of this model.",
                     scalar_text(key));
       for (const auto& fqn : parameter->fqns) fqns.emplace_back(fqn);
     }
@@ -70,6 +71,7 @@ StateList unflatten_param_groups(const StateValue& groups, const Fsdp1Units& mod
   return unflat;
 }
 
+// Returns the largest step of the states in a dict.
 double largest_step(const StateDict& dict) {
   double largest = 0;
   for (const auto& [key, state] : dict.at("state").dict()) {
@@ -99,6 +101,8 @@ StateDict optim_state_dict(const Fsdp1Units& model, const StateDictSettings& set
     }
   });
   check_same_form(group, form);
+  // agree_on_states gives all ranks one list of parameters and of state names. All ranks therefore make the collectives
+  // of unflatten_states in one order, also a rank that has no state or gets no result.
   const auto agreed = agree_on_states(model, local, group);
 
   const bool to_save = !form.rank0_only || group.rank() == 0;
@@ -160,10 +164,12 @@ StateDict optim_state_dict_to_load(nn::Module& model, optim::Optimizer& optimize
   if (!options.load_directly) return result;
   comm::attempt_together(group, [&] {
     TESSERA_CHECK(!options.is_named_optimizer, ErrorKind::kConfig,
-                  "[fsdp1.load] load_directly and is_named_optimizer: this optimizer takes state by ids. Set one.");
+                  "[fsdp1.load] load_directly and is_named_optimizer cannot be used together: this optimizer takes "
+                  "state by ids. Set one.");
     load_optimizer_state_dict(optimizer, result);
   });
-  // A rank may have nothing of any parameter, and so no step to go by.
+  // A rank without elements of any parameter has no step in its dict. The largest step of all ranks is set, so that all
+  // optimizers count alike.
   double steps = 0;
   const auto own = fmt::format("{}", largest_step(result));
   for (const auto& text : comm::all_gather_bytes(group, own)) steps = std::max(steps, std::stod(text));

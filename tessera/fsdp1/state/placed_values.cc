@@ -23,7 +23,9 @@ at::Tensor whole_of_ranges(const FlatPlace& place, const at::Tensor& piece) {
   return gather_ranges(*place.group, piece, place.ranges, place.numel(), place.name);
 }
 
-// The elements want[rank] in logical order, where each rank holds its range in storage order.
+// Returns the elements want[rank] in logical (row-major) order. `piece` is this rank's range in storage order. When
+// both orders are equal, the elements are exchanged directly. Otherwise a range of one order is not a range of the
+// other, and the tensor is gathered whole.
 at::Tensor logical_part(const FlatPlace& place, const at::Tensor& piece, const std::vector<FlatRange>& want) {
   if (place.contiguous && place.sharded) return exchange_ranges(*place.group, piece, place.ranges, want, place.name);
   const auto& own = want[static_cast<size_t>(place.group->rank())];
@@ -45,16 +47,17 @@ StateValue dtensor_value(const FlatPlace& place, const at::Tensor& piece, const 
                 "[fsdp1.shard] {}: found a tensor without dims, expected rows to shard. Give it shape [1].",
                 place.name);
   const auto want = mesh_ranges(place.shape, *mesh, placements, *place.group);
-  TESSERA_CHECK(want, ErrorKind::kShape,
-                "[fsdp1.shard] {}: {} has not all ranks of the FSDP group ({}). Give the mesh that it lies over.",
-                place.name, mesh->to_string(), fmt::join(place.group->ranks(), ","));
+  TESSERA_CHECK(
+      want, ErrorKind::kShape,
+      "[fsdp1.shard] {}: {} has not all ranks of the FSDP group ({}). Set device_mesh to a mesh over these ranks.",
+      place.name, mesh->to_string(), fmt::join(place.group->ranks(), ","));
   at::Tensor local = logical_part(place, piece, *want);
   local = local.view(local_box(place.shape, *mesh, placements).shape);
   if (offload_to_cpu) local = local.cpu();
   return from_local(local, mesh, placements, FromLocalOptions::contiguous(place.shape));
 }
 
-// Position in the group of the rank that a placement names ("rank:3/cpu").
+// Returns the position in the group of the rank in a placement text ("rank:3/cpu").
 std::optional<size_t> holder_of(const comm::Group& group, const std::string& placement) {
   constexpr std::string_view kRank = "rank:";
   if (placement.compare(0, kRank.size(), kRank) != 0) return std::nullopt;
@@ -65,7 +68,9 @@ std::optional<size_t> holder_of(const comm::Group& group, const std::string& pla
   return found == ranks.end() ? std::nullopt : std::optional(static_cast<size_t>(found - ranks.begin()));
 }
 
-// What each rank has of a ShardedTensor, where that is at most one range and all ranks can tell.
+// Returns each rank's range of a ShardedTensor from its metadata. Returns nullopt when its group is another one, when a
+// rank has more than one range, or when the ranges do not cover the tensor exactly once. All ranks have the same
+// metadata, so all get the same answer.
 std::optional<std::vector<FlatRange>> sharded_ranges(const ShardedTensor& tensor, const FlatPlace& place) {
   if (!tensor.group || tensor.group->ranks() != place.group->ranks()) return std::nullopt;
   std::vector<FlatRange> ranges(place.ranges.size());
@@ -78,7 +83,7 @@ std::optional<std::vector<FlatRange>> sharded_ranges(const ShardedTensor& tensor
   return covers_once(ranges, place.numel()) ? std::optional(ranges) : std::nullopt;
 }
 
-// This rank's piece of what lies in other ranges.
+// Returns this rank's range of the place, from the ranges `have` in which the ranks hold the tensor.
 at::Tensor fetch_piece(const FlatPlace& place, const at::Tensor& local, const std::vector<FlatRange>& have) {
   if (!place.sharded) return gather_ranges(*place.group, local, have, place.numel(), place.name);
   return exchange_ranges(*place.group, local, have, place.ranges, place.name);
@@ -115,7 +120,7 @@ std::optional<std::vector<FlatRange>> mesh_ranges(at::IntArrayRef shape, const D
   for (const int rank : group.ranks()) {
     const auto found = std::find(mesh.ranks().begin(), mesh.ranks().end(), rank);
     if (found == mesh.ranks().end()) return std::nullopt;
-    // Plain shards of dim 0 give a rank one run of rows, or none.
+    // A plain Shard(0) gives each rank one run of rows, or none.
     const Runs rows = runs_of(shape[0], 0, mesh, cuts, coordinate_at(mesh, found - mesh.ranks().begin()));
     const bool has_any = !rows.empty() && row > 0;
     ranges.push_back(has_any ? FlatRange{rows[0].start * row, (rows[0].start + rows[0].size) * row} : FlatRange{});
@@ -202,6 +207,8 @@ at::Tensor part_like(const FlatPlace& place, const at::Tensor& piece, const at::
   return to_local(distribute_tensor(whole, device_mesh(like), placements(like), /*src_data_rank=*/std::nullopt));
 }
 
+// A value whose shards are ranges is exchanged from rank to rank. Any other value is gathered whole and this rank's
+// range is taken from it. Every rank takes the same branch, because the branches depend on metadata only.
 at::Tensor ranges_of_value(const FlatPlace& place, const StateValue& value) {
   if (value.is_sharded()) {
     const auto& tensor = *value.sharded();
@@ -223,6 +230,7 @@ at::Tensor ranges_of_value(const FlatPlace& place, const StateValue& value) {
   const at::Tensor detached = tensor.detach();
   auto have = place.contiguous ? mesh_ranges(place.shape, *device_mesh(tensor), placements(tensor), *place.group)
                                : std::nullopt;
+  // Replicas hold equal ranges. Only the first holder sends, and the other replicas send nothing.
   if (have) have = first_holders(std::move(*have));
   if (!have || !covers_once(*have, place.numel())) return piece_of_whole(place, full_tensor(detached));
   const auto& own = (*have)[static_cast<size_t>(place.group->rank())];

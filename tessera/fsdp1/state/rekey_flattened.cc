@@ -12,7 +12,8 @@
 namespace tessera {
 namespace {
 
-using OptimizerKeys = std::unordered_map<std::string, StateKey>;  // by the name that named_parameters shows
+// key in the optimizer's dict, by the name in named_parameters()
+using OptimizerKeys = std::unordered_map<std::string, StateKey>;
 
 OptimizerKeys keys_of_optimizer(const ParameterGroupNames& groups, bool by_name) {
   OptimizerKeys keys;
@@ -23,7 +24,7 @@ OptimizerKeys keys_of_optimizer(const ParameterGroupNames& groups, bool by_name)
   return keys;
 }
 
-// The saved groups by the parameters that were in them.
+// The saved parameter groups, found by the parameters that were in them.
 class SavedGroups {
  public:
   SavedGroups(const StateList& groups, const Fsdp1Units& model, const OptimizerKeys& keys) : groups_(groups) {
@@ -42,7 +43,8 @@ class SavedGroups {
     }
   }
 
-  // Of the saved group that these parameters were in; nothing when they were in none.
+  // Returns the hyper-parameters of the saved groups of these parameters, which must be equal; an empty dict when the
+  // parameters were in no saved group. A flat parameter can come from several saved groups, one per member.
   StateDict settings_of(const std::vector<std::string>& parameters) const {
     if (parameters.empty()) return settings_of_empty();
     const Home* first = nullptr;
@@ -66,7 +68,7 @@ class SavedGroups {
  private:
   struct Home {
     size_t group;
-    std::string fqn;  // one of those in it
+    std::string fqn;  // one parameter of the group, for messages
   };
 
   StateDict settings_of_empty() const {
@@ -78,7 +80,8 @@ class SavedGroups {
   }
 
   const StateList& groups_;
-  std::unordered_map<std::string, std::vector<Home>> homes_;  // of each parameter; several for members of a flat one
+  // for each parameter; several for the members of a flat parameter
+  std::unordered_map<std::string, std::vector<Home>> homes_;
   std::vector<size_t> empty_;
 };
 
@@ -97,7 +100,8 @@ StateDict rekey_flattened(const FlattenedOptimState& flat, const Fsdp1Units& mod
   for (const auto& entry : flat.entries) {
     const auto key = keys.find(entry.parameter);
     if (key == keys.end()) {
-      log_warning("[fsdp1.load] {}: the optimizer has not this parameter, its state is left out", entry.parameter);
+      log_warning("[fsdp1.load] {}: the optimizer does not have this parameter, so its state is left out",
+                  entry.parameter);
     } else {
       state.set(key->second, entry.state);
     }

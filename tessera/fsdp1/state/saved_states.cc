@@ -19,14 +19,14 @@ namespace {
 
 using SavedParameter = Fsdp1Units::Parameter;
 
-// How many elements this rank's tensors of a parameter have.
+// Returns the number of elements that this rank's state tensors of a parameter have.
 int64_t local_numel(const Fsdp1Units& model, const SavedParameter& parameter) {
   const auto& unit = model.units()[*parameter.unit];
   if (model.use_orig_params()) return unit.place(parameter.first_member).own().numel();
   return unit.sharded() ? unit.layout().sharded_numel() : unit.layout().unpadded_numel();
 }
 
-// Whether this rank has any element of the parameter.
+// Whether the rank has elements of the parameter. A parameter without any elements counts as present on every rank.
 bool holds(const Fsdp1Units& model, const SavedParameter& parameter, size_t rank) {
   const auto& unit = model.units()[*parameter.unit];
   if (!model.use_orig_params()) return true;
@@ -71,13 +71,14 @@ std::string fqn_tuple(const std::vector<std::string>& fqns) {
 const SavedParameter& parameter_of_peer(const Fsdp1Units& model, const StateKey& key) {
   const auto* parameter = model.find(to_string(key));
   TESSERA_CHECK(parameter, ErrorKind::kShape,
-                "[fsdp1.save] another rank has state of {}, which this rank's model has not. Build and wrap the model "
-                "alike on all ranks.",
+                "[fsdp1.save] another rank has state of {}, which this rank's model does not have. Build and wrap the "
+                "same model on all ranks.",
                 quote(to_string(key)));
   return *parameter;
 }
 
-// Of each rank: the state of each parameter by name, tensors announced only; None for those outside FSDP units.
+// For each rank: the state of each parameter by name, with meta tensors in place of tensors with dims, and None for
+// parameters outside FSDP units.
 using Summaries = std::vector<StateDict>;
 
 Summaries gather_summaries(const LocalStates& local, comm::Group& group) {
@@ -94,7 +95,7 @@ Summaries gather_summaries(const LocalStates& local, comm::Group& group) {
   return all;
 }
 
-// One flat parameter's optimizer state is one thing on all ranks: rank 0's keys are those of all.
+// The state of a flat parameter is one value over all ranks, so every rank must have the keys of rank 0 and no others.
 void check_keys_of_rank0(const Fsdp1Units& model, const Summaries& all, const comm::Group& group) {
   std::string missing, unexpected;
   for (size_t rank = 1; rank < all.size(); ++rank) {
@@ -116,12 +117,15 @@ void check_keys_of_rank0(const Fsdp1Units& model, const Summaries& all, const co
       "[fsdp1.save] FSDP currently requires each rank to have at least the optimizer states needed by rank 0's "
       "optimizer but some ranks are missing some of those states{}",
       missing);
-  TESSERA_CHECK(unexpected.empty(), ErrorKind::kShape,
-                "[fsdp1.save] some ranks have optimizer states that rank {} has not; they would be lost{}",
-                group.ranks()[0], unexpected);
+  TESSERA_CHECK(
+      unexpected.empty(), ErrorKind::kShape,
+      "[fsdp1.save] some ranks have optimizer states that rank {} does not have; these states would be lost{}",
+      group.ranks()[0], unexpected);
 }
 
-// Merges what the ranks say of one parameter.
+// Merges the ranks' states of one parameter. The first rank with elements and state is the reference; every other rank
+// with elements must have the same names, dtypes and scalars. Ranks without elements are ignored. Every rank merges the
+// same summaries, so all ranks throw or none does.
 AgreedState agree_on_state(const Fsdp1Units& model, const SavedParameter& parameter, const Summaries& all,
                            const comm::Group& group) {
   AgreedState agreed;
@@ -138,10 +142,10 @@ AgreedState agree_on_state(const Fsdp1Units& model, const SavedParameter& parame
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (!holds(model, parameter, rank)) continue;
     const auto* found = all[rank].find(parameter.name);
-    TESSERA_CHECK(
-        found, ErrorKind::kShape,
-        "[fsdp1.save] rank {} has part of {} but no state of it, rank {} has. Step the optimizer on all ranks.",
-        group.ranks()[rank], parameter.name, group.ranks()[reference_rank]);
+    TESSERA_CHECK(found, ErrorKind::kShape,
+                  "[fsdp1.save] rank {} has elements of {} but no state of it, while rank {} has. Step the optimizer "
+                  "on all ranks.",
+                  group.ranks()[rank], parameter.name, group.ranks()[reference_rank]);
     const auto& state = found->dict();
     const auto differ = [&](const std::string& name, const std::string& mine, const std::string& other) {
       raise(ErrorKind::kShape, "[fsdp1.save] {}: Rank {} has different values for {}: {}. Other ranks: {}.",
@@ -175,7 +179,7 @@ AgreedState agree_on_state(const Fsdp1Units& model, const SavedParameter& parame
   return agreed;
 }
 
-// Members that are trained and have no state anywhere, beside others of their unit that have.
+// Throws for a trained member that has no state on any rank although other members of its unit have state.
 void check_unit_complete(const Fsdp1Units& model, const std::set<std::string>& have) {
   for (const auto& unit : model.units()) {
     const auto has = [&](const std::string& fqn) { return have.contains(fqn); };
@@ -208,7 +212,7 @@ LocalStates find_local_states(const Fsdp1Units& model, const std::vector<std::st
                               const StateDict& saved) {
   LocalStates local;
   const auto& dict = states_of(saved, "[fsdp1.save]");
-  // A dict of a named optimizer has no ids; beside ids, text is state of the user.
+  // The dict of a named optimizer has no ids. In a dict with ids, keys that are text are user-defined state.
   const bool named =
       std::ranges::none_of(dict, [](const auto& item) { return std::holds_alternative<int64_t>(item.first); });
   std::map<int64_t, std::pair<const SavedParameter*, const StateDict*>> by_id;
@@ -222,9 +226,10 @@ LocalStates find_local_states(const Fsdp1Units& model, const std::vector<std::st
                     *number, optimizer_parameters.size());
       id = *number;
       parameter = model.find(optimizer_parameters[static_cast<size_t>(id)]);
-      TESSERA_CHECK(parameter, ErrorKind::kShape,
-                    "[fsdp1.save] the optimizer's parameter {} is none of the model. Make it of this model.",
-                    quote(optimizer_parameters[static_cast<size_t>(id)]));
+      TESSERA_CHECK(
+          parameter, ErrorKind::kShape,
+          "[fsdp1.save] the optimizer's parameter {} is not in the model. Make the optimizer from this model.",
+          quote(optimizer_parameters[static_cast<size_t>(id)]));
     } else if (named) {
       parameter = model.find(std::get<std::string>(key));
     }
@@ -248,6 +253,8 @@ LocalStates find_local_states(const Fsdp1Units& model, const std::vector<std::st
 AgreedStates agree_on_states(const Fsdp1Units& model, const LocalStates& local, comm::Group& group) {
   const auto all = gather_summaries(local, group);
   AgreedStates agreed;
+  // With use_orig_params a rank has state only for parameters with elements on it. The union of all ranks, sorted by
+  // name, gives one order. Flat parameters are on all ranks, so rank 0's order is used.
   if (model.use_orig_params()) {
     std::map<std::string, const SavedParameter*> sorted;
     for (const auto& summary : all) {
@@ -281,6 +288,8 @@ at::Tensor saved_piece(const Fsdp1Units& model, const Fsdp1Units::Parameter& par
   const auto* value = state ? state->find(name) : nullptr;
   if (!value || place.own().empty()) return at::empty({0}, at::TensorOptions().dtype(dtype).device(place.device));
   const at::Tensor tensor = value->tensor().detach().to(place.device);
+  // The state of a flat parameter has the layout of the shard, so a member's part is found as in the shard. The state
+  // of an original parameter is the range itself, or has the parameter's shape without sharding.
   if (!model.use_orig_params()) return unit.piece(tensor.reshape({-1}), index);
   return tensor.sizes() == at::IntArrayRef(place.shape) ? storage_order(place, tensor) : tensor.reshape({-1});
 }

@@ -1,4 +1,4 @@
-// The state dicts of a model under FSDP1, as the functions of state_dict.h give them.
+// The functions of state_dict.h for a model under FSDP1.
 #include <algorithm>
 #include <functional>
 #include <optional>
@@ -41,15 +41,15 @@ StateDictSettings fsdp1_settings(nn::Module& model, const StateDictOptions& opti
 
 optim::Optimizer& only_optimizer(const std::vector<optim::Optimizer*>& optimizers) {
   TESSERA_CHECK(optimizers.size() == 1, ErrorKind::kConfig,
-                "[state] found {} optimizers of a model under FSDP1, wanted the one of the whole model",
+                "[state] found {} optimizers of a model under FSDP1, wanted one optimizer of the whole model",
                 optimizers.size());
   return *optimizers.front();
 }
 
-// Options and settings, which last as long as this.
+// Sets the state_dict_type that the options ask for, for as long as the object exists.
 struct Fsdp1Handover {
   using Plan = std::function<void(const Fsdp1Units& units)>;
-  // COLLECTIVE: what one rank refuses, here or in `plan`, is thrown on all.
+  // Checks the options and calls `plan`. COLLECTIVE: an error on one rank is thrown on all ranks.
   Fsdp1Handover(nn::Module& model, const StateDictOptions& options, Direction direction, const Plan& plan = {}) {
     const auto units = Fsdp1Units::of(model);
     comm::attempt_together(*units.group(), [&] {
@@ -62,7 +62,7 @@ struct Fsdp1Handover {
   std::optional<StateDictTypeScope> scope;
 };
 
-// Names of the original parameters of each group.
+// Returns the names of the original parameters of each group.
 ParameterGroupNames original_groups(const Fsdp1Units& units, const optim::Optimizer& optimizer) {
   ParameterGroupNames groups;
   for (const auto& group : parameter_group_names(optimizer)) {
@@ -76,7 +76,7 @@ ParameterGroupNames original_groups(const Fsdp1Units& units, const optim::Optimi
   return groups;
 }
 
-// Every parameter that needs a gradient has a state, under any of its names.
+// Throws unless every parameter that needs a gradient has a state, under any of its names.
 void check_has_states(const Fsdp1Units& units, const optim::Optimizer& optimizer, const StateDict& states) {
   const auto check = [](bool has, const std::string& name) {
     TESSERA_CHECK(has, ErrorKind::kShape,
@@ -138,7 +138,7 @@ void Fsdp1State::set_optimizer_state_dict(nn::Module& model, const std::vector<o
     if (options.broadcast_from_rank0 && units.group()->rank() != 0) return;
     const bool is_flat = !values.contains("state");
     nested = is_flat ? unflatten_optimizer_dict(values, original_groups(units, optimizer)) : values;
-    const auto& states = nested.at("state");  // what is no dict of names is refused where it is read
+    const auto& states = nested.at("state");  // a value that is not a dict of names is refused where it is read
     const bool is_named = states.is_dict() && std::ranges::none_of(states.dict(), [](const auto& item) {
                             return std::holds_alternative<int64_t>(item.first);
                           });

@@ -36,6 +36,8 @@ bool has_tensors(const StateValue& value) {
   return any_leaf(value, [](const StateValue& leaf) { return leaf.is_tensor() || leaf.is_sharded(); });
 }
 
+// Checks one state (such as exp_avg) of the members of a unit that have it. Members without the state, or with None,
+// count as missing.
 class StateCheck {
  public:
   StateCheck(const Fsdp1Unit& unit, const UnitStates& states, std::string name)
@@ -92,7 +94,8 @@ class StateCheck {
     }
   }
 
-  // A flat parameter has one step for all its members.
+  // A flat parameter has one value, such as the step, for all its members, so the members' values must be equal and
+  // none may be missing.
   void check_common_value(StateKind kind) const {
     std::set<std::string> shown, packed;
     std::set<std::string> dtypes;
@@ -120,7 +123,7 @@ class StateCheck {
   const Fsdp1Unit& unit_;
   const std::string name_;
   bool missing_;
-  std::vector<std::pair<size_t, const StateValue*>> values_;  // that are not None
+  std::vector<std::pair<size_t, const StateValue*>> values_;  // values other than None
 };
 
 }  // namespace
@@ -149,6 +152,7 @@ void check_unit_states(const Fsdp1Unit& unit, const UnitStates& states, bool par
                     unit.fqns[member], unit.fqns[states.begin()->first]);
     }
   }
+  // All members have the same state names here, so each state is checked over all members.
   for (const auto& name : names) StateCheck(unit, states, name).run();
 }
 

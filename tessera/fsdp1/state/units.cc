@@ -24,6 +24,8 @@ FlatPlace replicated_place(const std::string& name, const at::Tensor& tensor,
           .device = tensor.device()};
 }
 
+// The places are computed from the layout alone, for every rank of the group. Without sharding every range is the whole
+// member.
 Fsdp1Unit::Fsdp1Unit(std::shared_ptr<FlatParameterHandle> of) : handle(std::move(of)) {
   const auto& group = handle->group();
   const auto ranks = static_cast<size_t>(group->size()), own = static_cast<size_t>(group->rank());
@@ -100,7 +102,7 @@ Fsdp1Units Fsdp1Units::of(nn::Module& root) {
   std::vector<std::string> names;
   for (const auto& parameter : root.named_parameters()) names.push_back(parameter.name);
   Aliases aliases;
-  std::unordered_map<const void*, std::string> first;  // name of each tensor
+  std::unordered_map<const void*, std::string> first;  // first name of each tensor
   for (const auto& parameter : root.named_parameters(/*all=*/true)) {
     const auto [found, is_new] = first.try_emplace(parameter.slot->parameter.unsafeGetTensorImpl(), parameter.name);
     if (!is_new) aliases.emplace_back(parameter.name, found->second);
@@ -116,11 +118,14 @@ const StateValue* Fsdp1Units::Parameter::find_in(const StateDict& states) const 
   return nullptr;
 }
 
+// Every name of named_parameters() is either in a unit or outside all units. With use_orig_params a unit has one
+// parameter per member, otherwise one parameter for all members. Aliases are added last and never replace an FQN.
 Fsdp1Units::Fsdp1Units(const std::vector<std::shared_ptr<FlatParameterHandle>>& handles,
                        const std::vector<std::string>& names, const Aliases& aliases) {
   TESSERA_CHECK(!handles.empty(), ErrorKind::kConfig,
                 "[fsdp1.state] no module of this model is wrapped by FSDP1. Call wrap_fsdp1 first.");
-  std::unordered_map<std::string, std::pair<size_t, size_t>> managed;  // by name: unit, first member
+  // for each name: the unit and the index of the parameter in it
+  std::unordered_map<std::string, std::pair<size_t, size_t>> managed;
   for (const auto& handle : handles) {
     const Fsdp1Unit& unit = units_.emplace_back(handle);
     TESSERA_CHECK(unit.layout().use_orig_params() == use_orig_params(), ErrorKind::kConfig,
@@ -128,7 +133,7 @@ Fsdp1Units::Fsdp1Units(const std::vector<std::shared_ptr<FlatParameterHandle>>& 
                   "all with one.",
                   units_[0].fqns[0], use_orig_params(), unit.fqns[0], unit.layout().use_orig_params());
     TESSERA_CHECK(handle->group()->ranks() == group()->ranks(), ErrorKind::kConfig,
-                  "[fsdp1.state] {} lies over ranks {}, {} over {}. Wrap all modules over one group.",
+                  "[fsdp1.state] {} is sharded over ranks {}, {} over ranks {}. Wrap all modules over one group.",
                   units_[0].fqns[0], fmt::join(group()->ranks(), ","), unit.fqns[0],
                   fmt::join(handle->group()->ranks(), ","));
     const auto shown = handle->parameter_names();
@@ -173,7 +178,8 @@ const Fsdp1Units::Parameter* Fsdp1Units::find_fqn(const std::string& fqn) const 
 
 std::vector<UnmanagedTensor> unmanaged_tensors(nn::Module& root, const Fsdp1Units& model) {
   std::vector<UnmanagedTensor> tensors;
-  std::unordered_map<const void*, std::optional<size_t>> found;  // by tensor; nullopt: of a unit
+  // for each tensor: its index in the result; nullopt for a tensor in a unit
+  std::unordered_map<const void*, std::optional<size_t>> found;
   for (const auto& parameter : root.named_parameters(/*all=*/true)) {
     const at::Tensor& tensor = parameter.slot->parameter;
     const auto [place, is_new] = found.try_emplace(tensor.unsafeGetTensorImpl());

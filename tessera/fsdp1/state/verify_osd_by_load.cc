@@ -17,16 +17,17 @@
 namespace tessera {
 namespace {
 
+// With a group, an error on one rank is thrown on all ranks.
 void together(const VerifyOsdOptions& options, const std::function<void()>& action) {
   if (options.group) return comm::attempt_together(*options.group, action);
   action();
 }
 
-// "" when they agree.
+// Returns the first difference between two states of a parameter, or "" when they are equal within the tolerances.
 std::string difference(const StateDict& found, const StateDict& wanted, const VerifyOsdOptions& options) {
   for (const auto& [key, value] : wanted) {
     const auto* own = found.find(key);
-    if (!own) return fmt::format("state {} is not there", quote(to_string(key)));
+    if (!own) return fmt::format("state {} is missing", quote(to_string(key)));
     if (!value.is_tensor() || !own->is_tensor()) {
       if (describe_value(*own) != describe_value(value)) {
         return fmt::format("state {} is {}, expected {}", quote(to_string(key)), scalar_text(*own), scalar_text(value));
@@ -60,7 +61,7 @@ void verify_osd_by_load(nn::Module& twin, optim::Optimizer& twin_optimizer, cons
   for (size_t id = 0; id < names.size(); ++id) {
     by_tensor[twin_optimizer.slot(names[id]).parameter.unsafeGetTensorImpl()] = static_cast<int64_t>(id);
   }
-  // A tied parameter may have been saved under another of its names.
+  // A shared parameter may have been saved under any of its names.
   std::unordered_map<std::string, int64_t> ids;
   for (const auto& parameter : twin.named_parameters(/*all=*/true)) {
     const auto found = by_tensor.find(parameter.slot->parameter.unsafeGetTensorImpl());
@@ -68,13 +69,14 @@ void verify_osd_by_load(nn::Module& twin, optim::Optimizer& twin_optimizer, cons
   }
 
   StateDict states;
+  // All values are gathered before an error is thrown, because gathering is COLLECTIVE.
   std::string fault;
   for (const auto& [key, state] : optim_state_dict.at("state").dict()) {
     const auto id = ids.find(to_string(key));
-    if (!state.is_dict()) continue;  // of the user
+    if (!state.is_dict()) continue;  // user-defined state
     auto whole = gather_state_dict(state.dict(), {.type_check = false});
     if (id == ids.end()) {
-      fault = fmt::format("{} is no parameter of the twin", quote(to_string(key)));
+      fault = fmt::format("{} is not a parameter of the unsharded model (twin)", quote(to_string(key)));
     } else {
       states.set(id->second, std::move(whole));
     }
@@ -89,7 +91,8 @@ void verify_osd_by_load(nn::Module& twin, optim::Optimizer& twin_optimizer, cons
     for (const auto& [key, state] : wanted) {
       const auto name = names.at(static_cast<size_t>(std::get<int64_t>(key)));
       const auto* own = found.find(key);
-      TESSERA_CHECK(own, ErrorKind::kShape, "[fsdp1.verify] {}: the loaded optimizer has no state of it", name);
+      TESSERA_CHECK(own, ErrorKind::kShape, "[fsdp1.verify] {}: the loaded optimizer has no state of this parameter",
+                    name);
       const auto text = difference(own->dict(), state.dict(), options);
       TESSERA_CHECK(text.empty(), ErrorKind::kShape, "[fsdp1.verify] {}: {} after loading", name, text);
     }
