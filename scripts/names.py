@@ -17,12 +17,12 @@ import sys
 VAGUE_PARAMETERS = {"what", "how", "given", "wanted", "most", "rest", "thing", "things", "those", "that", "said", "told"}
 VAGUE_TYPES = {"State", "Place", "Part", "Piece", "Share", "Step", "Source", "Kind", "Entry", "Slot", "Frame", "Thing",
                "Item", "Node", "Element", "Arrival", "Choice", "Reading", "Answer", "Draw", "Cut", "Travel", "Trouble"}
-TYPE_KINDS = {"class", "struct", "union", "enum", "typedef", "alias"}
+TYPE_KINDS = {"class", "struct", "union", "enum"}
 
 
 def declarations(folders):
     """One dict for each declaration: name, kind, path, line, scope, scopeKind."""
-    command = ["ctags", "--output-format=json", "--languages=C++", "--langmap=C++:.h.cc.cu.cuh", "--kinds-C++=+pzA",
+    command = ["ctags", "--output-format=json", "--languages=C++", "--langmap=C++:.h.cc.cu.cuh", "--kinds-C++=+pz",
                "--fields=+nKsZ", "--recurse", "-o", "-", *folders]
     for line in subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines():
         tag = json.loads(line)
