@@ -17,13 +17,13 @@ namespace {
 
 using Part = text::Grammar::Part;
 
-constexpr size_t kKept = 16;                      // forms
-constexpr size_t kLongestKey = size_t{64} << 10;  // of those that are kept
-constexpr size_t kSmallForm = size_t{64} << 10;   // for which there is always room
+constexpr size_t kKept = 16;                      // number of forms that are kept
+constexpr size_t kLongestKey = size_t{64} << 10;  // bytes; a form with a longer key is not kept
+constexpr size_t kSmallForm = size_t{64} << 10;   // bytes; a form of this size is always accepted
 
 Part format_part(text::JsonParts& json, const JsonReader& format) {
   const auto type = format.string("type");
-  if (type == "json_object") {  // with a schema as llama.cpp and Together have it
+  if (type == "json_object") {  // llama.cpp and Together allow a schema here
     const auto schema = format.find("schema");
     return schema && !schema->is_null() ? text::JsonSchema(json, *schema).value() : json.any_object();
   }
@@ -35,7 +35,8 @@ Part format_part(text::JsonParts& json, const JsonReader& format) {
   return text::JsonSchema(json, format.at("json_schema").at("schema")).value();
 }
 
-// A function without parameters takes no arguments, as in OpenAI's API; an empty schema takes any object.
+// The arguments of a function. Without "parameters" the object is empty, as in OpenAI's API; an empty schema allows any
+// object.
 Part arguments_part(text::JsonParts& json, const JsonReader& function) {
   const auto parameters = function.find("parameters");
   if (!parameters || parameters->is_null()) return json.braces(json.builder().literal(""));
@@ -70,8 +71,8 @@ std::shared_ptr<text::GrammarMasks> AnswerForms::known(const std::string& key) {
   return at->second;
 }
 
-// Lets go of forms that are kept, the one first that was not used for longest, while half of the memory is in use: what
-// remains is that of sequences at work.
+// Drops kept forms, the least recently used first, until at most kKept are left and all forms take at most half of the
+// memory. A dropped form that a sequence still uses stays in memory until the sequence ends.
 void AnswerForms::make_room() {
   while (!last_.empty() && (last_.size() > kKept || memory_->bytes() > kMostBytes / 2)) last_.pop_back();
 }
@@ -81,7 +82,8 @@ std::shared_ptr<text::GrammarMasks> AnswerForms::of(const WantedForm& wanted, co
   const auto text_of = [](const auto& json) { return json ? dump_json(json->value()) : std::string(); };
   const auto key =
       fmt::format("{}\n{}\n{}\n{}", text_of(wanted.format), text_of(wanted.tools), wanted.tagged, wanted.tool);
-  // One at a time, whatever the number of connections: a form costs a tenth of a second at most.
+  // The lock lets only one connection at a time build a form, so many clients cannot take all cores. A form takes at
+  // most a tenth of a second.
   const std::lock_guard lock(mutex_);
   if (auto masks = known(key)) return masks;
   step_behind_the_model();
@@ -95,7 +97,7 @@ std::shared_ptr<text::GrammarMasks> AnswerForms::of(const WantedForm& wanted, co
   const auto root = build.choice(ways);
   const auto grammar = std::move(build).finish(root);
   if (grammar.bytes() > kSmallForm && memory_->part_bytes() + grammar.bytes() > kMostBytes / 2) {
-    throw ApiError(503, "The server is busy with answers of large forms. Try again later.", "overloaded");
+    throw ApiError(503, "The server is busy with large schemas of other requests. Try again later.", "overloaded");
   }
   auto masks = std::make_shared<text::GrammarMasks>(grammar, vocabulary_, memory_);
   if (key.size() > kLongestKey) return masks;

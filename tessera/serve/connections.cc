@@ -9,7 +9,7 @@
 namespace tessera::serve {
 namespace {
 
-// A client that has only just connected has its header on the way.
+// A connection younger than this is not yet late with its header.
 constexpr std::chrono::milliseconds kJustConnected{500};
 
 }  // namespace
@@ -48,8 +48,10 @@ int64_t Connections::count_open(const std::string* address) const {
   });
 }
 
-// Of this address, or of any: one whose first header is late, else an idle one, else one whose header, then one whose
-// body or reply is on the way; of those the oldest. False where the model works for all.
+// Shuts down one connection of this address (null: of any address). The order of preference: the first header is late;
+// idle; the first header is still on time; a body or a reply is on the way. Within each group the connection that has
+// been in its stage longest is chosen. False when all connections are in kAnswer. The socket is only shut down here;
+// the thread of the connection sees the end and closes it, so the file descriptor cannot be reused meanwhile.
 bool Connections::shut_silent(const std::string* address) {
   const auto now = Clock::now();
   const auto turn_of = [&](const Connection& connection) {
@@ -71,7 +73,7 @@ bool Connections::shut_silent(const std::string* address) {
   }
   if (found == nullptr) return false;
   found->is_shut = true;
-  ::shutdown(found->socket, SHUT_RDWR);  // its own thread closes it
+  ::shutdown(found->socket, SHUT_RDWR);
   return true;
 }
 

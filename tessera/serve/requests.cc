@@ -47,10 +47,10 @@ void check_keys(const JsonReader& top, Endpoint endpoint) {
   static const std::set<std::string> chat = {"messages",    "max_completion_tokens", "top_logprobs",        "tools",
                                              "tool_choice", "parallel_tool_calls",   "chat_template_kwargs"};
   static const std::set<std::string> text = {"prompt", "echo"};
-  // Labels of a request, which have no effect on its answer.
+  // Labels of a request. They have no effect on the answer.
   static const std::set<std::string> idle = {"user", "metadata", "service_tier", "safety_identifier",
                                              "prompt_cache_key"};
-  // Keys of which one value, OpenAI's default, has no effect on an answer; others are errors.
+  // Keys that are accepted only with the value that has no effect on the answer, OpenAI's default.
   static const std::map<std::string, Json> neutral = {{"best_of", 1},
                                                       {"echo", false},
                                                       {"suffix", ""},
@@ -64,7 +64,7 @@ void check_keys(const JsonReader& top, Endpoint endpoint) {
                                                       {"web_search_options", nullptr},
                                                       {"modalities", Json::array({"text"})}};
   for (const auto& [key, value] : top.members()) {
-    if (value.is_null()) continue;  // absent
+    if (value.is_null()) continue;  // null counts as absent
     if (both.contains(key) || idle.contains(key)) continue;
     if ((endpoint == Endpoint::kChat ? chat : text).contains(key)) continue;
     const auto accepted = neutral.find(key);
@@ -77,7 +77,7 @@ void check_keys(const JsonReader& top, Endpoint endpoint) {
   }
 }
 
-// {"TOKEN ID": what is added to its score}
+// Reads "logit_bias", {"TOKEN ID": BIAS}; the bias is added to the logit of the token.
 std::vector<std::pair<int64_t, float>> read_bias(const JsonReader& top, const ModelConfig& config) {
   std::vector<std::pair<int64_t, float>> biases;
   const auto given = top.find("logit_bias");
@@ -93,10 +93,11 @@ std::vector<std::pair<int64_t, float>> read_bias(const JsonReader& top, const Mo
   return biases;
 }
 
+// Sampling options that the request does not set come from generation_config.json if this file asks for sampling, else
+// they have OpenAI's defaults.
 void read_sampling(const JsonReader& top, const Served& served, GenerationOptions& options) {
   options = served.defaults;
-  const bool files =
-      served.defaults.folder_samples;  // what it leaves open is as OpenAI has it: sampled as the model says
+  const bool files = served.defaults.folder_samples;
   const double temperature = top.number("temperature", files ? options.temperature : 1.0, 0, 100);
   options.sample = temperature > 0;
   if (options.sample) options.temperature = std::max(temperature, 1e-4);
@@ -111,7 +112,7 @@ void read_sampling(const JsonReader& top, const Served& served, GenerationOption
   if (top.has("seed")) {
     options.seed = static_cast<uint64_t>(
         top.integer("seed", 0, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()));
-  } else {  // a new answer each time
+  } else {  // without a seed each request samples differently
     std::random_device random;
     options.seed = uint64_t{random()} << 32 | random();
   }
@@ -147,13 +148,13 @@ std::optional<int64_t> read_log_probs(const JsonReader& top, Endpoint endpoint, 
   }
   const bool wanted = top.boolean("logprobs", false);
   const int64_t likeliest = top.integer("top_logprobs", 0, 0, limits.top_logprobs);
-  if (likeliest > 0 && !wanted) refuse("top_logprobs", "top_logprobs wants logprobs: true beside it");
+  if (likeliest > 0 && !wanted) refuse("top_logprobs", "top_logprobs is set without logprobs: true. Set both.");
   return wanted ? std::optional(likeliest) : std::nullopt;
 }
 
 struct Prompt {
   std::vector<int64_t> tokens{};
-  std::optional<std::string> text{};  // where it was given as that
+  std::optional<std::string> text{};  // nullopt when the prompt was given as token ids
 };
 
 Prompt prompt_of(const JsonReader& prompt, const Served& served) {
@@ -175,7 +176,7 @@ std::string text_of(const Prompt& prompt, const text::Tokenizer& tokenizer) {
   return tokenizer.decode(ids, false);
 }
 
-// Of one of each, or of lists of them.
+// Reads "prompt": a text, a list of token ids, or a list of at most `most` texts or lists of token ids.
 std::vector<Prompt> text_prompts(const JsonReader& top, const Served& served, int64_t most) {
   const auto prompt = top.at("prompt");
   if (!prompt.is_array()) return {prompt_of(prompt, served)};
@@ -183,15 +184,16 @@ std::vector<Prompt> text_prompts(const JsonReader& top, const Served& served, in
   if (items.empty()) refuse("prompt", "prompt: found an empty list, wanted text or token ids");
   if (items[0].value().is_number()) return {prompt_of(prompt, served)};
   if (static_cast<int64_t>(items.size()) > most) {
-    refuse("prompt", fmt::format("prompt: found {} prompts, this server takes {} choices a request (prompts x n)",
-                                 items.size(), served.limits.choices));
+    refuse("prompt",
+           fmt::format("prompt: found {} prompts, this server allows at most {} choices per request (prompts x n)",
+                       items.size(), served.limits.choices));
   }
   std::vector<Prompt> prompts;
   for (const auto& item : items) prompts.push_back(prompt_of(item, served));
   return prompts;
 }
 
-// Their names.
+// The names of the functions in "tools".
 std::set<std::string> names_of(const JsonReader& tools) {
   std::set<std::string> names;
   for (const auto& tool : tools.items()) {
@@ -202,7 +204,8 @@ std::set<std::string> names_of(const JsonReader& tools) {
   return names;
 }
 
-// "auto", "none" or "required"; where a tool is named, `form` hears which.
+// Reads "tool_choice" and returns "auto", "none" or "required". For a named tool the result is "required", and
+// form.tool receives the name.
 std::string read_tool_choice(const JsonReader& top, const std::set<std::string>& names, WantedForm& form) {
   const auto choice = top.find("tool_choice");
   if (!choice || choice->is_null()) return "auto";
@@ -215,10 +218,14 @@ std::string read_tool_choice(const JsonReader& top, const std::set<std::string>&
     form.tool = choice->at("function").string("name");
     if (!names.contains(form.tool)) choice->at("function").at("name").fail("the name of one of the tools");
   }
-  if (names.empty()) refuse("tool_choice", "tool_choice: a call is wanted, and there are no tools");
+  if (names.empty()) refuse("tool_choice", "tool_choice: a tool call is required, but there are no tools");
   return "required";
 }
 
+// The prompt tokens of a chat. `told` receives the names of the tools in the prompt, and `form` the tools of which a
+// call is required, or allowed next to a response format. The chat is rendered with and without tools: equal texts show
+// that the template ignores them, which is an error. A tool call has <tool_call> tags if the rendered tools mention
+// this tag.
 std::vector<int64_t> chat_prompt(const JsonReader& top, const Served& served, std::set<std::string>& told,
                                  WantedForm& form) {
   if (!served.chat) refuse("messages", "this model has no chat template; use /v1/completions");
@@ -237,7 +244,7 @@ std::vector<int64_t> chat_prompt(const JsonReader& top, const Served& served, st
     const auto without = served.chat->render(messages, true, extra).text;
     extra["tools"] = tools->value();
     const auto with = served.chat->render(messages, true, extra).text;
-    if (with == without) refuse("tools", "this model's chat template takes no tools");
+    if (with == without) refuse("tools", "this model's chat template does not support tools");
     if (choice == "required" || form.format) {
       form.tools = tools;
       form.tagged = with.find("<tool_call>") != with.npos;
@@ -249,16 +256,17 @@ std::vector<int64_t> chat_prompt(const JsonReader& top, const Served& served, st
   return {ids.begin(), ids.end()};
 }
 
-// 0 may be said where the prompt is echoed.
+// The number of new tokens that the request allows. 0 is accepted only with `echo`, and then the prompt may fill the
+// whole context. ApiError "context_length_exceeded", with OpenAI's wording, when prompt and new tokens do not fit.
 int64_t read_most_tokens(const JsonReader& top, const Served& served, Endpoint endpoint, int64_t prompt, bool echo) {
-  constexpr int64_t kCompletionDefault = 16;  // OpenAI's
+  constexpr int64_t kCompletionDefault = 16;  // OpenAI's default of max_tokens for completions
   constexpr int64_t kHuge = int64_t{1} << 40;
   const int64_t context = std::min(served.config.context_tokens, served.cache_tokens), room = context - prompt;
   const char* key = top.has("max_completion_tokens") ? "max_completion_tokens" : "max_tokens";
   const bool given = top.has(key);
   const int64_t unsaid = endpoint == Endpoint::kText ? std::min(room, kCompletionDefault) : room;
   const int64_t most = given ? top.integer(key, 1, echo ? 0 : 1, kHuge) : unsaid;
-  const int64_t least_room = given && most == 0 ? 0 : 1;  // the prompt alone may fill the context
+  const int64_t least_room = given && most == 0 ? 0 : 1;
   if (room < least_room || most > room) {
     throw ApiError(
         400,
@@ -272,7 +280,8 @@ int64_t read_most_tokens(const JsonReader& top, const Served& served, Endpoint e
   return most;
 }
 
-// Keys that narrow an answer are never ignored. AnswerForms has the error for a type that is not known.
+// Checks the keys of "response_format", because a key that restricts the answer must not be ignored. AnswerForms raises
+// the error for an unknown type.
 void check_format(const JsonReader& format) {
   static const std::map<std::string, const char*> kNarrowedBy = {
       {"text", nullptr}, {"json_object", "schema"}, {"json_schema", "json_schema"}};
@@ -301,7 +310,7 @@ CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served&
   CompletionRequest request;
   request.stream = top.boolean("stream", false);
   if (const auto options = top.find("stream_options"); options && !options->is_null()) {
-    if (!request.stream) refuse("stream_options", "stream_options wants stream: true beside it");
+    if (!request.stream) refuse("stream_options", "stream_options is set without stream: true. Set both.");
     request.stream_usage = options->boolean("include_usage", false);
     for (const auto& [key, value] : options->members()) {
       const bool is_known = key == "include_usage" || value.is_null() || value.value() == Json(false);
@@ -330,11 +339,12 @@ CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served&
     const int64_t most = read_most_tokens(top, served, endpoint, given, request.echo);
     request.no_new_tokens = most == 0;
     options.max_new_tokens = std::max<int64_t>(most, 1);
-    // The token that is made behind a prompt which fills the context is never given to the model.
+    // The engine generates one token after the prompt and drops it. This token is never an input of the model, so it
+    // may exceed the context by one.
     options.context_tokens = request.no_new_tokens ? given + 1 : 0;
     generation_capacity(served.config, prompt.tokens, options);
     const auto echoed = request.echo ? text_of(prompt, served.tokenizer) : std::string();
-    auto of_choice = options;  // the first of each prompt is what it would be alone
+    auto of_choice = options;  // choice 0 keeps the seed, so it equals the answer of a request with n = 1
     for (int64_t i = 0; i < each; ++i) {
       if (masks) of_choice.constraint = std::make_shared<text::TokenConstraint>(masks, options.stop_tokens);
       request.choices.push_back({prompt.tokens, of_choice, echoed});

@@ -9,7 +9,7 @@
 namespace tessera::serve {
 namespace {
 
-// Nine letters and digits, which Mistral's templates want.
+// A random id of nine letters and digits, the form that Mistral's templates require.
 std::string call_id() {
   constexpr std::string_view kLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
   std::random_device random;
@@ -44,7 +44,8 @@ Response::Response(Endpoint endpoint, std::string id, const Served& served, cons
   for (auto& choice : choices_) choice.reader.emplace(request.tools);
 }
 
-// Null where the piece brings none.
+// The log-probs to send with a piece, or null. `content` is the text of the piece without tool calls. For a chat the
+// entries follow the content, so they may come later than their token; the last piece releases the rest.
 Json Response::log_probs_of(Choice& choice, const Piece& piece, const std::string& content) {
   if (!log_probs_) return nullptr;
   const auto& tokenizer = served_.tokenizer;
@@ -61,7 +62,8 @@ Json Response::log_probs_of(Choice& choice, const Piece& piece, const std::strin
   return entries.empty() ? Json() : Json({{"content", std::move(entries)}});
 }
 
-// Puts the prompt before the answer.
+// Puts the echoed prompt and its log-probs in front of the first piece. With no_new_tokens the generated token is
+// dropped.
 void Response::echo(Choice& choice, const Piece& piece, std::string& text, Json& log_probs) {
   if (no_new_tokens_) text.clear();
   const auto prompt_text = std::exchange(choice.echoed, {});
@@ -73,12 +75,12 @@ void Response::echo(Choice& choice, const Piece& piece, std::string& text, Json&
   log_probs = std::move(whole);
 }
 
-// The text that a piece brings, beside the tool calls.
+// Splits the text of a piece into tool calls, which are added to the choice, and other text, which is returned.
 std::string Response::read(Choice& choice, const Piece& piece) {
   if (!choice.reader) return piece.text;
   std::string text;
   const auto take = [&](ToolCallReader::Read read) {
-    if (one_tool_call_ && choice.called > 0) return;  // the answer has ended
+    if (one_tool_call_ && choice.called > 0) return;  // the answer has ended with its first call
     text += read.text;
     for (auto& call : read.calls) {
       if (one_tool_call_ && choice.called > 0) return;
@@ -95,6 +97,8 @@ std::string Response::read(Choice& choice, const Piece& piece) {
   return text;
 }
 
+// The order matters: tool calls are taken out of the text first; log-probs are computed for the text that is left; only
+// then the echoed prompt is put in front. Without a stream everything is collected in the choice for whole().
 std::optional<Json> Response::add(const Piece& piece) {
   auto& choice = choices_[piece.choice];
   if (choice.finish) return std::nullopt;
@@ -106,7 +110,7 @@ std::optional<Json> Response::add(const Piece& piece) {
   if (one_tool_call_ && has_called) choice.finish = Finish::kStop;
   if (!choice.echoed_tokens.empty() && choice.offsets) choice.offsets->skip(choice.echoed);
   auto log_probs = log_probs_of(choice, piece, text);
-  if (has_called) choice.entries = {};  // those of the call
+  if (has_called) choice.entries = {};  // tokens of the call have no entries
   echo(choice, piece, text, log_probs);
   if (!stream_) {
     choice.text += text;
@@ -144,7 +148,7 @@ Json Response::frame(Json choices) const {
   const char* object = !is_chat() ? "text_completion" : stream_ ? "chat.completion.chunk" : "chat.completion";
   Json json = {
       {"id", id_}, {"object", object}, {"created", created_}, {"model", served_.name}, {"choices", std::move(choices)}};
-  if (usage_in_chunks_) json["usage"] = nullptr;  // but in the last chunk
+  if (usage_in_chunks_) json["usage"] = nullptr;  // only the last chunk has a value
   return json;
 }
 

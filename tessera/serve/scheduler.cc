@@ -10,7 +10,7 @@
 namespace tessera::serve {
 namespace {
 
-constexpr std::chrono::seconds kIdle{10};  // then other ranks are told to wait on
+constexpr std::chrono::seconds kIdle{10};  // interval of Engine::keep_alive(), within the time-out of other ranks
 
 }  // namespace
 
@@ -49,6 +49,8 @@ bool Answer::cut_off() {
   return true;
 }
 
+// Called for each new token. TextStream holds back text that may become a stop string. The piece that ends a choice has
+// all the text that is left.
 bool Answer::take(size_t choice, const NewToken& made) {
   if (made.error) log_error("[serve] {}", made.error->what());
   const std::lock_guard lock(mutex_);
@@ -82,11 +84,11 @@ Scheduler::Scheduler(std::shared_ptr<CausalLM> model, const EngineOptions& optio
     : limits_(limits), failed_(std::move(failed)), engine_(std::move(model), options) {
   {
     const c10::DeviceGuard here(engine_.device());
-    engine_.allocate_pages();  // memory that cannot be had is an error here, not of the first request
+    engine_.allocate_pages();  // a lack of memory is then an error of the start, not of the first request
   }
   thread_ = std::thread([this] { work(); });
-  // The workers of this thread, which has loaded the model, count against the cores: those of the engine's thread would
-  // sleep between loops instead of spin, and a token takes twice as long.
+  // Stops the OpenMP workers of this thread, which has loaded the model. With more workers than cores, libgomp lets the
+  // workers of the engine's thread sleep between loops instead of spinning, and a token takes twice as long.
   omp_pause_resource_all(omp_pause_soft);
 }
 
@@ -136,6 +138,8 @@ EngineCounts Scheduler::counts() const {
   return counts;
 }
 
+// Passes the queued requests to the engine. The lock is released during Engine::add(), so submit() and counts() do not
+// wait for it.
 void Scheduler::take_arrivals(std::unique_lock<std::mutex>& lock) {
   while (!arrivals_.empty()) {
     auto arrival = std::move(arrivals_.front());
@@ -153,7 +157,8 @@ void Scheduler::take_arrivals(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-// Those whose client has gone, also while they wait or compute a prompt.
+// Cancels the sequences whose answer was cancelled or destroyed. Sequences that wait or compute their prompt call no
+// callback, so they are checked here between two steps.
 void Scheduler::drop_cancelled() {
   std::erase_if(active_, [this](const auto& active) {
     if (const auto answer = active.second.lock()) {
@@ -173,8 +178,10 @@ void Scheduler::fail_all(const std::string& error) {
   active_.clear();
 }
 
+// The loop of the engine's thread: accept requests, drop cancelled ones, compute one step. mutex_ is not held during a
+// step. Without work the thread waits for a request, and wakes every kIdle to call keep_alive().
 void Scheduler::work() {
-  const c10::DeviceGuard here(engine_.device());  // a thread begins with the first one as its current device
+  const c10::DeviceGuard here(engine_.device());  // a new thread starts with device 0 as its current device
   std::unique_lock lock(mutex_);
   while (!ending_) {
     take_arrivals(lock);
@@ -202,7 +209,7 @@ void Scheduler::work() {
     }
   }
   lock.unlock();
-  fail_all("The server is ending.");
+  fail_all("The server is shutting down.");
 }
 
 }  // namespace tessera::serve

@@ -26,10 +26,10 @@ namespace {
 
 using std::chrono::steady_clock;
 using Deadline = steady_clock::time_point;
-constexpr std::chrono::milliseconds kLook{200};  // between looks at whether the client is still there
-constexpr size_t kSmallBody = 64 << 10;          // bytes that are read at the priority of the model's threads
+constexpr std::chrono::milliseconds kLook{200};  // interval of the checks whether the client is still there
+constexpr size_t kSmallBody = 64 << 10;          // bytes; a thread that reads a larger body lowers its priority
 
-// Takes as long for a wrong token as for the right one.
+// Compares in constant time: a wrong token takes as long as the right one, so the time reveals no part of the secret.
 bool same_secret(std::string_view given, std::string_view secret) {
   unsigned difference = given.size() == secret.size() ? 0 : 1;
   for (size_t i = 0; i < secret.size(); ++i) {
@@ -43,7 +43,7 @@ std::string_view header(MHD_Connection* connection, const char* name) {
   return value != nullptr ? std::string_view(value) : std::string_view();
 }
 
-// Schemes and media types are in any case.
+// Compares without case, as HTTP requires for authentication schemes and media types.
 bool same_word(std::string_view given, std::string_view word) {
   return std::ranges::equal(
       given, word, {}, [](unsigned char c) { return std::tolower(c); },
@@ -76,22 +76,23 @@ MHD_Result send_json(MHD_Connection* connection, int status, const Json& json) {
   return result;
 }
 
-// A request while it arrives.
+// A request whose body is arriving. libmicrohttpd keeps the pointer between the calls of State::handle.
 struct Incoming {
   std::string body{};
-  bool takes_interim_answers = false;  // HTTP/1.1
-  bool refused = false;                // answered already
+  bool takes_interim_answers = false;  // HTTP/1.1: the client accepts "100 Continue"
+  bool refused = false;                // an error has been sent already
 };
 
-// An answer on its way from the engine into a response.
+// An answer of the engine and the response that is built from it.
 struct Reply {
   std::shared_ptr<Answer> answer;
   Response response;
   Deadline deadline;
-  bool is_cut_off = false;  // at the deadline
+  bool is_cut_off = false;  // the deadline has passed and the answer was cut off
 
-  // Waits a while for a piece and counts it in; `chunk` is what the piece brings to a stream. False where none came.
-  // ApiError ends the answer.
+  // Waits at most kLook for a piece and adds it to the response; `chunk` receives the chunk of a stream. False when no
+  // piece came. Past the deadline the answer is cut off; ApiError 504 when it has no token. ApiError 500 when the
+  // engine fails.
   bool take_piece(std::optional<Json>& chunk) {
     const auto piece = answer->next(kLook);
     if (!is_cut_off && !(piece && piece->finish) && steady_clock::now() > deadline) {
@@ -106,16 +107,16 @@ struct Reply {
   }
 };
 
-// A reply while it is streamed as server-sent events.
+// A reply that is streamed as server-sent events.
 struct Stream {
   ClientWatch client;
   Reply reply;
   bool with_usage;
-  std::string held{};  // events that are not sent yet
+  std::string held{};  // events that have not been sent yet
   bool done = false;
 
   void event(const Json& json) { held += "data: " + dump_json(json) + "\n\n"; }
-  // Waits for a piece; false when the client has gone.
+  // Waits for a piece and adds its event to `held`. False when the client has gone.
   bool wait() {
     try {
       std::optional<Json> chunk;
@@ -132,6 +133,7 @@ struct Stream {
   }
 };
 
+// libmicrohttpd calls it on the connection's thread for the next bytes of a stream. It may block until there are some.
 ssize_t read_stream(void* closure, uint64_t, char* buffer, size_t most) {
   auto& stream = *static_cast<Stream*>(closure);
   while (stream.held.empty()) {
@@ -166,7 +168,8 @@ struct Server::State {
   State(const Served& of, Scheduler& by, ServerOptions with)
       : served(of), scheduler(by), options(std::move(with)), connections(of.limits) {}
 
-  // Status and body of what may not come in. Before the body is read.
+  // Checks the path, the host or token, the method and the headers of a request before its body is read. ApiError for a
+  // request that must be refused.
   void check_entry(MHD_Connection* connection, std::string_view path, std::string_view method) const;
   Json models(std::string_view path) const;
   MHD_Result get(MHD_Connection* connection, std::string_view path);
@@ -199,7 +202,8 @@ void Server::State::check_entry(MHD_Connection* connection, std::string_view pat
   const bool completes = path == "/v1/chat/completions" || path == "/v1/completions";
   const bool tells = path == "/health" || path == "/v1/models" || path.starts_with("/v1/models/");
   if (!completes && !tells) {
-    throw ApiError(404, "No such path here. There are /v1/chat/completions, /v1/completions, /v1/models, /health.");
+    throw ApiError(404,
+                   "No such path on this server. Use /v1/chat/completions, /v1/completions, /v1/models or /health.");
   }
   if (options.token.empty()) {
     const auto host = header(connection, MHD_HTTP_HEADER_HOST);
@@ -207,7 +211,8 @@ void Server::State::check_entry(MHD_Connection* connection, std::string_view pat
     if (!host.empty() && name != "localhost" && name != "127.0.0.1" && name != "[::1]" &&
         name != options.listening.address && name != "[" + options.listening.address + "]") {
       throw ApiError(403,
-                     "This server answers requests to localhost alone. With --token-file it can be called otherwise.");
+                     "This server answers only requests whose Host is localhost. Start it with --token-file to use "
+                     "other host names.");
     }
   } else if (path != "/health") {
     const auto given = header(connection, MHD_HTTP_HEADER_AUTHORIZATION);
@@ -218,21 +223,22 @@ void Server::State::check_entry(MHD_Connection* connection, std::string_view pat
     }
   }
   if (completes ? method != "POST" : method != "GET" && method != "HEAD") {
-    throw ApiError(405, fmt::format("{} wants {}", path, completes ? "POST" : "GET"), "method_not_supported");
+    throw ApiError(405, fmt::format("{} needs the method {}", path, completes ? "POST" : "GET"),
+                   "method_not_supported");
   }
   if (!completes) return;
-  // Beside it Content-Length does not count.
+  // With Transfer-Encoding, HTTP ignores Content-Length, and the size would not be known before the body.
   if (!header(connection, MHD_HTTP_HEADER_TRANSFER_ENCODING).empty()) {
-    throw ApiError(411, "A body with Content-Length and without Transfer-Encoding is wanted.");
+    throw ApiError(411, "Transfer-Encoding is not supported. Send a body with Content-Length.");
   }
   const auto length = header(connection, MHD_HTTP_HEADER_CONTENT_LENGTH);
-  if (length.empty()) throw ApiError(411, "A body with Content-Length is wanted.");
+  if (length.empty()) throw ApiError(411, "The request has no Content-Length. Send a body with Content-Length.");
   if (length.size() > 15 || std::stoll("0" + std::string(length)) > limits.body_bytes) {
-    throw ApiError(
-        413, fmt::format("The body has {} bytes, this server takes {}.", length.substr(0, 20), limits.body_bytes));
+    throw ApiError(413, fmt::format("The body has {} bytes, this server allows at most {}.", length.substr(0, 20),
+                                    limits.body_bytes));
   }
   if (!is_json(header(connection, MHD_HTTP_HEADER_CONTENT_TYPE))) {
-    throw ApiError(415, "A body of Content-Type application/json is wanted.");
+    throw ApiError(415, "The body must have Content-Type application/json.");
   }
 }
 
@@ -240,7 +246,7 @@ Json Server::State::models(std::string_view path) const {
   Json model = {{"id", served.name}, {"object", "model"}, {"created", created}, {"owned_by", "tessera"}};
   if (path == "/v1/models") return {{"object", "list"}, {"data", Json::array({model})}};
   if (served.is_called(path.substr(std::strlen("/v1/models/")))) return model;
-  throw ApiError(404, fmt::format("This server has the model '{}' alone.", served.name), "model_not_found", "model");
+  throw ApiError(404, fmt::format("This server has only the model '{}'.", served.name), "model_not_found", "model");
 }
 
 MHD_Result Server::State::get(MHD_Connection* connection, std::string_view path) {
@@ -268,10 +274,11 @@ MHD_Result Server::State::stream(MHD_Connection* connection, Reply reply, bool w
   return result;
 }
 
+// Submits the request and waits for the answer on the connection's thread. A stream is sent by read_stream() instead.
 MHD_Result Server::State::complete(MHD_Connection* connection, Endpoint endpoint, const Incoming& incoming) {
   const auto deadline = steady_clock::now() + std::chrono::duration_cast<steady_clock::duration>(
                                                   std::chrono::duration<double>(served.limits.request_seconds));
-  if (draining) throw ApiError(503, "The server is ending.", "overloaded");
+  if (draining) throw ApiError(503, "The server is shutting down.", "overloaded");
   const auto request = read_request(incoming.body, endpoint, served);
   const auto id = fmt::format("{}-{}", endpoint == Endpoint::kChat ? "chatcmpl" : "cmpl", next_id++);
   Reply reply{.answer = scheduler.submit(request, served.tokenizer),
@@ -281,14 +288,15 @@ MHD_Result Server::State::complete(MHD_Connection* connection, Endpoint endpoint
   const int socket = socket_of(connection);
   ClientWatch client(socket);
   const auto probe = [&] {
-    constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";  // which clients of HTTP/1.1 skip
+    constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";  // HTTP/1.1 clients ignore it
     if (incoming.takes_interim_answers) ::send(socket, kContinue.data(), kContinue.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   };
   auto looked = steady_clock::now();
   while (!reply.response.done()) {
     std::optional<Json> chunk;
     reply.take_piece(chunk);
-    if (const auto now = steady_clock::now(); now - looked >= kLook) {  // tokens may come without a pause
+    // The client is checked by time, not only when no piece came, because pieces may come without a pause.
+    if (const auto now = steady_clock::now(); now - looked >= kLook) {
       looked = now;
       if (client.is_gone(probe)) {
         reply.answer->cancel();
@@ -299,6 +307,9 @@ MHD_Result Server::State::complete(MHD_Connection* connection, Endpoint endpoint
   return send_json(connection, 200, reply.response.whole());
 }
 
+// libmicrohttpd calls it several times per request, on the connection's thread: first when the header has arrived
+// (*closure is null), then for each part of the body (*size > 0), and last when the body is complete (*size is 0). A
+// refused request is answered in the first call, and its body is dropped.
 MHD_Result Server::State::handle(MHD_Connection* connection, const char* path, const char* method, const char* version,
                                  const char* data, size_t* size, void** closure) {
   auto* incoming = static_cast<Incoming*>(*closure);
@@ -316,7 +327,7 @@ MHD_Result Server::State::handle(MHD_Connection* connection, const char* path, c
   }
   if (*size > 0) {
     if (!incoming->refused) {
-      // Whatever the header said, and of a GET, too.
+      // Checked again here: the header may be wrong, and a GET with a body has not been checked.
       if (incoming->body.size() + *size > static_cast<size_t>(served.limits.body_bytes)) return MHD_NO;
       const bool was_small = incoming->body.size() <= kSmallBody;
       incoming->body.append(data, *size);
@@ -345,7 +356,7 @@ Server::Server(const Served& served, Scheduler& scheduler, ServerOptions options
   const auto& limits = served.limits;
   const auto silence = static_cast<unsigned>(limits.request_seconds + limits.read_seconds) + 1;
   const int socket = state_->options.listening.socket.release();
-  // Beyond the limit there are places for connections that were shut and whose threads have not ended.
+  // More connections than the limit, because connections that were shut down count until their threads have ended.
   const auto places = limits.connections + std::max<int64_t>(limits.connections, 64);
   state_->daemon = MHD_start_daemon(
       MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL | MHD_USE_ITC, 0,

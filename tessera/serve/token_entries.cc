@@ -13,7 +13,7 @@ std::string bytes_of(const text::Tokenizer& tokenizer, int64_t token) {
   return tokenizer.token_bytes(static_cast<text::TokenId>(token));
 }
 
-// Text, or "bytes:\xe2\x80" for a token that ends or begins inside a character, as OpenAI has it.
+// The token as text, or as "bytes:\xe2\x80" when it begins or ends inside a character, as in OpenAI's API.
 std::string shown_token(const std::string& bytes) {
   if (is_valid_utf8(bytes)) return bytes;
   std::string text = "bytes:";
@@ -21,7 +21,7 @@ std::string shown_token(const std::string& bytes) {
   return text;
 }
 
-// JSON has no infinity; a token that cannot come has OpenAI's -9999.
+// JSON has no infinity. Like OpenAI's API, an impossible token has the log-prob -9999.
 double finite_log_prob(double log_prob) { return std::max(log_prob, -9999.0); }
 
 Json entry_of(const std::string& token_bytes, double log_prob) {
@@ -43,7 +43,8 @@ int64_t count_characters(std::string_view text) {
   return std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
 }
 
-// Characters of special tokens that a tokenizer has put before a prompt and that are not in its text.
+// The number of characters of the special tokens that the tokenizer has added before the prompt, and that its text does
+// not contain.
 int64_t added_characters(const std::vector<int64_t>& prompt, const std::string& text,
                          const text::Tokenizer& tokenizer) {
   int64_t characters = 0;
@@ -97,12 +98,13 @@ int64_t TextOffsets::place_of(int64_t token) {
 void TextOffsets::skip(std::string_view text) { characters_ += count_characters(text); }
 
 void ContentEntries::add(int64_t token, TokenLogProbs found, const text::Tokenizer& tokenizer) {
-  if (tokenizer.is_special(static_cast<text::TokenId>(token))) return;  // no text comes of it
+  if (tokenizer.is_special(static_cast<text::TokenId>(token))) return;  // special tokens have no text
   waiting_.push_back({.taken = "", .left = bytes_of(tokenizer, token), .found = std::move(found)});
 }
 
-// The content is what tokens wait for it in their order, but for bytes that never come. So the first place where the
-// waiting bytes hold this piece is its own, and bytes before that place come no more.
+// The content has the bytes of the waiting tokens in their order, except for bytes that never reach it (of a tool call
+// or of trimmed whitespace). So the piece `content` is at its first position in the waiting bytes, and the bytes before
+// this position will not come any more.
 Json ContentEntries::take(std::string_view content, const text::Tokenizer& tokenizer) {
   Json entries = Json::array();
   if (content.empty()) return entries;
@@ -118,7 +120,8 @@ Json ContentEntries::take(std::string_view content, const text::Tokenizer& token
   std::string bytes;
   for (const auto& token : waiting_) bytes += token.left;
   const auto place = bytes.find(content);
-  // Bytes that are no UTF-8 come as U+FFFD: then all that waits is in this piece.
+  // Bytes that are not UTF-8 are U+FFFD in the content, so it may not be found; then all waiting bytes are in this
+  // piece.
   size_t skipped = place == bytes.npos ? 0 : place, needed = place == bytes.npos ? bytes.size() : content.size();
   size_t released = 0;
   for (auto& token : waiting_) {

@@ -34,7 +34,7 @@ std::optional<ToolCall> call_of(const Json& json) {
   return ToolCall{std::move(name), text};
 }
 
-// Bytes at the end of the text that may be the beginning of the word.
+// The length of the longest end of `text` that is a proper prefix of `word`.
 size_t begun(std::string_view text, std::string_view word) {
   size_t length = std::min(text.size(), word.size() - 1);
   while (length > 0 && !word.starts_with(text.substr(text.size() - length))) --length;
@@ -43,14 +43,16 @@ size_t begun(std::string_view text, std::string_view word) {
 
 }  // namespace
 
-// False when more text is wanted.
+// Moves from one state to the next, and returns false when it needs more output. A message that begins with '{' or '['
+// is held until its end, because only the whole JSON shows whether it is a call. Between tags the output is held until
+// the closing tag. Other text is returned, except its end if this may be the beginning of a tag.
 bool ToolCallReader::advance(Read& read) {
   if (place_ == Place::kStart) {
     const auto first = held_.find_first_not_of(kSpaces);
     if (first == held_.npos) return false;
     place_ = held_[first] == '{' || held_[first] == '[' ? Place::kJson : Place::kText;
   }
-  if (place_ == Place::kJson) return false;  // until its end
+  if (place_ == Place::kJson) return false;  // finish() reads it
   if (place_ == Place::kTagged) {
     const auto end = held_.find(kClose, looked_);
     if (end == held_.npos) {
@@ -67,7 +69,7 @@ bool ToolCallReader::advance(Read& read) {
     held_.erase(0, end + kClose.size());
     place_ = Place::kText;
   }
-  // Blanks before and between calls are no text.
+  // Whitespace before and between calls is dropped, so whitespace is held until other text follows.
   const auto open = held_.find(kOpen);
   const auto text = std::string_view(held_).substr(0, open == held_.npos ? held_.size() - begun(held_, kOpen) : open);
   const auto end = text.find_last_not_of(kSpaces);
@@ -92,7 +94,7 @@ ToolCallReader::Read ToolCallReader::push(std::string_view text) {
   return read;
 }
 
-// A message that is JSON as a whole.
+// Reads the held message as one call or a list of calls. False when it is not JSON, or calls an unknown function.
 bool ToolCallReader::read_message(Read& read) const {
   const auto json = json_of(held_);
   if (!json) return false;
@@ -112,7 +114,7 @@ ToolCallReader::Read ToolCallReader::finish() {
   Read read;
   if (place_ == Place::kJson) {
     if (!read_message(read)) read.text = held_;
-  } else if (place_ == Place::kTagged) {  // whose end is that of the message
+  } else if (place_ == Place::kTagged) {  // the message ends without the closing tag
     const auto json = json_of(held_);
     if (const auto call = json ? call_of(*json) : std::nullopt) {
       read.calls.push_back(*call);

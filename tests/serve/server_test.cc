@@ -380,7 +380,7 @@ TEST_F(Serve, SeveralChoicesAndPromptsAreWhatEachWouldBeAlone) {
   body["n"] = 7;
   expect_error(post(body), 400, "n");
   body["n"] = 4;
-  expect_error(post(body), 400, "2 prompts, this server takes 6 choices");
+  expect_error(post(body), 400, "2 prompts, this server allows at most 6 choices");
 }
 
 TEST_F(Serve, MoreChoicesThanThereArePlacesAreRefused) {
@@ -485,7 +485,7 @@ TEST_F(Serve, ModelsAndHealthAreTold) {
   start();
   EXPECT_EQ(nlohmann::json::parse(http(port_, "GET", "/v1/models").body)["data"][0]["id"], "tiny");
   EXPECT_EQ(http(port_, "GET", "/v1/models/tiny").status, 200);
-  expect_error(http(port_, "GET", "/v1/models/other"), 404, "'tiny' alone");
+  expect_error(http(port_, "GET", "/v1/models/other"), 404, "only the model 'tiny'");
   EXPECT_EQ(nlohmann::json::parse(http(port_, "GET", "/health").body)["status"], "ok");
   const auto head = http(port_, "HEAD", "/health");  // which load balancers send
   EXPECT_EQ(head.status, 200);
@@ -566,7 +566,7 @@ TEST_F(Serve, WrongRequestsGetOpenAisErrors) {
   expect_error(post(tools, "/v1/chat/completions"), 400, "computer");
   tools["tools"] = 5;
   expect_error(post(tools, "/v1/chat/completions"), 400, "tools");
-  expect_error(http(port_, "GET", "/v1/completions"), 405, "wants POST");
+  expect_error(http(port_, "GET", "/v1/completions"), 405, "needs the method POST");
   expect_error(http(port_, "GET", "/nothing"), 404, "No such path");
   expect_error(http(port_, "POST", "/v1/completions", good.dump(), "Content-Type: text/plain\r\n"), 415,
                "application/json");
