@@ -27,7 +27,7 @@ enum class Tag : uint8_t {
 constexpr uint64_t word(Tag tag, uint64_t rest = 0) { return static_cast<uint64_t>(tag) | rest << 8; }
 
 // The properties of a tensor that plans depend on, packed into one word: number of dims, dtype, device type,
-// contiguity, and whether it is a wrapped number (which does not take part in type promotion).
+// contiguity, and whether it is a wrapped number (which has less weight in type promotion).
 uint64_t describe(const at::TensorBase& tensor, const c10::TensorImpl& impl, bool contiguous) {
   return static_cast<uint64_t>(impl.dim()) | static_cast<uint64_t>(tensor.scalar_type()) << 8 |
          static_cast<uint64_t>(static_cast<uint8_t>(tensor.device().type())) << 16 |

@@ -22,8 +22,7 @@ namespace tessera {
 // tensors.
 void manual_seed(uint64_t seed, const MeshPtr& mesh);
 
-// The position of this rank in the random numbers. It is used to repeat numbers (recomputed activations) or to continue
-// a run.
+// The state of this rank's random numbers. It is used to repeat numbers (recomputed activations) or to continue a run.
 struct RandomState {
   uint64_t seed = 0;
   uint64_t offset = 0;  // number of random operations so far

@@ -201,7 +201,7 @@ bool is_lost_widened(at::ScalarType type, const Placement& placement) {
 }
 }  // namespace
 
-// A Partial that one input loses on widening (is_lost_widened) is left out, even if another input could pass it.
+// A Partial is left out if is_lost_widened() is true for any input with this placement.
 c10::SmallVector<Placement, 2> partials_among(const OpCall& call) {
   c10::SmallVector<Placement, 2> found, lost;
   for (const auto& input : call.inputs) {

@@ -86,8 +86,8 @@ struct LocalRange {
 };
 LocalRange local_range(int64_t n, int64_t k, int64_t coordinate);
 // Shape and global offset of this rank's local tensor. A dim without a shard has its global size. A local tensor is one
-// contiguous box of the global tensor, except that a StridedShard may give several pieces; `offset` is then that of the
-// first element.
+// box of the global tensor, except that a StridedShard may give several pieces; `offset` is then that of the first
+// element.
 struct LocalBox {
   std::vector<int64_t> shape;
   std::vector<int64_t> offset;

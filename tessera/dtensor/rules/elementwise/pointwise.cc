@@ -70,8 +70,8 @@ bool gives_complex(const OpCall& call) {
   return std::ranges::any_of(call.inputs, is_complex) || std::ranges::any_of(call.args, is_complex_number);
 }
 
-// Whether the result of a maximum or minimum of the inputs may differ from that of the outputs, because integers wrap
-// around.
+// Whether the operation may change the order of numbers, because small integers wrap around. Then the result of a
+// maximum is not the maximum of the results.
 bool loses_order(const OpCall& call, Commutes commutes) {
   const auto wraps = [](const auto& input) { return wraps_around(input.tensor->scalar_type()); };
   return (commutes == Commutes::kAdditive || commutes == Commutes::kNegation) &&

@@ -1,6 +1,6 @@
-// Random operations that reject: an element draws numbers until one is accepted (Poisson, binomial, gamma, Dirichlet).
-// Each element has its own stream, keyed by its index in the global tensor, and is computed by scalar code in double,
-// so every placement gives the same bits as one rank. Other devices than the CPU copy their operands to it.
+// Random operations with rejection sampling: an element draws numbers until one is accepted (Poisson, binomial, gamma,
+// Dirichlet). Each element has its own stream, keyed by its index in the global tensor, and is computed by scalar code
+// in double, so every placement gives the same bits as one rank. Other devices than the CPU copy their operands to it.
 //
 // G. Marsaglia and W. Tsang, "A simple method for generating gamma variables", 2000. W. Hörmann, "The transformed
 // rejection method for generating Poisson random variables" and "The generation of binomial random variates", 1993.

@@ -57,8 +57,8 @@ std::pair<at::Tensor, at::Tensor> search_part(const Search& search, const at::Te
   return {at::gather(line, dim, places), global_places(search, places)};
 }
 
-// The best of the ranks' values and its index. As on one device, of equal values the first index wins, and NaN is
-// beyond all.
+// The best of the ranks' values and its index. As on one device, the first index of equal values wins, and NaN wins
+// over every number.
 std::pair<at::Tensor, at::Tensor> best_of(bool maximum, const at::Tensor& values, const at::Tensor& places) {
   at::Tensor best = values.select(0, 0);
   at::Tensor place = places.select(0, 0);
