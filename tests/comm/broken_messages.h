@@ -87,7 +87,7 @@ inline void expect_prompt_end(const Case& one, const std::string& more = "") {
   const auto end = end_of_rank_0(one);
   EXPECT_EQ(end.code, 4) << end.text;
   EXPECT_LT(end.time, testing::kPromptSeconds);
-  EXPECT_THAT(end.text, ::testing::HasSubstr("rank 1 has ended without a word"));
+  EXPECT_THAT(end.text, ::testing::HasSubstr("rank 1 has ended without an error message"));
   EXPECT_THAT(end.text, ::testing::HasSubstr(more));
 }
 

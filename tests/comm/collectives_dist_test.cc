@@ -433,7 +433,7 @@ TEST(ThreadRanks, TheSurvivorsErrorSaysWhichCollectiveAndWhy) {
                                 }),
                std::runtime_error);
   EXPECT_TRUE(message.starts_with("[comm.all_reduce] model.norm, group 'world' (rank 0 of 2), call 2: ")) << message;
-  EXPECT_NE(message.find("A peer has ended or broken off"), std::string::npos) << message;
+  EXPECT_NE(message.find("A peer has ended or has aborted the group"), std::string::npos) << message;
 }
 
 TEST(World, SingleNeedsNoPeers) {

@@ -50,8 +50,8 @@ TEST(Faults, AKilledRankIsNoticedByRanksThatCompute) {
     const auto& end = fleet.end_of(rank);
     EXPECT_EQ(end.code, 4) << end.text;
     EXPECT_LT(end.time - killed, kPromptSeconds);
-    EXPECT_THAT(end.text,
-                AllOf(HasSubstr("rank 1 has ended without a word"), HasSubstr("has made no collective since")))
+    EXPECT_THAT(end.text, AllOf(HasSubstr("rank 1 has ended without an error message"),
+                                HasSubstr("has made no collective since")))
         << rank;
   }
 }
@@ -73,7 +73,8 @@ TEST(Faults, ARankWhoseConnectionsDoNotCloseIsEnded) {
   const auto& end = fleet.end_of(0);
   EXPECT_EQ(end.code, 4) << end.text;
   EXPECT_LT(end.time - killed, kPromptSeconds);
-  EXPECT_THAT(end.text, AllOf(HasSubstr("rank 1 has ended without a word"), HasSubstr("connections do not close")));
+  EXPECT_THAT(end.text,
+              AllOf(HasSubstr("rank 1 has ended without an error message"), HasSubstr("connections do not close")));
 }
 
 TEST(Faults, AStoppedRankIsNamed) {
@@ -89,7 +90,7 @@ TEST(Faults, AStoppedRankIsNamed) {
     const auto& end = fleet.end_of(rank);
     EXPECT_EQ(end.code, 4) << end.text;
     EXPECT_LT(end.time - stopped, kPromptSeconds);
-    EXPECT_THAT(end.text, HasSubstr("rank 2 has not been heard of for 4 s")) << rank;
+    EXPECT_THAT(end.text, HasSubstr("rank 2 has sent no message for 4 s")) << rank;
   }
 }
 

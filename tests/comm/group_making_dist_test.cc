@@ -23,7 +23,8 @@ void expect_others_to_name(Fleet& fleet, int size, int victim) {
     if (rank == victim) continue;
     EXPECT_EQ(end.code, 4) << "rank " << rank << ": " << end.text;
     EXPECT_LT(end.time - killed, 20) << "rank " << rank;  // groups wait 60 s
-    EXPECT_THAT(end.text, HasSubstr(fmt::format("rank {} has ended without a word", victim))) << "rank " << rank;
+    EXPECT_THAT(end.text, HasSubstr(fmt::format("rank {} has ended without an error message", victim)))
+        << "rank " << rank;
     EXPECT_THAT(end.text, HasSubstr("[comm.new_group] group 'late'")) << "rank " << rank;
   }
 }

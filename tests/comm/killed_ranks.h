@@ -52,7 +52,7 @@ inline void expect_survivors_to_notice(int rounds, unsigned seed) {
       }
       EXPECT_EQ(end.code, 4) << "rank " << rank << ": " << end.text;
       EXPECT_LT(end.time - killed, testing::kPromptSeconds) << "rank " << rank;
-      EXPECT_THAT(end.text, ::testing::HasSubstr(fmt::format("rank {} has ended without a word", victim)))
+      EXPECT_THAT(end.text, ::testing::HasSubstr(fmt::format("rank {} has ended without an error message", victim)))
           << "rank " << rank;
     }
   }

@@ -59,7 +59,7 @@ TEST(ShmFault, AStoppedRankIsNamedAtTheTimeout) {
     EXPECT_EQ(ends[rank].exit_code, 4);
     EXPECT_NE(ends[rank].message.find("timed out"), std::string::npos) << ends[rank].message;
     // The watchdog's verdict.
-    EXPECT_NE(ends[rank].message.find("rank 1 left no word"), std::string::npos) << ends[rank].message;
+    EXPECT_NE(ends[rank].message.find("rank 1 did not answer"), std::string::npos) << ends[rank].message;
     EXPECT_NE(ends[rank].message.find("model.norm"), std::string::npos) << ends[rank].message;
     EXPECT_LT(ends[rank].seconds, testing::kPromptSeconds);  // the timeout, and what it takes to say so
   }

@@ -78,8 +78,9 @@ bool is_timeout(const std::exception& error) {
                     "ranks, or raise comm.timeout_seconds.",
                     where(state), reason));
   }
-  throw PeerFailed(fmt::format("{}: {}. A peer has ended or broken off{}: the first error of the other ranks says why.",
-                               where(state), reason, on_device(state) ? ", or this rank's device has failed" : ""));
+  throw PeerFailed(
+      fmt::format("{}: {}. A peer has ended or has aborted the group{}: the first error of the other ranks says why.",
+                  where(state), reason, on_device(state) ? ", or this rank's device has failed" : ""));
 }
 
 }  // namespace
@@ -300,7 +301,7 @@ void Pending::wait() {
       const bool ends_now = state_->monitor && state_->monitor->is_broken_off() && is_message_of_host(*state_);
       for (const auto* work : {&state_->work, &state_->announcement.work}) {
         if (*work && ends_now) end_message(**work);
-        if (*work) TESSERA_CHECK((*work)->wait(), ErrorKind::kComm, "broken off");
+        if (*work) TESSERA_CHECK((*work)->wait(), ErrorKind::kComm, "aborted");
       }
       // On a device, work->wait() only orders the current stream after the collective; the collective may still run.
       if (state_->monitor && on_device(*state_)) state_->monitor->leave_running(state_->ticket);

@@ -20,7 +20,7 @@ Signature signature_of(const uint8_t* bytes) {
 std::vector<Signature> gather(Group& group, const Signature& mine) {
   at::Tensor own = at::from_blob(const_cast<Signature*>(&mine), {sizeof mine}, at::kByte);
   at::Tensor all = at::empty({group.size() * static_cast<int64_t>(sizeof mine)}, at::kByte);
-  TESSERA_CHECK(group.backend()._allgather_base(all, own)->wait(), ErrorKind::kComm, "broken off");
+  TESSERA_CHECK(group.backend()._allgather_base(all, own)->wait(), ErrorKind::kComm, "aborted");
   std::vector<Signature> result;
   for (int rank = 0; rank < group.size(); ++rank) {
     result.push_back(signature_of(all.const_data_ptr<uint8_t>() + static_cast<size_t>(rank) * sizeof mine));
@@ -60,7 +60,7 @@ Announcement announce_message(Group& group, const Signature& mine) {
 void await_announced_message(c10d::Backend& backend, int rank, const Signature& mine) {
   std::vector<at::Tensor> tensors = {at::empty({static_cast<int64_t>(sizeof mine)}, at::kByte)};
   const auto work = backend.recv(tensors, mine.root, announcement_tag(mine.tag));
-  TESSERA_CHECK(work->wait(), ErrorKind::kComm, "broken off");
+  TESSERA_CHECK(work->wait(), ErrorKind::kComm, "aborted");
   const Signature theirs = signature_of(tensors[0].const_data_ptr<uint8_t>());
   if (theirs.hash != mine.hash) raise_disagreement(mine.group, {{mine.root, theirs}, {rank, mine}});
 }

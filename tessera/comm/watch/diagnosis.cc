@@ -27,8 +27,8 @@ double seconds_before(const FlightRecord& record, int64_t moment_us) {
   return static_cast<double>(record.written_us - moment_us) / 1e6;
 }
 
-// The call that holds a rank up: what it is blocked in, else (it failed in it, or computes meanwhile) the oldest open
-// one.
+// Returns the call that delays a rank: the first call that it waits in or that failed, otherwise the oldest call that
+// has started and not ended; null when there is none.
 const FlightCall* open_call(const FlightRecord& record) {
   const FlightCall* found = nullptr;
   for (const FlightCall& call : record.calls) {
@@ -38,6 +38,12 @@ const FlightCall* open_call(const FlightRecord& record) {
   return found;
 }
 
+// The search for the cause, in three steps:
+// 1. Two ranks made different calls under one number of a group: a disagreement.
+// 2. follow(): "rank A waits for rank B" is an edge of a graph, because A's open call needs B and B has not made it. A
+//    rank that is waited for and waits for no rank is the cause. If there is none, every path leads into a cycle: a
+//    deadlock.
+// 3. No rank waits for another one: all are in the call.
 class Investigation {
  public:
   Investigation(const std::vector<FlightRecord>& records, const std::set<int>& left) : left_(left) {
@@ -68,8 +74,8 @@ class Investigation {
   }
 
  private:
-  // The calls of each group by number, and who made them; the first number at which two differ, the earliest of all
-  // groups.
+  // Compares the calls of all ranks under each number of each group. Of the numbers at which calls differ, returns the
+  // one whose call started first.
   std::optional<Diagnosis> disagreement_of_any_group() const {
     std::map<std::pair<uint32_t, uint64_t>, std::vector<std::pair<int, const FlightCall*>>> made;
     for (const auto& [rank, record] : records_) {
@@ -102,6 +108,8 @@ class Investigation {
     return found == last_.end() ? nullptr : found->second;
   }
 
+  // Whether `rank` has made its side of the call. Calls are made in order, so for a collective the number of the rank's
+  // last one in the group is enough. For a message, the matching call has an equal hash and is the other operation.
   bool has_made(int rank, const Signature& wanted) const {
     if (!is_message(wanted.op)) {
       const FlightCall* last = last_collective(rank, wanted.members);
@@ -113,7 +121,8 @@ class Investigation {
     });
   }
 
-  // The ranks that `rank` waits for: members of its open call that have not made it. Those without a record come first.
+  // The ranks that `rank` waits for: the members of its open call that have not made the call. Ranks without a record
+  // come first.
   std::vector<int> awaited(int rank) const {
     const FlightCall* call = open_call(*records_.at(rank));
     const auto group = call ? groups_.find(call->signature.members) : groups_.end();
@@ -144,7 +153,10 @@ class Investigation {
     return silent;
   }
 
-  // Who is waited for by `start`, by those it waits for, and so on: one of them waits for nobody, or they are a circle.
+  // Breadth-first search from `start` over the ranks that are waited for, directly or indirectly. The first rank found
+  // that waits for no rank, or has no record, is the cause. Otherwise each rank found waits for another one found, so a
+  // walk along the first edges must return to a rank that it has visited: a deadlock. Returns nullopt when `start`
+  // waits for no rank.
   std::optional<Diagnosis> follow(int start) const {
     std::vector<int> found = {start};
     std::set<int> seen = {start};
@@ -182,7 +194,7 @@ class Investigation {
       return {.fault = Fault::kSilent,
               .culprit = culprit,
               .text = fmt::format(
-                  "rank {} left no word: it was killed, is stopped, or its host cannot be reached; {} wait in {}",
+                  "rank {} did not answer: it was killed, is stopped, or its host cannot be reached; {} wait in {}",
                   culprit, who, name_of(call))};
     }
     const FlightRecord& record = *records_.at(culprit);
@@ -210,7 +222,7 @@ class Investigation {
   std::map<int, const FlightRecord*> records_;
   std::map<uint32_t, const FlightGroup*> groups_;
   std::map<std::pair<int, uint32_t>, const FlightCall*> last_;  // collective of a rank in a group
-  // Of a group and the number of a collective: found out once, not by each of thousands that wait in it.
+  // Cache of not_there(), by group and number of the collective: thousands of ranks may wait in the same call.
   mutable std::map<std::pair<uint32_t, uint64_t>, std::vector<int>> not_there_;
 };
 
@@ -237,7 +249,7 @@ std::string where_is(const FlightRecord& record) {
   }
   const char* what = call->state == CallState::kWaiting  ? "waits"
                      : call->state == CallState::kFailed ? "failed"
-                                                         : "computes beside";
+                                                         : "computes during";
   return fmt::format("rank {} {}{} {}, begun {:.1f} s before", record.rank, what,
                      call->state == CallState::kStarted ? "" : " in", name_of(*call),
                      seconds_before(record, call->started_us));

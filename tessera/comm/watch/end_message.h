@@ -1,8 +1,8 @@
 // Ends the wait for a message whose connection is broken. Internal to comm.
 //
-// Gloo wakes the waits of a connection that has ended, but for those of messages whose bytes were on their way then:
-// what a pair is writing or reading is in none of the lists that its signalException() goes through (tcp/pair.cc). Such
-// a wait would stand until the time-out of the group.
+// When a connection ends, Gloo wakes the waits on it, except for a message that was being written or read at that
+// moment: such a message is in none of the lists that Pair::signalException() (tcp/pair.cc) goes through. Its wait
+// would last until the group's timeout.
 #pragma once
 
 #include <exception>
@@ -10,12 +10,12 @@
 
 namespace tessera::comm {
 
-// The wait under way, or the next one, returns at once. For messages of the host alone: the abort() of a device's work
-// is that of its communicator. Thread-safe.
+// Makes the current wait for `work`, or the next one, return at once. Only for messages of CPU tensors: abort() of a
+// device's work would abort its whole communicator. Thread-safe.
 inline void end_message(c10d::Work& work) noexcept {
   try {
     work.abort();
-  } catch (const std::exception&) {  // a back-end without such waits
+  } catch (const std::exception&) {  // the back-end's works have no abort(), and their waits do not hang
   }
 }
 

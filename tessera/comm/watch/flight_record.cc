@@ -54,7 +54,7 @@ json json_of(const FlightCall& call) {
   return result;
 }
 
-// The value of `values` that is called so.
+// Returns the element of `values` whose to_string() is the JSON string.
 template <class Value, size_t size>
 Value named(const Value (&values)[size], const JsonReader& said, std::string_view wanted) {
   const std::string name = said.as_string();
@@ -81,6 +81,8 @@ uint64_t hash_of_hex(const JsonReader& said) {
   return hash;
 }
 
+// Encodes ranks as runs "first-last:step" (kRuns). At least three ranks with an equal, positive step make a run; other
+// ranks are written one by one.
 std::string runs_of(const std::vector<int>& ranks) {
   std::string text;
   for (size_t begin = 0; begin < ranks.size();) {
@@ -96,6 +98,8 @@ std::string runs_of(const std::vector<int>& ranks) {
   return text;
 }
 
+// The inverse of runs_of(). The text may come from a faulty peer: every number must be a rank of the world, and the
+// number of ranks is bounded, so memory is bounded.
 std::vector<int> ranks_of_runs(const JsonReader& said, int world_size) {
   const std::string runs = said.as_string();
   std::string_view text = runs;
@@ -203,7 +207,7 @@ std::string to_json(const FlightRecord& record, RankLists lists) {
                          {"calls_made", record.calls_made},
                          {"groups", std::move(groups)},
                          {"calls", std::move(calls)}};
-  return document.dump(-1, ' ', false, json::error_handler_t::replace);  // names are cut at bytes
+  return document.dump(-1, ' ', false, json::error_handler_t::replace);  // names are cut to bytes: UTF-8 may be cut
 }
 
 FlightRecord parse_flight_record(std::string_view text, const std::string& source) {
@@ -213,7 +217,7 @@ FlightRecord parse_flight_record(std::string_view text, const std::string& sourc
     return record_of(JsonReader(json, where));
   } catch (const Error& error) {
     raise(ErrorKind::kFormat,
-          "{}. Wanted a file that Tessera wrote (docs/format/flight-record.md). Was the rank killed while it wrote?",
+          "{}. Wanted a flight record of Tessera (docs/format/flight-record.md). Was the rank killed while writing it?",
           error.what());
   }
 }
@@ -272,9 +276,11 @@ std::vector<FlightRecord> read_flight_records(const fs::path& parent) {
     FlightRecord record = parse_flight_record(read_file(path, kMaxFileBytes), path.string());
     TESSERA_CHECK(path.filename() == flight_record_name(record.rank), ErrorKind::kFormat,
                   "[comm.flight_record] {}: holds the record of rank {}. Was it renamed?", path.string(), record.rank);
-    TESSERA_CHECK(records.empty() || records.front().world_size == record.world_size, ErrorKind::kFormat,
-                  "[comm.flight_record] {}: of a run of {} ranks, the others of {}. Remove the files of the other run.",
-                  path.string(), record.world_size, records.front().world_size);
+    TESSERA_CHECK(
+        records.empty() || records.front().world_size == record.world_size, ErrorKind::kFormat,
+        "[comm.flight_record] {}: from a run of {} ranks, the others are from a run of {}. Remove the files of "
+        "the other run.",
+        path.string(), record.world_size, records.front().world_size);
     records.push_back(std::move(record));
   }
   std::ranges::sort(records, [](const auto& a, const auto& b) { return a.rank < b.rank; });

@@ -68,6 +68,8 @@ std::optional<std::chrono::steady_clock::time_point> FlightRecorder::oldest_wait
   return oldest;
 }
 
+// Makes a record of the calls for which keep(entry, ticket) is true, and of the groups that these calls belong to.
+// Times are kept on the steady clock and converted here to the system clock, relative to the present.
 template <class Keep>
 FlightRecord FlightRecorder::select(const std::string& reason, const Keep& keep) const {
   const auto now = Clock::now();
@@ -101,6 +103,8 @@ FlightRecord FlightRecorder::record(const std::string& reason) const {
   return select(reason, [](const Entry&, uint64_t) { return true; });
 }
 
+// Selects the calls that diagnose() can need, then drops the oldest dispensable ones beyond 16. Never dropped are the
+// call that was asked for and the group's last call, since a diagnosis compares these two.
 FlightRecord FlightRecorder::summary(uint32_t group, uint64_t sequence) const {
   uint64_t last = 0;
   FlightRecord result = select("asked", [&](const Entry& entry, uint64_t ticket) {

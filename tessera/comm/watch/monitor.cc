@@ -22,7 +22,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kVerdictDelay{4000};
-constexpr milliseconds kOverdue{3000};  // beyond the timeout, which the back-end itself should keep
+constexpr milliseconds kOverdue{3000};  // added to the timeout, which the back-end should enforce itself
 
 constexpr const char* kAsked = "SIGUSR2";
 
@@ -32,7 +32,7 @@ std::filesystem::path record_path(const MonitorOptions& options) {
   return options.trace_folder.empty() ? options.trace_folder : options.trace_folder / flight_record_name(options.rank);
 }
 
-// Adds one as long as the result lives. The caller holds the mutex.
+// Increments `count` until the returned handle is destroyed. The caller holds the mutex.
 std::shared_ptr<void> count_in(int& count, std::mutex& mutex) {
   ++count;
   return {&count, [&count, &mutex](void*) {
@@ -41,7 +41,7 @@ std::shared_ptr<void> count_in(int& count, std::mutex& mutex) {
           }};
 }
 
-// How a back-end's work stands. NCCL's has completed when it has failed, too; CUDA in error throws when asked.
+// State of a back-end's work. A failed NCCL work counts as completed, too; isCompleted() throws when CUDA is in error.
 struct WorkEnd {
   bool ended = false;
   std::exception_ptr failure;
@@ -104,6 +104,8 @@ void Monitor::carry(uint64_t ticket, const Signature& signature, c10::intrusive_
       {ticket, signature.members, signature.sequence, Clock::now(), std::move(work), false, is_message(signature.op)});
 }
 
+// The call enters `in_flight_` without a work, so that tick() finds it overdue even when its start never returns: the
+// first collective of an NCCL group waits there for all ranks.
 void Monitor::begin_on_device(uint64_t ticket, const Signature& signature) {
   {
     const std::lock_guard lock(in_flight_mutex_);
@@ -151,6 +153,7 @@ void Monitor::leave_running(uint64_t ticket) {
   finish(ticket);
 }
 
+// Records the end of a call that was left to the device. Returns true when the call has ended.
 bool Monitor::settle(const InFlight& one) {
   if (!one.left_running) return false;
   const WorkEnd end = end_of(*one.work);
@@ -160,7 +163,8 @@ bool Monitor::settle(const InFlight& one) {
   return true;
 }
 
-// The next look comes when there are twice as many as are left: it costs each call the same, however many run.
+// Removes the calls that have ended. The next search by begin_on_device() comes when the list has doubled, so the cost
+// per call is constant however many calls are under way.
 void Monitor::settle_what_ran() {
   std::erase_if(in_flight_, [this](const InFlight& one) { return settle(one); });
   settle_at_ = std::max(kSettleAt, 2 * in_flight_.size());
@@ -182,12 +186,14 @@ Trouble Monitor::failed_on_device(const InFlight& one, const std::exception_ptr&
                               signature ? signature->group : "", reason)};
 }
 
+// `mutex_` must not be held while the peers are called: thread peers deliver the report inside report_trouble(), which
+// calls hear() on this monitor. `peers_` stays valid meanwhile, because only this rank's thread ends it (leave()).
 std::optional<Verdict> Monitor::fail(uint64_t ticket, const Trouble& trouble) {
   release(ticket);
   std::unique_lock lock(mutex_);
   if (!verdict_ && !thrown_ && peers_) {
-    Peers& peers = *peers_;  // this thread is the one that ends it
-    lock.unlock();           // the answer may come before the call returns
+    Peers& peers = *peers_;
+    lock.unlock();
     const bool answer_follows = peers.report_trouble(trouble);
     lock.lock();
     if (answer_follows) heard_.wait_for(lock, kVerdictDelay, [&] { return verdict_.has_value(); });
@@ -259,7 +265,7 @@ void Monitor::write_record(const std::string& reason) noexcept {
   if (options_.trace_folder.empty()) return;
   try {
     const std::lock_guard lock(writing_);
-    if (written_) return;  // that of the failure stays
+    if (written_) return;  // the record of the failure must not be replaced
     written_ = reason != kAsked;
     {
       const std::lock_guard settling(in_flight_mutex_);
@@ -279,6 +285,8 @@ FlightRecord Monitor::where(uint32_t group, uint64_t sequence) {
   return recorder_.summary(group, sequence);
 }
 
+// Order: the report is stored first, then the flight record is taken, because aborting makes waiting calls look ended;
+// then the threads in fail() are woken, and the groups are aborted.
 void Monitor::hear(const Verdict& verdict) {
   {
     const std::lock_guard lock(mutex_);
@@ -286,7 +294,7 @@ void Monitor::hear(const Verdict& verdict) {
     verdict_ = verdict;
     heard_at_ = Clock::now();
   }
-  write_record(verdict.text);  // before the calls that are broken off look like ended ones
+  write_record(verdict.text);
   heard_.notify_all();
   if (!break_off_) return;
   bool starting = false;
@@ -294,8 +302,8 @@ void Monitor::hear(const Verdict& verdict) {
     const std::lock_guard lock(in_flight_mutex_);
     starting = std::ranges::any_of(in_flight_, [](const InFlight& one) { return !one.work; });
   }
-  // A back-end that is in the start of a call may not be broken off before that returns; the watch goes on meanwhile,
-  // and ends the process.
+  // While a device's call is in its start, abort() of the back-end may block until the start returns. A thread of its
+  // own calls it, so that the watchdog's thread continues and can end the process.
   if (starting) {
     breaker_ = std::thread(break_off_);
   } else {
@@ -333,6 +341,8 @@ void Monitor::report_failed() {
   report(trouble);
 }
 
+// Reports a call whose back-end has not enforced the timeout. Only the first one is reported: one report makes the
+// world unusable.
 void Monitor::report_overdue() {
   Trouble trouble;
   {
@@ -352,6 +362,8 @@ void Monitor::report_overdue() {
   report(trouble);
 }
 
+// Ends the process in the three cases that monitor.h describes. Times count from the failure report, or from the start
+// of the wait when that is later.
 void Monitor::end_process_when_due() {
   std::optional<Verdict> verdict;
   const char* why = nullptr;
@@ -362,11 +374,11 @@ void Monitor::end_process_when_due() {
     const auto limit = [this](auto usual) { return holds_ > 0 ? kLongestHold : usual; };
     const auto waits_since = recorder_.oldest_wait();
     if (closes_ > 0 && now - std::max(heard_at_, closes_since_) > limit(kLongestClose)) {
-      why = "Its connections do not close, and this rank is ended.";
+      why = "Its connections do not close, so this rank's process is ended.";
     } else if (!thrown_ && now - heard_at_ >= limit(kGrace)) {
-      why = "This rank has made no collective since that could have told it, and is ended.";
+      why = "This rank has made no collective since, which would have thrown this error, so its process is ended.";
     } else if (waits_since && now - std::max(heard_at_, *waits_since) > limit(kLongestClose)) {
-      why = "A collective that was broken off does not end, and this rank is ended.";
+      why = "A collective that was aborted does not end, so this rank's process is ended.";
     }
     if (why == nullptr) return;
     verdict = verdict_;
@@ -381,7 +393,7 @@ void Monitor::end_process(const Verdict& verdict, const std::string& why) {
   if (!report_error(*error)) {
     const std::string line = fmt::format("tessera: error: rank {}: {}\n", options_.rank, text);
     std::fputs(line.c_str(), stderr);
-    std::fflush(stderr);  // a program may have given it a buffer
+    std::fflush(stderr);  // the program may have made stderr buffered
   }
   std::_Exit(error->exit_code());
 }

@@ -21,8 +21,8 @@ using Clock = std::chrono::steady_clock;
 constexpr uint32_t kMagic = 0x31575354;  // "TSW1"
 constexpr uint32_t kMaxText = 1 << 20;
 constexpr size_t kMaxUnsent = 8 << 20;
-constexpr milliseconds kPatience{5000};
-constexpr size_t kMaxGuests = 1024;
+constexpr milliseconds kPatience{5000};  // time limit for the first frame of a connection
+constexpr size_t kMaxGuests = 1024;      // connections that have sent no frame yet
 
 struct Header {
   uint32_t magic = kMagic;
@@ -73,7 +73,7 @@ bool PeerSocket::send(const Frame& frame) noexcept {
   const Header header{
       .kind = frame.kind, .rank = frame.rank, .length = std::min<uint32_t>(frame.text.size(), kMaxText)};
   if (outgoing_.size() - sent_ > kMaxUnsent) {
-    ::shutdown(descriptor(), SHUT_RDWR);  // receive() then says that it is gone
+    ::shutdown(descriptor(), SHUT_RDWR);  // receive() then returns false
     return false;
   }
   outgoing_.append(reinterpret_cast<const char*>(&header), sizeof header);
@@ -81,6 +81,8 @@ bool PeerSocket::send(const Frame& frame) noexcept {
   return flush();
 }
 
+// Sent bytes are removed from the buffer only when it is empty or 8 MiB were sent, so that the cost of moving the rest
+// is small.
 bool PeerSocket::flush() noexcept {
   while (has_unsent()) {
     const ssize_t count =
@@ -154,7 +156,7 @@ void Reception::let_in() {
       full_until_ = Clock::now() + milliseconds(50);
       return;
     }
-    guests_.pop_front();  // EMFILE and its like: the one that has been silent longest makes room
+    guests_.pop_front();  // EMFILE or a similar error: the oldest silent connection is closed to free a descriptor
   }
 }
 

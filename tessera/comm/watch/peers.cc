@@ -49,6 +49,9 @@ void throw_verdict(const Verdict& verdict, const std::string& before) {
   throw Error(ErrorKind::kComm, message);
 }
 
+// A diagnosis that names the cause (disagreement, dead rank) is the report. An absent rank or a deadlock counts only
+// after a time-out: when a connection broke, ranks are absent because they failed. In all other cases the observation
+// of the reporting rank is the report.
 Verdict judge(const std::vector<FlightRecord>& records, const std::set<int>& left, const Trouble& trouble, int rank) {
   const Diagnosis found = diagnose(records, left);
   Verdict verdict{.text = found.text, .culprit = found.culprit, .consequence = false};

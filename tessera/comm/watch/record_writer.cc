@@ -24,10 +24,10 @@ void publish_in_folder(const std::filesystem::path& path, const std::string& tex
 struct RecordWriter::State {
   std::filesystem::path path;
   Publish publish;
-  std::mutex mutex;  // of what follows
+  std::mutex mutex;  // guards `next` and `running`
   std::condition_variable idle;
-  std::optional<std::string> next;  // a later record replaces one that waits: it says more
-  bool running = false;
+  std::optional<std::string> next;  // a newer record replaces a waiting one: it contains more
+  bool running = false;             // a thread is writing
 };
 
 RecordWriter::RecordWriter(std::filesystem::path path, Publish publish) : state_(std::make_shared<State>()) {
@@ -41,6 +41,8 @@ RecordWriter::~RecordWriter() {
   }
 }
 
+// At most one thread runs. It ends only under the lock with nothing left to write, so a text that is set under the lock
+// is either taken by the running thread or starts a new one.
 void RecordWriter::write(std::string text) {
   if (state_->path.empty()) return;
   const std::lock_guard lock(state_->mutex);

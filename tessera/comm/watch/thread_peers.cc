@@ -8,7 +8,8 @@ ThreadPeers::ThreadPeers(std::shared_ptr<ThreadRoom> room, int rank, PeerListene
   room_->present[rank_] = &listener;
 }
 
-// A connection that broke is that of a thread which throws: its exception says why, not we.
+// Only time-outs are diagnosed. A broken connection means that another thread has thrown, and run_thread_ranks()
+// rethrows that thread's exception.
 bool ThreadPeers::report_trouble(const Trouble& trouble) {
   const std::lock_guard lock(room_->mutex);
   if (room_->settled) return true;

@@ -1,5 +1,5 @@
-// The ranks that are threads of this process, as each other's peers: what a WatchLoop is between processes, without
-// sockets, since a thread cannot die alone. Internal to comm.
+// Peers for ranks that are threads of one process. The counterpart of WatchLoop without sockets and without a watch for
+// deaths: a thread cannot die alone. Internal to comm.
 //
 //   auto room = std::make_shared<ThreadRoom>();
 //   auto peers = std::make_unique<ThreadPeers>(room, rank, listener);
@@ -16,12 +16,12 @@
 
 namespace tessera::comm {
 
-// What the ranks share.
+// State that the ranks share.
 struct ThreadRoom {
-  std::mutex mutex;  // of what follows; held while listeners are called, so that leave() waits for them
-  std::map<int, PeerListener*> present;
-  std::set<int> left;
-  bool settled = false;
+  std::mutex mutex;  // guards all members; held while listeners are called, so that leave() waits for the calls
+  std::map<int, PeerListener*> present;  // by rank
+  std::set<int> left;                    // ranks that have left
+  bool settled = false;                  // the failure report has been made
 };
 
 class ThreadPeers final : public Peers {
@@ -29,7 +29,7 @@ class ThreadPeers final : public Peers {
   ThreadPeers(std::shared_ptr<ThreadRoom> room, int rank, PeerListener& listener);
   ~ThreadPeers() override { leave(false); }
   bool report_trouble(const Trouble& trouble) override;
-  void report_failure(const std::string&) override {}  // whoever started the threads breaks them off
+  void report_failure(const std::string&) override {}  // run_thread_ranks() aborts the other ranks
   bool hears_of_ends() const override { return false; }
   void leave(bool failed) noexcept override;
 

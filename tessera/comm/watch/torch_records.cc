@@ -18,7 +18,8 @@ constexpr const char* kPrefix = "tessera_trace_rank_";
 
 using Sizes = std::vector<int64_t>;
 
-// The analyzer knows operations by c10d's names, and asks for a back-end in front; which one it was changes nothing.
+// The name of an operation for the analyzer: c10d's name after a back-end's name. The analyzer needs some back-end's
+// name, but the choice makes no difference to it.
 std::string operation(const FlightCall& call, int position) {
   const Signature& signature = call.signature;
   switch (signature.op) {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kShownRanks = 64;
 
-// The reasons the ranks give, each with who gives it; most of them have heard the same verdict.
+// Lists each distinct reason with the ranks that have it. Most ranks have the same one, the common failure report.
 std::string reasons(const std::vector<FlightRecord>& records) {
   std::map<std::string, std::vector<int>> said;
   for (const FlightRecord& record : records) said[record.reason].push_back(record.rank);

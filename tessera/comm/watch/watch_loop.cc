@@ -17,14 +17,14 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 constexpr milliseconds kTick{500}, kPing{1000};
-constexpr milliseconds kFarewell{500};  // for peers to hear that this rank leaves
-constexpr int kOwn = -1;                // the eventfd, among the ranks that epoll names
+constexpr milliseconds kFarewell{500};  // time limit for peers to read this rank's bye
+constexpr int kOwn = -1;                // identifies the eventfd among the ranks in epoll's events
 
 template <class Step>
 void guarded(const Step& step) {
   try {
     step();
-  } catch (const std::exception& error) {  // the watch goes on
+  } catch (const std::exception& error) {  // the watch continues
     log_warning("[comm.watchdog] {}", error.what());
   }
 }
@@ -95,7 +95,7 @@ void WatchLoop::send(int to, const Frame& frame) {
   const auto found = peers_.find(to);
   if (found == peers_.end()) return;
   Peer& peer = found->second;
-  peer.socket.send(frame);  // an end shows when it is read
+  peer.socket.send(frame);  // an ended connection is noticed when it is read
   if (peer.socket.has_unsent() != peer.awaits_room) attend(to, peer, false);
 }
 
@@ -114,6 +114,8 @@ void WatchLoop::wake() const {
   [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
 }
 
+// `peers_` is used by this thread alone between begin() and the join in leave(), so it needs no lock. Frames of other
+// threads come through `outbox_`; a stop is obeyed only after the outbox was sent, so the bye is the last frame.
 void WatchLoop::run() {
   for (const auto& heard : std::exchange(early_, {})) guarded([&] { receive(heard.first, heard.second); });
   auto next_ping = Clock::now();
@@ -155,7 +157,7 @@ void WatchLoop::serve() {
 
 void WatchLoop::serve_peer(int rank, uint32_t events) {
   const auto found = peers_.find(rank);
-  if (found == peers_.end()) return;  // dropped by what another one said
+  if (found == peers_.end()) return;  // dropped by an earlier event of this round
   Peer& peer = found->second;
   if (events & EPOLLOUT) {
     peer.socket.flush();
@@ -169,14 +171,15 @@ void WatchLoop::serve_peer(int rank, uint32_t events) {
   if (!open && peers_.erase(rank)) guarded([&] { lose(rank, false); });
 }
 
-// One that does not even read the last ping gets no more.
+// A peer that has not read earlier frames gets no further ping, so that unsent data does not grow.
 void WatchLoop::ping_all() {
   for (const auto& peer : peers_) {
     if (!peer.second.awaits_room) guarded([&] { send(peer.first, {FrameKind::kPing, rank_}); });
   }
 }
 
-// A pause of this process (SIGSTOP, a debugger, a frozen machine) is not its peers' silence.
+// A gap between two turns of this loop is a pause of this process (SIGSTOP, a debugger, a frozen machine). The gap is
+// added to the peers' last times, so that it does not count as their silence.
 void WatchLoop::check_silence() {
   const auto now = Clock::now();
   if (now - last_tick_ > 3 * kTick) {

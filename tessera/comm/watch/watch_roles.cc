@@ -8,26 +8,25 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-constexpr milliseconds kAnswers{2000};    // for all ranks to say where they are
-constexpr milliseconds kLastWords{1000};  // for a rank that broke a connection to be seen to end
+constexpr milliseconds kAnswers{2000};    // time limit for all ranks' flight records
+constexpr milliseconds kLastWords{1000};  // after a broken connection: time for the failing rank's own report or end
 
 Verdict verdict_on_lost(int rank, bool silent, milliseconds silence) {
   if (!silent) {
-    return {.text = fmt::format("rank {} has ended without a word: it was killed or it crashed", rank),
+    return {.text = fmt::format("rank {} has ended without an error message: it was killed or it crashed", rank),
             .culprit = rank,
             .consequence = true};
   }
-  return {
-      .text = fmt::format("rank {} has not been heard of for {} s: it is stopped, or its host is down or unreachable",
-                          rank, silence.count() / 1000),
-      .culprit = rank,
-      .consequence = true};
+  return {.text = fmt::format("rank {} has sent no message for {} s: it is stopped, or its host is down or unreachable",
+                              rank, silence.count() / 1000),
+          .culprit = rank,
+          .consequence = true};
 }
 
 }  // namespace
 
 void WatchSpoke::receive(int, const Frame& frame) {
-  if (frame.kind == FrameKind::kBye) drop(0);  // nobody is left to watch over us
+  if (frame.kind == FrameKind::kBye) drop(0);  // the hub leaves: this rank is no longer watched
   if (frame.kind == FrameKind::kVerdict) announce(parse_verdict(frame.text));
   if (frame.kind == FrameKind::kAsk) {
     const Trouble trouble = parse_trouble(frame.text, 0);
@@ -67,6 +66,8 @@ void WatchHub::receive(int from, const Frame& frame) {
 
 void WatchHub::lose(int rank, bool silent) { settle(verdict_on_lost(rank, silent, silence_)); }
 
+// Starts an inquiry for the first trouble and asks all ranks for their records. Later reports join it: a failed
+// collective is usually reported by all its ranks. One time-out among them is enough to treat it as a time-out.
 void WatchHub::inquire(int rank, Trouble trouble) {
   if (verdict_) return;
   if (inquiry_) {
@@ -84,13 +85,15 @@ void WatchHub::on_tick() {
   const auto waited = Clock::now() - inquiry_->begun;
   const bool complete = !compare_ || inquiry_->answers.size() == peers() + 1;
   if (!complete && waited < kAnswers) return;
-  // A connection that broke is most often that of a rank which ends: its end says more than what the others see.
+  // A connection usually breaks because a rank ends. That rank's end or error explains more than the records of the
+  // others, so it is given time to arrive.
   if (!inquiry_->trouble.timed_out && waited < kLastWords) return;
   std::vector<FlightRecord> records;
   for (const auto& [rank, record] : inquiry_->answers) records.push_back(record);
   settle(judge(records, left_, inquiry_->trouble, inquiry_->rank));
 }
 
+// Makes `verdict` the failure report, unless there is one: all ranks must receive the same one.
 void WatchHub::settle(const Verdict& verdict) {
   if (verdict_) return;
   verdict_ = verdict;

@@ -1,5 +1,6 @@
-// The two roles in a watch: rank 0 is the hub, which hears of every end and asks around whose fault a trouble is; all
-// others are spokes, which answer and hear the verdict. Internal to comm: start_watchdog() makes them.
+// The two roles of a watchdog. Rank 0 is the hub: it notices the end of every rank, collects flight records when a rank
+// reports a failed collective, and sends the failure report to all ranks. All other ranks are spokes: they send their
+// records and receive the report. Internal to comm: start_watchdog() makes them.
 //
 //   auto hub = std::make_unique<WatchHub>(silence, compare, listener);
 //   hub->admit(rank, std::move(socket), std::move(frames));
@@ -28,22 +29,23 @@ class WatchSpoke final : public WatchLoop {
 
 class WatchHub final : public WatchLoop {
  public:
-  // `compare`: asks the ranks where they are when one reports trouble.
+  // `compare`: collect the ranks' flight records when a rank reports a failed collective.
   WatchHub(std::chrono::milliseconds silence, bool compare, PeerListener& listener);
   ~WatchHub() override { leave(false); }
-  // Tells all that have been admitted that all are there.
+  // Informs all connected ranks that all ranks are connected.
   void welcome_all() { tell_all({FrameKind::kHello, 0}); }
-  // Tells them that there will be no watch.
+  // Informs all connected ranks that there will be no watch.
   void dismiss_all() { tell_all({FrameKind::kBye, 0}); }
-  // Tells them why the watch cannot begin, an error for all.
+  // Informs all connected ranks why the watch cannot begin; each of them throws the error.
   void refuse_all(const std::string& why);
 
  private:
+  // The search for the cause of one reported trouble.
   struct Inquiry {
     Trouble trouble;
-    int rank = 0;  // that reported it
+    int rank = 0;  // the rank that reported it
     std::chrono::steady_clock::time_point begun{};
-    std::map<int, FlightRecord> answers;
+    std::map<int, FlightRecord> answers;  // by rank
   };
 
   void send_own(const Frame& frame) override { receive(0, frame); }
@@ -55,8 +57,8 @@ class WatchHub final : public WatchLoop {
 
   const bool compare_;
   std::optional<Inquiry> inquiry_;
-  std::optional<Verdict> verdict_;
-  std::set<int> left_;
+  std::optional<Verdict> verdict_;  // the failure report, once it is made
+  std::set<int> left_;              // ranks that have sent a bye
 };
 
 }  // namespace tessera::comm

@@ -23,29 +23,32 @@ using Clock = std::chrono::steady_clock;
 
 constexpr const char* kKey = "watchdog";
 constexpr const char* kNoWatch = "none";
-// Added to by rank 0 (kAllThere) when all ranks are connected, and by each rank that cannot reach it (1): the first
+// A counter that decides whether there is a watch. Rank 0 adds kAllThere when all ranks are connected; a rank that
+// cannot reach rank 0 adds 1. add() is atomic and returns the sum, so exactly one of them is first, and the first one
 // decides.
 constexpr const char* kDecision = "decision";
 constexpr int64_t kAllThere = 1 << 20;
-constexpr const char* kUnreachable = "unreachable";  // the words of that rank
+constexpr const char* kUnreachable = "unreachable";  // key: message of the rank that cannot reach rank 0
 
-constexpr milliseconds kAttempt{3000};  // to reach rank 0 at one address, and to be answered
-constexpr milliseconds kReach{20000};   // at any of them, and no more than half of the timeout
-constexpr milliseconds kLook{250};      // between looks at what others have decided
-constexpr milliseconds kMoment{2000};   // that a rank's time may end before rank 0's does
+constexpr milliseconds kAttempt{3000};  // limit to connect to one address of rank 0 and receive its answer
+constexpr milliseconds kReach{20000};   // limit for all attempts, and at most half of the timeout
+constexpr milliseconds kLook{250};      // interval between checks of kDecision
+constexpr milliseconds kMoment{2000};   // added to a rank's deadline, since rank 0 may have started its own later
 
 std::string get_text(c10d::Store& store, const char* key) {
   try {
     return store.get_to_str(key);
   } catch (const c10::Error& error) {
-    raise(ErrorKind::kComm, "[comm.watchdog] rank 0 gave no address: {}. Did it end?", first_line(error));
+    raise(ErrorKind::kComm, "[comm.watchdog] rank 0 published no address of its watchdog: {}. Did rank 0 end?",
+          first_line(error));
   }
 }
 
-// Where rank 0 listens and how both sides know each other: "PORT TOKEN ANSWER ADDRESS ...".
+// The text in the store by which ranks find rank 0's watchdog and recognise each other: "PORT TOKEN ANSWER ADDRESS
+// ...".
 struct Invitation {
   int port = 0;
-  std::string token, answer;  // what a rank says first, and what rank 0 says to that
+  std::string token, answer;  // random words: the first frame of a rank, and rank 0's answer
   std::vector<std::string> addresses = {};
 
   std::string text() const { return fmt::format("{} {} {} {}", port, token, answer, fmt::join(addresses, " ")); }
@@ -53,19 +56,22 @@ struct Invitation {
     Invitation result;
     std::istringstream words(text);
     words >> result.port >> result.token >> result.answer;
-    TESSERA_CHECK(words && result.port > 0, ErrorKind::kComm, "[comm.watchdog] rank 0 left no address");
+    TESSERA_CHECK(words && result.port > 0, ErrorKind::kComm,
+                  "[comm.watchdog] the store holds no valid address of rank 0's watchdog");
     for (std::string address; words >> address;) result.addresses.push_back(address);
     return result;
   }
 };
 
 void warn_of_no_watch(const std::string& why) {
-  log_warning("[comm.watchdog] {}. Ranks that die are noticed by the ends of their connections and at timeouts only.",
-              why);
+  log_warning(
+      "[comm.watchdog] {}. There is no watchdog: a dead rank is noticed only when its connections end, or at a "
+      "timeout.",
+      why);
 }
 
-// Collects the connections of all other ranks; those who do not know the token are none. False: a rank has said that it
-// cannot come.
+// Collects the connections of all other ranks. Connections without the token are ignored. Returns false when a rank has
+// decided that there is no watch because it cannot reach rank 0.
 bool await_ranks(c10d::Store& store, Reception& reception, const Invitation& invitation, const WatchdogOptions& options,
                  PeerDeadline deadline, WatchHub& hub) {
   std::set<int> missing;
@@ -76,7 +82,7 @@ bool await_ranks(c10d::Store& store, Reception& reception, const Invitation& inv
       if (store.check({kDecision})) return false;
       if (Clock::now() < deadline) continue;
       const std::string why =
-          fmt::format("rank {} of {} did not connect in time: it has ended, or is stuck at its start",
+          fmt::format("rank {} of {} did not connect in time: it has ended, or is stuck in its start-up",
                       list_ranks(missing), options.size);
       hub.refuse_all(why);
       raise(ErrorKind::kComm, "[comm.watchdog] {}", why);
@@ -116,7 +122,8 @@ std::unique_ptr<WatchLoop> start_hub(c10d::Store& store, const WatchdogOptions& 
   return hub;
 }
 
-// One try at one address; not open when whoever is there is not rank 0. `frames`: what came with its answer.
+// Tries one address once. Returns a closed socket when the process there is not rank 0 of this run. `frames` receives
+// the frames after rank 0's answer.
 PeerSocket greet(const std::string& host, const Invitation& invitation, int rank, std::vector<Frame>& frames,
                  std::string& reason) {
   const auto deadline = Clock::now() + kAttempt;
@@ -128,11 +135,11 @@ PeerSocket greet(const std::string& host, const Invitation& invitation, int rank
     frames.erase(frames.begin());
     return socket;
   }
-  reason = frames.empty() ? "no answer" : "the answer of a stranger";
+  reason = frames.empty() ? "no answer" : "an answer from a process that is not rank 0 of this run";
   return PeerSocket();
 }
 
-// The connection with rank 0; not open when some rank has none, so that there is no watch.
+// Connects to rank 0. Returns a closed socket when there will be no watch, because some rank cannot connect.
 PeerSocket reach_hub(c10d::Store& store, const Invitation& invitation, const WatchdogOptions& options,
                      std::vector<Frame>& frames) {
   std::vector<std::string> hosts = invitation.addresses;
@@ -153,7 +160,8 @@ PeerSocket reach_hub(c10d::Store& store, const Invitation& invitation, const Wat
   const std::string why =
       fmt::format("rank {} cannot reach rank 0 at port {} ({})", options.rank, invitation.port, tried);
   store.set(kUnreachable, why);
-  // Rank 0 heard this one, whose last answer was too late: a watch without it would take it for dead.
+  // If rank 0 was first, it did receive this rank's hello, but its answer came too late here. The watch has begun and
+  // would take this rank for dead, so this rank must fail.
   TESSERA_CHECK(store.add(kDecision, 1) != kAllThere + 1, ErrorKind::kComm, "[comm.watchdog] {}", why);
   return PeerSocket();
 }
@@ -166,9 +174,10 @@ std::unique_ptr<WatchLoop> start_spoke(c10d::Store& store, const WatchdogOptions
   std::vector<Frame> frames;
   PeerSocket hub = reach_hub(store, Invitation::parse(said), options, frames);
   if (!hub.open()) return nullptr;
-  // Only when all ranks are there will the hub be heard of every second.
+  // The hub sends its second hello once all ranks are connected, and pings only after that.
   if (frames.empty()) frames = hub.await(deadline + kMoment);
-  TESSERA_CHECK(!frames.empty(), ErrorKind::kComm, "[comm.watchdog] rank 0 gave no sign in time");
+  TESSERA_CHECK(!frames.empty(), ErrorKind::kComm,
+                "[comm.watchdog] rank 0 did not confirm in time that all ranks are connected");
   const Frame& first = frames.front();
   if (first.kind == FrameKind::kVerdict) raise(ErrorKind::kComm, "[comm.watchdog] {}", parse_verdict(first.text).text);
   if (first.kind == FrameKind::kBye) return nullptr;
@@ -184,7 +193,7 @@ std::unique_ptr<Peers> start_watchdog(c10d::Store& store, const WatchdogOptions&
   try {
     loop = options.rank == 0 ? start_hub(store, options, listener, deadline)
                              : start_spoke(store, options, listener, deadline);
-  } catch (const c10::Error& error) {  // the store has ended, which is in rank 0's process
+  } catch (const c10::Error& error) {  // the store has ended: it is usually in rank 0's process
     raise(ErrorKind::kComm, "[comm.watchdog] rank {} of {} lost the store: {}. Did rank 0 end?", options.rank,
           options.size, first_line(error));
   }
