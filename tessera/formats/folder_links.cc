@@ -23,6 +23,8 @@ bool is_inner_path(std::string_view path) {
   return true;
 }
 
+// canonical() resolves every link of both paths, so a lexical comparison of the results decides where the file is. A
+// snapshot of the Hub's cache is a folder of links into ../../blobs; that folder is trusted like the snapshot itself.
 LinkedPlace follow_links(const std::filesystem::path& dir, const std::filesystem::path& name) {
   std::error_code error;
   const auto folder = std::filesystem::canonical(dir, error);

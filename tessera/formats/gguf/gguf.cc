@@ -33,7 +33,7 @@ uint32_t read_version(GgufCursor& cursor) {
   return version;
 }
 
-// One tensor's header entry; begin is still relative to the data.
+// Reads one tensor's header entry. begin and end stay relative to the start of the data section.
 std::pair<std::string, GgufTensorInfo> read_tensor_info(GgufCursor& cursor, uint64_t alignment) {
   auto name = cursor.string(kMaxNameBytes, "a tensor name");
   const auto& file = cursor.file_name();
@@ -67,6 +67,8 @@ std::pair<std::string, GgufTensorInfo> read_tensor_info(GgufCursor& cursor, uint
   return {std::move(name), std::move(info)};
 }
 
+// Checks that the tensors are inside the file and do not overlap, then makes their offsets absolute. The tensors are
+// visited by rising offset, so comparing each with the end of the one before finds every overlap.
 void place_tensors(std::map<std::string, GgufTensorInfo, std::less<>>& tensors, uint64_t data_begin,
                    uint64_t file_bytes, const std::string& file) {
   std::vector<std::pair<const std::string, GgufTensorInfo>*> order;
@@ -111,6 +113,8 @@ std::optional<c10::ScalarType> plain_dtype(GgmlType type) {
   }
 }
 
+// Layout: magic, version, the two counts, metadata, tensor entries, padding to the alignment, tensor data. The data
+// begins behind the entries, so tensors are placed after all entries are read.
 std::shared_ptr<const GgufFile> GgufFile::open(const std::filesystem::path& path) {
   std::shared_ptr<GgufFile> result(new GgufFile);
   result->file_ = MappedFile::open(path);
@@ -185,6 +189,7 @@ std::optional<double> GgufFile::find_float(std::string_view key) const {
       *value);
 }
 
+// The functions below need the exact type, except that find_ints() converts between integer types.
 template <class T>
 const T* GgufFile::find_held(std::string_view key, const char* wanted) const {
   const auto* value = find(key);
@@ -257,6 +262,8 @@ at::Tensor GgufFile::tensor(std::string_view name) const {
                 "Q4_K, Q5_K and Q6_K can). Requantise the file with llama.cpp.",
                 path().string(), quote(name), type->name);
   const auto bytes = file_->bytes().subspan(info.begin, info.end - info.begin);
+  // A view needs an address that is aligned for the largest plain dtype (4 bytes); an unaligned F32, F16 or BF16 tensor
+  // is decoded into new memory, as float32.
   const bool aligned = reinterpret_cast<uintptr_t>(bytes.data()) % 4 == 0;
   if (const auto dtype = plain_dtype(info.type); dtype && aligned) {
     return at::from_blob(

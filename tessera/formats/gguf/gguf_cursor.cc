@@ -12,8 +12,8 @@ namespace {
 constexpr int kMaxArrayDepth = 4;
 constexpr uint64_t kNoLimit = ~uint64_t{0};
 
-// Calls read(std::type_identity<T>()) for the T of a type number: its place among the alternatives of GgufValue. False
-// where there is none.
+// Calls read(std::type_identity<T>()) for the T of a type number, which is the index of T among the alternatives of
+// GgufValue. Returns false for an unknown number.
 template <class Read, size_t... places>
 bool read_type(uint32_t type, const Read& read, std::index_sequence<places...>) {
   return ((type == places && (read(std::type_identity<std::variant_alternative_t<places, GgufValue>>()), true)) || ...);
@@ -51,6 +51,7 @@ bool GgufCursor::boolean() {
   return byte == 1;
 }
 
+// The count is compared with the bytes that are left before memory is allocated, so a hostile count cannot exhaust it.
 template <class T>
 std::vector<T> GgufCursor::numbers(uint64_t count) {
   TESSERA_CHECK(count <= left() / sizeof(T), ErrorKind::kFormat,
@@ -75,6 +76,8 @@ T GgufCursor::one(const std::string& key, int depth, const char* what) {
   }
 }
 
+// Arrays of numbers are copied as one block. Strings, truth values and nested arrays are read item by item; each item
+// takes at least one byte of the file, so the loop ends.
 GgufArray GgufCursor::array(const std::string& key, int depth) {
   TESSERA_CHECK(depth <= kMaxArrayDepth, ErrorKind::kFormat, "[gguf] {}: key {}: arrays nested deeper than {}",
                 file_name_, quote(key), kMaxArrayDepth);

@@ -1,4 +1,5 @@
-// Walks over the bytes of a GGUF header; every step is checked against what is left.
+// Reads the bytes of a GGUF header in order. Every read is compared with the number of bytes left. `what` names the
+// value in messages. Error kFormat.
 #pragma once
 
 #include <cstring>
@@ -27,7 +28,7 @@ class GgufCursor {
     position_ += sizeof value;
     return value;
   }
-  // A count of things that take at least min_bytes each.
+  // Reads the count of a list whose items take at least min_bytes each.
   uint64_t count(uint64_t min_bytes, const char* what);
   std::string string(uint64_t limit_bytes, const char* what);
   GgufValue value(uint32_t type, const std::string& key);

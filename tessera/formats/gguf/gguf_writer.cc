@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kAlignment = 32;
 
-// Numbers and truth values, which are a byte.
+// Numbers, and truth values as one byte.
 template <class T>
 void put(std::string& out, T value) {
   out.append(reinterpret_cast<const char*>(&value), sizeof value);
@@ -86,6 +86,8 @@ void GgufWriter::announce(const std::string& name, GgmlType type, std::vector<in
   data_bytes_ = (end + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+// Announced offsets are relative to the data section, as the file stores them. Once the header's length is known, the
+// offsets kept in memory become absolute for write().
 void GgufWriter::write_header() {
   std::string header = "GGUF";
   put(header, uint32_t{3});
@@ -120,7 +122,7 @@ void GgufWriter::write(std::string_view name, const at::Tensor& tensor) {
                 "[gguf] {}: tensor {} was not announced or is written twice", file_.path().string(), quote(name));
   auto& [info, written] = found->second;
   TESSERA_CHECK(tensor.sizes() == at::IntArrayRef(info.shape), ErrorKind::kShape,
-                "[gguf] {}: tensor {} is [{}], announced was [{}]", file_.path().string(), quote(name),
+                "[gguf] {}: tensor {} has shape [{}], but [{}] was announced", file_.path().string(), quote(name),
                 fmt::join(tensor.sizes(), ", "), fmt::join(info.shape, ", "));
   const auto bytes = encoded(tensor, info.type);
   file_.write_at(info.begin, {static_cast<const std::byte*>(bytes.const_data_ptr()), bytes.nbytes()});
@@ -135,7 +137,7 @@ void GgufWriter::finish() {
                   file_.path().string(), quote(name));
     end = std::max(end, slot.info.end);
   }
-  // The last tensor is padded like every other.
+  // The file ends at a multiple of the alignment, because the last tensor is padded like every other tensor.
   const std::string padding(static_cast<size_t>(data_bytes_ > end && end > 0 ? data_bytes_ - end : 0), '\0');
   file_.write_at(end, std::as_bytes(std::span(padding)));
   file_.publish();

@@ -6,8 +6,9 @@
 //   writer.write("token_embd.weight", tensor);      // converts or quantises; any order, each once
 //   writer.finish();                                // the file appears now
 //
-// All set() and announce() come before the first write(). Only one tensor needs to be in memory. A writer that is
-// dropped leaves nothing. Error kIo when the disk refuses, kShape when a tensor is not what was announced.
+// All set() and announce() calls come before the first write(). Only one tensor needs to be in memory. A writer that is
+// destroyed before finish() leaves no file. Errors: kIo when the disk refuses, kShape when a tensor does not have the
+// announced shape.
 #pragma once
 
 #include <filesystem>

@@ -43,7 +43,7 @@ int32_t data_type(at::ScalarType dtype) {
   for (const auto& [known, number] : kTypes) {
     if (known == dtype) return number;
   }
-  raise(ErrorKind::kConfig, "[onnx.data_type] dtype: found {}, which ONNX has not. Cast it first.",
+  raise(ErrorKind::kConfig, "[onnx.data_type] dtype: found {}, which ONNX does not support. Cast the tensor first.",
         c10::toString(dtype));
 }
 
@@ -84,6 +84,8 @@ std::string Graph::claim(const std::string& name) {
   return name;
 }
 
+// Returns `hint`, or hint_1, hint_2, ... when it is taken. numbers_ keeps the next number of each hint, so many nodes
+// with one hint need no search from 1.
 std::string Graph::unique(std::string_view hint) {
   std::string name(hint);
   check_name(name);
@@ -112,8 +114,8 @@ Value Graph::keep(std::string name, const at::Tensor& tensor) {
 Value Graph::initializer(const std::string& name, const at::Tensor& tensor) {
   TESSERA_CHECK(tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage() && !tensor.is_meta(),
                 ErrorKind::kShape,
-                "[onnx.graph] {}: found a tensor without plain memory, wanted a dense one. Gather what is sharded and "
-                "load what is on the meta device first.",
+                "[onnx.graph] {}: found a tensor without plain memory, wanted a dense one. Gather a sharded tensor and "
+                "load a meta tensor first.",
                 quote(name));
   data_type(tensor.scalar_type());
   return keep(claim(name), tensor);
@@ -146,6 +148,8 @@ Value Graph::node(Node node, ValueType output) {
   return this->node(std::move(node), std::vector<ValueType>{std::move(output)}).front();
 }
 
+// ONNX outputs are named values, and a value has one name. So only the result of a node that is not an output yet can
+// be renamed; other values pass through an Identity node.
 void Graph::output(Value value, const std::string& name) {
   const bool is_output = std::ranges::find(outputs_, value) != outputs_.end();
   if (!at(value).node || is_output) {

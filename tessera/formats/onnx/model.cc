@@ -15,13 +15,13 @@
 #include "tessera/base/version.h"
 #include "tessera/formats/onnx/wire.h"
 
-// Field numbers are those of onnx.proto; fields go out in their order.
+// Field numbers are those of onnx.proto; fields are written by rising number.
 namespace tessera::onnx {
 namespace {
 
 constexpr size_t kLargestMessage = std::numeric_limits<int32_t>::max();
 
-// The first version of the format whose release had this opset.
+// The first IR version of ONNX whose release had this opset.
 int64_t ir_version(int64_t opset) {
   if (opset <= 11) return 6;
   if (opset <= 14) return 7;
@@ -38,13 +38,13 @@ std::string_view bytes_of(const at::Tensor& plain) {
   return {static_cast<const char*>(plain.const_data_ptr()), plain.nbytes()};
 }
 
-// The file beside the model.
+// The file of initializers that are stored outside the model.
 class ExternalFile {
  public:
   ExternalFile(const std::filesystem::path& path, int64_t alignment)
       : file_(path), location_(path.filename().string()), alignment_(static_cast<uint64_t>(alignment)) {}
 
-  // TensorProto's external_data of a tensor that is written at the next place.
+  // Writes the tensor at the next aligned position and adds its external_data to the TensorProto.
   void put(WireMessage& proto, const at::Tensor& plain) {
     const std::string_view bytes = bytes_of(plain);
     end_ = (end_ + alignment_ - 1) / alignment_ * alignment_;
@@ -71,7 +71,7 @@ class ExternalFile {
   uint64_t end_ = 0;
 };
 
-// TensorProto.
+// Makes a TensorProto; the values go into `external` if it is not null.
 WireMessage tensor_proto(const at::TensorBase& tensor, const std::string& name, ExternalFile* external) {
   WireMessage out;
   for (const int64_t size : tensor.sizes()) out.number(1, size);
@@ -86,7 +86,7 @@ WireMessage tensor_proto(const at::TensorBase& tensor, const std::string& name, 
   return out;
 }
 
-// ValueInfoProto.
+// Makes a ValueInfoProto.
 WireMessage value_proto(const std::string& name, const ValueType& type) {
   WireMessage shape;
   for (const auto& dim : type.shape) {
@@ -104,7 +104,7 @@ WireMessage value_proto(const std::string& name, const ValueType& type) {
   return out;
 }
 
-// The value of an AttributeProto; returns its type.
+// Writes the value of an AttributeProto and returns the number of its AttributeType.
 struct PutAttribute {
   WireMessage& out;
   int64_t operator()(int64_t value) const { return out.number(3, value), 2; }
@@ -199,6 +199,8 @@ void remove_file(const std::filesystem::path& path) {
 
 }  // namespace
 
+// Both files are staged and complete before anything is replaced. Then the order is: remove the old model, publish the
+// data, publish the new model. So a model that exists always has its own data.
 void write_model(const std::filesystem::path& path, const Graph& graph, const WriteOptions& options) {
   TESSERA_CHECK(options.external_from_bytes >= 1, ErrorKind::kConfig,
                 "[onnx.write] external_from_bytes: found {}, wanted at least 1", options.external_from_bytes);
@@ -208,7 +210,8 @@ void write_model(const std::filesystem::path& path, const Graph& graph, const Wr
   std::filesystem::path beside = path;
   beside += ".data";
   TESSERA_CHECK(is_valid_utf8(beside.filename().string()), ErrorKind::kConfig,
-                "[onnx.write] {}: the name is no UTF-8, which the model would have to name its data with",
+                "[onnx.write] {}: the file name is not UTF-8, but the model stores the name of its data file. Choose a "
+                "UTF-8 name.",
                 quote(path.string()));
   std::optional<ExternalFile> external;
   if (wants_external(graph, options.external_from_bytes)) external.emplace(beside, options.alignment_bytes);
@@ -216,7 +219,7 @@ void write_model(const std::filesystem::path& path, const Graph& graph, const Wr
   const std::string bytes = model_proto(graph, external ? &*external : nullptr, options.external_from_bytes);
   model.write_at(0, std::as_bytes(std::span(bytes)));
   if (external) {
-    // A model that is here may name the data that is about to be replaced.
+    // An old model may refer to the data file that is replaced next.
     remove_file(path);
     external->publish();
   }

@@ -19,7 +19,7 @@ constexpr int64_t kLargestPad = int64_t{1} << 48;  // sums with sizes stay withi
 
 enum class PadMode { kConstant, kReflect, kReplicate, kCircular };
 
-// One call of pad: what every step needs.
+// The arguments of one call of pad() that all steps need.
 struct PadCall {
   Graph& graph;
   Value input;
@@ -44,7 +44,7 @@ PadMode parse_mode(const Graph& graph, Value input, std::string_view mode) {
         maker == "Param" ? "prim" : "onnx", maker);
 }
 
-// Of at::pad: how many pads of the number given fit the rank.
+// Checks the number of pads against the rank by the rules of at::pad. Error kShape.
 void check_count(const PadCall& call, int64_t count) {
   const int64_t rank = call.rank();
   TESSERA_CHECK(count % 2 == 0, ErrorKind::kShape,
@@ -62,7 +62,7 @@ void check_count(const PadCall& call, int64_t count) {
                 call.subject(), count, rank, call.mode_name);
 }
 
-// The value in the input's dtype, as a tensor of no dims; undefined where the mode has none.
+// The value as a 0-d tensor of the input's dtype; undefined for the modes without a value.
 at::Tensor fill_of(const PadCall& call, const std::optional<c10::Scalar>& value) {
   if (call.mode != PadMode::kConstant) {
     TESSERA_CHECK(!value || value->equal(0), ErrorKind::kConfig,
@@ -92,7 +92,7 @@ PadCall checked_call(Graph& graph, Value input, std::string_view mode) {
   return call;
 }
 
-// Pads by dim.
+// Pads in the order of the input's dims.
 struct Sides {
   std::vector<int64_t> begin, end;  // one for each dim of the input
 };
@@ -107,7 +107,7 @@ Sides sides_of(int64_t rank, const std::vector<int64_t>& pads) {
   return sides;
 }
 
-// What at::pad asks of a dim of `size`: found as a sentence, empty where it fits.
+// Why at::pad would reject the pads of a dim of `size`, as a sentence; empty when they fit.
 std::string misfit(PadMode mode, int64_t size, int64_t begin, int64_t end) {
   const int64_t cropped = size + std::min<int64_t>(begin, 0) + std::min<int64_t>(end, 0);
   switch (mode) {
@@ -126,13 +126,13 @@ std::string misfit(PadMode mode, int64_t size, int64_t begin, int64_t end) {
   return "";
 }
 
-// A size that grows, or shrinks, by a number; unknown where it is no number and changes.
+// The size plus `by`. A size that is not a number becomes unknown unless `by` is 0.
 Dim resized(const Dim& size, int64_t by) {
   if (const auto* number = std::get_if<int64_t>(&size)) return *number + by;
   return by == 0 ? size : Dim{};
 }
 
-// The type of the result; what does not fit is an error where the size is a number.
+// The type of the result. Error kShape for pads that do not fit a dim of known size.
 ValueType padded_type(const PadCall& call, const Sides& sides) {
   ValueType out = call.type();
   for (size_t dim = 0; dim < out.shape.size(); ++dim) {
@@ -154,7 +154,7 @@ ValueType padded_type(const PadCall& call, const Sides& sides) {
   return out;
 }
 
-// Several slices at once; ends of kToEnd reach the end.
+// One Slice node over several axes. An end of kToEnd means the end of the axis.
 Value slice(Graph& graph, Value input, const std::vector<int64_t>& starts, const std::vector<int64_t>& ends,
             const std::vector<int64_t>& axes, ValueType type) {
   const Value first = graph.constant(starts, "starts"), last = graph.constant(ends, "ends");
@@ -170,6 +170,8 @@ Value pad_node(const PadCall& call, Value pads, const at::Tensor& fill, ValueTyp
   return call.graph.node(std::move(node), std::move(type));
 }
 
+// Known pads of a reflect or replicate with a negative pad: Pad with the positive pads, then Slice off the negative
+// ones.
 Value pad_and_crop(const PadCall& call, const Sides& sides, ValueType type) {
   Sides grown = sides;
   std::vector<int64_t> starts, ends, axes;
@@ -189,8 +191,9 @@ Value pad_and_crop(const PadCall& call, const Sides& sides, ValueType type) {
   return slice(call.graph, whole, starts, ends, axes, std::move(type));
 }
 
-// What wraps around: `length` of the dim. Where its size is not a number, a Reshape that wants this length fails when
-// there is less, which Slice would let pass.
+// The part of a circular pad that is copied from the other end: `length` elements of the axis. Slice accepts a range
+// beyond the end and returns fewer elements. So for an axis of unknown size a Reshape to `length` follows, which fails
+// at run time when the axis is too short.
 Value wrapped(const PadCall& call, Value middle, int64_t axis, int64_t start, int64_t end, int64_t length) {
   ValueType type = call.graph.type(middle);
   auto& size = type.shape[static_cast<size_t>(axis)];
@@ -199,12 +202,13 @@ Value wrapped(const PadCall& call, Value middle, int64_t axis, int64_t start, in
   const Value part = slice(call.graph, middle, {start}, {end}, {axis}, type);
   if (known) return part;
   type.shape[static_cast<size_t>(axis)] = length;
-  std::vector<int64_t> shape(static_cast<size_t>(call.rank()));  // 0: as it is
+  std::vector<int64_t> shape(static_cast<size_t>(call.rank()));  // 0 in a Reshape keeps the size
   shape[static_cast<size_t>(axis)] = length;
   return call.graph.node({.op_type = "Reshape", .inputs = {part, call.graph.constant(shape, "shape")}},
                          std::move(type));
 }
 
+// Circular padding of one dim: crop with Slice, then Concat [copy of the end, middle, copy of the start].
 Value circular_dim(const PadCall& call, Value input, int64_t axis, int64_t begin, int64_t end) {
   auto& graph = call.graph;
   ValueType type = graph.type(input);
@@ -234,8 +238,9 @@ Value circular(const PadCall& call, const Sides& sides) {
   return out;
 }
 
-// [-1, 2] pairs in one dim, as torch's symbolic functions prepare them: zeros for the dims before, rows reversed,
-// begins before ends.
+// Nodes that turn torch's pads into ONNX's order at run time, as PyTorch's exporter does. Zeros are appended for the
+// dims without pads; the pads become rows [begin, end], last dim first; the rows are reversed, and a transpose puts all
+// begins before all ends.
 Value prepared_pads(const PadCall& call, Value pads) {
   auto& graph = call.graph;
   const int64_t both = 2 * call.rank();
@@ -255,7 +260,7 @@ Value prepared_pads(const PadCall& call, Value pads) {
     zeros_count = both - *known;
     missing = graph.constant(std::vector<int64_t>{both - *known}, "missing");
   } else {
-    pads = reshape(reshape(pads, {-1, 2}, {Dim{}, 2}), {-1}, {Dim{}});  // fails for an odd number
+    pads = reshape(reshape(pads, {-1, 2}, {Dim{}, 2}), {-1}, {Dim{}});  // fails at run time for an odd number
     const Value length = graph.node({.op_type = "Shape", .inputs = {pads}}, ints({1}));
     missing = graph.node({.op_type = "Sub", .inputs = {graph.constant(std::vector<int64_t>{both}, "both"), length}},
                          ints({1}));
@@ -280,7 +285,7 @@ Value prepared_pads(const PadCall& call, Value pads) {
       ints({both}));
 }
 
-// Pad with what is positive, Slice with what is negative.
+// Pads computed at run time, reflect or replicate: Pad with max(pads, 0), then Slice off the negative pads.
 Value pad_and_crop(const PadCall& call, Value pads, ValueType type) {
   auto& graph = call.graph;
   const int64_t rank = call.rank();
@@ -354,6 +359,7 @@ Value pad(Graph& graph, Value input, Value pads, std::string_view mode, std::opt
   ValueType out{call.type().dtype, std::vector<Dim>(call.type().shape.size())};
   if (const auto* count = std::get_if<int64_t>(&type.shape[0])) {
     check_count(call, *count);
+    // Only the last count / 2 dims are padded, so the sizes of the dims before them are known.
     const auto kept = static_cast<ptrdiff_t>(call.rank() - *count / 2);
     std::copy(call.type().shape.begin(), call.type().shape.begin() + kept, out.shape.begin());
   }

@@ -1,12 +1,12 @@
-// Messages in protobuf's wire format, field by field.
+// Writes messages in protobuf's wire format, field by field.
 //
 //   WireMessage dim;
 //   dim.number(1, 3);
 //   shape.message(1, dim);
 //   file_bytes = shape.bytes();
 //
-// Fields are written in the order of the calls; in the order of their numbers, a message is what protobuf's own
-// serialisers write. Little-endian hosts, as everywhere here. No communication.
+// Fields are written in the order of the calls. When these follow the field numbers, the bytes equal those of
+// protobuf's own serialisers. The host must be little-endian. No communication.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,10 @@ namespace tessera::onnx {
 
 class WireMessage {
  public:
-  // int32, int64, enumerations: a varint of two's complement.
+  // An int32, int64 or enum field: a varint of the two's complement.
   void number(uint32_t field, int64_t value);
   void real(uint32_t field, float value);
-  // string and bytes; a string is UTF-8, which is for the caller to see to.
+  // A string or bytes field. The caller makes sure that a string is UTF-8.
   void text(uint32_t field, std::string_view bytes);
   void message(uint32_t field, const WireMessage& message) { text(field, message.bytes_); }
 
