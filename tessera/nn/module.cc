@@ -84,7 +84,7 @@ void Module::replace_child(const std::string& name, const std::shared_ptr<Module
     TESSERA_CHECK(child_slots_[i] && child_slots_[i](replacement), ErrorKind::kConfig,
                   "[nn.module] child '{}' cannot be replaced: {}", name,
                   child_slots_[i] ? "its member holds another type of module. Derive from that type."
-                                  : "its parent holds it beside any member. Register it with its member.");
+                                  : "it was registered without the parent's member. Register it with its member.");
     if (replacement) {
       children_[i].second = replacement;
     } else {

@@ -14,7 +14,8 @@
 namespace tessera::nn {
 namespace {
 
-// A weight that ranks with other tokens have, too.
+// The router's local weight. Where ranks hold the same weight and other tokens, its gradient is Partial over the mesh,
+// so that backward sums it.
 at::Tensor shared_weight(const at::Tensor& weight, const MeshPtr& mesh) {
   if (mesh == nullptr) return local_part(weight);
   const auto everywhere = is_dtensor(weight) ? weight : from_local(weight, mesh, {Replicate()});
@@ -55,7 +56,10 @@ at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& counts) {
 
 namespace {
 
-// Their experts, or `experts` for choices beyond the capacity of an expert in a sequence.
+// The chosen experts, with `experts` in place of choices beyond an expert's capacity in a sequence. The choices are
+// sorted by (sequence, expert), within a group by descending weight. A choice's index minus the index of its group's
+// first choice is its rank in the group; ranks from `capacity` on are dropped. Padding has weight -1 and therefore
+// comes last.
 at::Tensor within_capacity(const Routing& routing, int64_t length, int64_t experts, int64_t capacity,
                            const at::Tensor& real) {
   const at::NoGradGuard no_grad;
@@ -64,7 +68,7 @@ at::Tensor within_capacity(const Routing& routing, int64_t length, int64_t exper
   auto weights = routing.weights.detach();
   if (real.defined()) weights = weights.masked_fill(real.logical_not().unsqueeze(1), -1);
   const auto places = at::arange(chosen.numel(), chosen.options());
-  const auto group = places.div(length * choices, "floor") * experts + chosen;  // a sequence and an expert
+  const auto group = places.div(length * choices, "floor") * experts + chosen;  // one number per (sequence, expert)
   const auto by_weight = at::argsort(weights.reshape({-1}), /*stable=*/true, /*dim=*/0, /*descending=*/true);
   const auto order = by_weight.index_select(
       0, at::argsort(group.index_select(0, by_weight), /*stable=*/true, /*dim=*/0, /*descending=*/false));
@@ -80,7 +84,7 @@ ExpertOrder order_by_expert(const at::Tensor& chosen, int64_t experts) {
   const at::NoGradGuard no_grad;
   const auto flat = chosen.reshape({-1});
   const auto order = std::get<1>(at::sort(flat, /*stable=*/true, /*dim=*/0, /*descending=*/false));
-  // bincount() would wait for the largest one. Choices that were dropped are behind the experts.
+  // bincount() would make the host wait for the largest value. Dropped choices are counted behind the experts.
   const auto counts = at::zeros({experts + 1}, flat.options()).scatter_add_(0, flat, at::ones_like(flat));
   return {order, kernels::inverse_permutation(order), counts.narrow(0, 0, experts).to(at::kCPU)};
 }
@@ -91,6 +95,7 @@ at::Tensor sort_by_expert(const at::Tensor& rows, const ExpertOrder& order, int6
   return kept == sorted.size(0) ? sorted : sorted.narrow(0, 0, kept);
 }
 
+// Dropped choices have no result: zeros stand at their places, the last ones of the sorted order.
 at::Tensor combine(const at::Tensor& results, const ExpertOrder& order, const at::Tensor& weights) {
   const int64_t tokens = weights.size(0), chosen = weights.size(1);
   const int64_t dropped = tokens * chosen - results.size(0);
@@ -110,8 +115,8 @@ std::pair<Routing, ExpertOrder> MoE::route(const at::Tensor& rows, int64_t lengt
   if (capacity_factor_ > 0 && training() && rows.size(0) > 0) {
     TESSERA_CHECK(
         ContextScope::current() == nullptr, ErrorKind::kConfig,
-        "[nn.moe] capacity_factor {} under context parallelism: a capacity is one of whole sequences, of which "
-        "a rank has a part. Set it to 0.",
+        "[nn.moe] found capacity_factor {} under context parallelism, where a rank has a part of each sequence; a "
+        "capacity counts whole sequences. Set it to 0.",
         capacity_factor_);
     const double even = static_cast<double>(length * chosen_) / static_cast<double>(expert_count_);
     const auto capacity = static_cast<int64_t>(std::ceil(capacity_factor_ * even));
@@ -123,10 +128,11 @@ std::pair<Routing, ExpertOrder> MoE::route(const at::Tensor& rows, int64_t lengt
 
 at::Tensor MoE::forward(const at::Tensor& x, const RealTokens& real) {
   if (exchange_) return exchange_->run(*this, x, real);
-  TESSERA_CHECK(!is_dtensor(x), ErrorKind::kShape,
-                "[nn.moe] found a DTensor lying as {}, wanted a plain tensor. Call apply_expert_parallel on models "
-                "that are tensor-parallel.",
-                to_string(placements(x)));
+  TESSERA_CHECK(
+      !is_dtensor(x), ErrorKind::kShape,
+      "[nn.moe] found a DTensor with placements {}, wanted a plain tensor. Call apply_expert_parallel on models "
+      "that are tensor parallel.",
+      to_string(placements(x)));
   const auto rows = x.reshape({-1, x.size(-1)});
   const RealTokens flat{real.mask.defined() ? real.mask.reshape({-1}) : at::Tensor()};
   const auto [routing, order] = route(rows, x.dim() > 1 ? x.size(-2) : 1, flat);

@@ -13,6 +13,7 @@ namespace {
 
 using StatisticsPtr = std::shared_ptr<const RouterStatistics>;
 
+// The identity with a backward that adds the same vector, the gradient of the loss, to every row that counts.
 struct BalanceGradient : torch::autograd::Function<BalanceGradient> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& probabilities,
                             const std::optional<at::Tensor>& mask, const StatisticsPtr& statistics) {
@@ -48,16 +49,18 @@ at::Tensor RouterStatistics::sums(c10::Device device) const {
 
 void RouterStatistics::finish(const at::Tensor& sums) {
   TESSERA_CHECK(sums.dim() == 1 && sums.size(0) == 2 * experts_ + 1, ErrorKind::kShape,
-                "[nn.router] sums of {} numbers for {} experts, wanted {}", sums.numel(), experts_, 2 * experts_ + 1);
+                "[nn.router] found sums of {} numbers for {} experts, wanted {} numbers", sums.numel(), experts_,
+                2 * experts_ + 1);
   totals_ = sums.to(at::kDouble).contiguous();
   mode_ = Mode::kFinished;
 }
 
-// Without rows nothing was chosen either, and what is divided by them is 0.
+// The number of counted rows, at least 1: without rows all sums are 0, and 0 / 1 is the wanted result.
 at::Tensor RouterStatistics::rows() const {
-  TESSERA_CHECK(totals_.defined(), ErrorKind::kInternal,
-                "[nn.router] the load-balance loss of a step is not known yet. Call finish() with the sums of all "
-                "ranks after the forwards of the step and before its first backward.");
+  TESSERA_CHECK(
+      totals_.defined(), ErrorKind::kInternal,
+      "[nn.router] the load-balance loss of this step is not computed yet. Call finish() with the sums of all "
+      "ranks after the forwards of the step and before its first backward.");
   return totals_[2 * experts_].clamp_min(1);
 }
 
@@ -73,6 +76,7 @@ at::Tensor RouterStatistics::gradient() const {
   return (totals_.narrow(0, 0, experts_) * scale).to(at::kFloat);
 }
 
+// A running graph task means that backward recomputes this forward, which has been counted before.
 void RouterStatistics::count(const at::Tensor& probabilities, const at::Tensor& chosen, const at::Tensor& mask) {
   if (mode_ != Mode::kCounting || torch::autograd::get_current_graph_task_id() != -1) return;
   const at::NoGradGuard no_grad;

@@ -17,7 +17,8 @@ using kernels::to_float8;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// x [..., in] times the weight [out, in] that `weight8` was made of.
+// x [..., in] times the transpose of weight [out, in], whose float8 form is weight8 and weight_scale. All three
+// products (forward, grad_x, grad_weight) run in float8; x is saved in float8.
 struct Float8Product : torch::autograd::Function<Float8Product> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const at::Tensor& weight8, const at::Tensor& weight_scale) {
@@ -49,7 +50,7 @@ struct Float8Product : torch::autograd::Function<Float8Product> {
 Float8Linear::Float8Linear(Linear& former, std::shared_ptr<Float8Steps> steps)
     : Linear(former, /*with_weight=*/true), steps_(std::move(steps)) {
   TESSERA_CHECK(!former.has_hooks(), ErrorKind::kConfig,
-                "[nn.float8] a Linear [{}, {}] has hooks already. Convert before the model is parallelized.",
+                "[nn.float8] found hooks on a Linear [{}, {}], wanted none. Convert before the model is parallelized.",
                 former.weight.size(0), former.weight.size(1));
 }
 
@@ -64,8 +65,8 @@ const Float8Tensor& Float8Linear::converted_weight() {
 
 at::Tensor Float8Linear::forward(const at::Tensor& x) {
   TESSERA_CHECK(!is_dtensor(x) && !is_dtensor(weight), ErrorKind::kConfig,
-                "[nn.float8] found a weight or input that is a DTensor: float8 does not go together with tensor "
-                "parallelism in this version. Set tp to 1, or leave the module as it was.");
+                "[nn.float8] found a weight or input that is a DTensor, wanted plain tensors: float8 with tensor "
+                "parallelism is not supported in this version. Set tp to 1, or leave the module unconverted.");
   const Float8Tensor weight8 = converted_weight();
   if (kept_in_ == 0) kept_ = {};
   const at::Tensor y = Float8Product::apply(x, weight, weight8.data, weight8.scale);

@@ -13,7 +13,7 @@ namespace tessera::nn {
 
 void PackedWeight::pack(const at::Tensor& values) {
   TESSERA_CHECK(how.format == Quantization::kNf4, ErrorKind::kConfig,
-                "[nn.quantize] found values of a weight [{}, {}], wanted the blocks of a GGUF file. Start from one "
+                "[nn.quantize] found values of a weight [{}, {}], wanted the blocks of a GGUF file. Load a GGUF file "
                 "(model.weights=FILE.gguf), or quantise to nf4.",
                 out, in);
   TESSERA_CHECK(values.dim() == 2 && values.size(0) == out && values.size(1) == in, ErrorKind::kShape,
@@ -39,9 +39,9 @@ at::Tensor PackedWeight::product(const at::Tensor& x, const at::Tensor& bias) co
   const bool rows = lies.is_shard(0), columns = lies.is_shard(1);
   const Placement wanted = columns ? Placement(Shard(x.dim() - 1)) : Placement(Replicate());
   TESSERA_CHECK(is_dtensor(x) && placements(x) == Placements{wanted}, ErrorKind::kShape,
-                "[nn.quantize] a weight [{}, {}] that lies as {}: found x as {}, wanted {}", out, in, to_string(lies),
+                "[nn.quantize] a weight [{}, {}] with placement {}: found x as {}, wanted {}", out, in, to_string(lies),
                 is_dtensor(x) ? to_string(placements(x)) : "a plain tensor", to_string(Placements{wanted}));
-  // Each rank has the gradient of what its own rows gave.
+  // With sharded rows (outputs) each rank's gradient of x covers only its own rows, so it is Partial.
   const auto own = to_local(x, Placements{rows ? Placement(Partial()) : wanted});
   const auto y = kernels::quantized_linear(own, own_part());
   const Placement lies_so = rows ? Placement(Shard(x.dim() - 1)) : columns ? Placement(Partial()) : Replicate();
@@ -58,9 +58,10 @@ QuantizedLinear::QuantizedLinear(Linear& former, const QuantizeOptions& options)
     : Linear(former, /*with_weight=*/false),
       packed(std::make_shared<PackedWeight>(
           PackedWeight{.out = former.weight.size(0), .in = former.weight.size(1), .how = options})) {
-  TESSERA_CHECK(!former.has_hooks(), ErrorKind::kConfig,
-                "[nn.quantize] a Linear [{}, {}] has hooks already. Quantise before the model is parallelized.",
-                packed->out, packed->in);
+  TESSERA_CHECK(
+      !former.has_hooks(), ErrorKind::kConfig,
+      "[nn.quantize] found hooks on a Linear [{}, {}], wanted none. Quantise before the model is parallelized.",
+      packed->out, packed->in);
 }
 
 at::Tensor QuantizedLinear::forward(const at::Tensor& x) { return packed->product(x, bias); }
