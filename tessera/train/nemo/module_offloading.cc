@@ -51,7 +51,8 @@ std::vector<c10::Storage> cpu_storages_of(nn::Module& model) {
   return out;
 }
 
-// Whole parameters that sharding keeps are a copy, which the next forward makes again.
+// Frees unsharded parameters that fully_shard keeps after forward. They are copies; the next forward gathers them
+// again.
 void free_gathered(nn::Module& model) {
   for (const auto& [path, module] : model.named_modules()) {
     if (module->sharding() && is_fully_sharded(*module)) reshard(*module);
@@ -60,6 +61,7 @@ void free_gathered(nn::Module& model) {
 
 }  // namespace
 
+// All checks run in a first pass over all tensors, so that an error leaves the model as it was.
 void move_to_device(nn::Module& model, c10::Device device) {
   const at::NoGradGuard no_grad;
   visit_tensors_of(model, [&](const std::string& name, at::Tensor& tensor) {

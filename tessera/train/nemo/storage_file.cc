@@ -16,8 +16,10 @@
 namespace tessera::train {
 namespace {
 
-constexpr size_t kStorageAlignment = 64;  // of libtorch's CPU memory
+constexpr size_t kStorageAlignment = 64;  // the alignment of libtorch's CPU allocator, in bytes
 
+// A mapping of the whole file. Every storage in it holds a shared pointer in its deleter context, so that the last
+// storage that leaves the file unmaps it.
 struct FileMap {
   void* data = nullptr;
   size_t bytes = 0;
@@ -29,6 +31,7 @@ struct FileMap {
 
 void release_map(void* context) { delete static_cast<std::shared_ptr<FileMap>*>(context); }
 
+// Creates a file and unlinks it at once: its space is freed when it is closed and unmapped, also if the process dies.
 UniqueFd file_without_name(const std::filesystem::path& folder) {
   int fd = -1;
   const auto path = make_new(folder, "parked", [&fd](const std::filesystem::path& name) {
@@ -61,6 +64,8 @@ void storages_to_file(const std::vector<c10::Storage>& storages, const std::file
     end = (end + storage.nbytes() + kStorageAlignment - 1) / kStorageAlignment * kStorageAlignment;
   }
   if (end == 0) return;
+  // All bytes are written before the first storage changes, so an error leaves them all in memory. write(2) instead of
+  // stores into a mapping: a full disk is then an error and not SIGBUS.
   const UniqueFd fd = file_without_name(folder);
   for (size_t i = 0; i < storages.size(); ++i) {
     write_all(fd.get(), places[i], static_cast<const std::byte*>(storages[i].data()), storages[i].nbytes(), folder);

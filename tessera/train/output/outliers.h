@@ -1,9 +1,11 @@
-// Tells values that stand out from the ones before them.
+// Detects values that differ much from the values before them.
 //
 //   OutlierDetector losses;
-//   double z = losses.add(loss);      // standard deviations above the mean of the last 128; NaN while there are few
+//   double z = losses.add(loss);      // standard deviations above the mean of the last 128 values; NaN for the first
+//   16
 //
-// What llm.c prints beside loss and gradient norm (its outlier detector), from a few values on. Not thread-safe.
+// Corresponds to the outlier detector of llm.c, which prints z-scores of loss and gradient norm, but starts after
+// `at_least` values instead of a full window. Not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +17,9 @@ class OutlierDetector {
  public:
   explicit OutlierDetector(size_t window = 128, size_t at_least = 16) : window_(window), at_least_(at_least) {}
 
-  // The z-score of `value` among the window before it; then value joins the window, unless it is not finite. NaN with
-  // fewer than `at_least` values before, infinite for a value that is not finite or leaves a constant window.
+  // Returns the z-score of `value` in the window of values before it, and adds `value` to the window if it is finite.
+  // The result is NaN with fewer than `at_least` values in the window. It is infinite for a value that is not finite,
+  // and for a value that differs from a window of equal values.
   double add(double value);
 
  private:
@@ -26,7 +29,7 @@ class OutlierDetector {
   std::vector<double> values_;
 };
 
-// A z-score that deserves a look.
+// Absolute z-scores from here on are marked in the output.
 inline constexpr double kOutlierZ = 4.0;
 
 }  // namespace tessera::train

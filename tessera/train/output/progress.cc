@@ -16,11 +16,11 @@ namespace {
 constexpr std::string_view kRed = "\x1b[31m", kPlain = "\x1b[0m", kEraseLine = "\r\x1b[K";
 
 void write_stderr(std::string_view text) {
-  // Progress that cannot be shown has nowhere else to go.
+  // An error is ignored: there is no other place to report that stderr cannot be written.
   [[maybe_unused]] const auto ignored = ::write(STDERR_FILENO, text.data(), text.size());
 }
 
-// A value, and behind it its z-score when it stands out.
+// The value, followed by its z-score if that is an outlier's.
 std::string flagged(const std::string& value, double z, bool colour) {
   if (std::isnan(z) || std::abs(z) < kOutlierZ) return value;
   const std::string text = fmt::format("{} (z {:+.1f}!)", value, z);
@@ -99,7 +99,7 @@ void Progress::finish(std::string_view last_line) {
   options_.write(text);
 }
 
-// One write: the bar goes, the line comes, the bar comes again.
+// Erases the bar, prints the line and draws the bar again, all in one write.
 void Progress::print(const std::string& line) {
   std::string text(options_.terminal ? kEraseLine : "");
   if (!line.empty()) text += line + "\n";

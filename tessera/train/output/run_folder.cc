@@ -30,10 +30,10 @@ namespace fs = std::filesystem;
 
 constexpr const char* kMetricsName = "metrics.jsonl";
 constexpr const char* kEventsName = "events.jsonl";
-constexpr size_t kMostRanksTold = 64;  // one by one in a line of metrics
+constexpr size_t kMostRanksTold = 64;  // a line of metrics lists the seconds of single ranks up to this world size
 constexpr const char* kModelName = "model";
 
-// "pid 71 on host a", as the holder wrote it; any bytes may be there.
+// "pid 71 on host a", as the holder of the lock wrote it. The file may hold any bytes; only its first line is used.
 std::string holder_of(int lock) {
   char text[300] = {};
   const ssize_t got = ::pread(lock, text, sizeof text - 1, 0);
@@ -41,7 +41,7 @@ std::string holder_of(int lock) {
   return holder.empty() ? "unknown" : holder;
 }
 
-// What the standard library throws, as an Error that says of what.
+// Runs `action`, and turns an exception of std::filesystem into Error kIo, whose message begins with `what`.
 template <class Action>
 auto on_disk(const char* what, Action&& action) {
   try {
@@ -51,7 +51,8 @@ auto on_disk(const char* what, Action&& action) {
   }
 }
 
-// Before the mark is read: a file in the way is told of as such.
+// Creates the folder and reads its mark. The folder is created first, so that a file at its path gets the message of
+// its own instead of that of an unreadable mark.
 RunMark make_and_read(const fs::path& path) {
   std::error_code error;
   fs::create_directories(path, error);
@@ -65,7 +66,7 @@ RunMark make_and_read(const fs::path& path) {
   });
 }
 
-// Both stay as they are where the file system cannot do it at once.
+// Exchanges two folders atomically. Returns false and changes nothing if the file system cannot do this.
 bool exchange(const fs::path& a, const fs::path& b) {
   return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
 }
@@ -79,7 +80,7 @@ RunFolder::RunFolder(fs::path path)
       events_(path_ / kEventsName) {
   take_lock();
   on_disk("the folder cannot be prepared", [&] {
-    mark_ = RunMark(path_);  // another run may have come before
+    mark_ = RunMark(path_);  // again, as another run may have marked the folder before this one had the lock
     if (!mark_.is_set()) mark_.check_free();
     fs::remove_all(staging());
     fs::create_directories(staging());
@@ -103,13 +104,13 @@ void RunFolder::take_lock() {
     raise(ErrorKind::kIo, "[train.run_folder] {}: cannot be locked: {}", lock_path.string(), std::strerror(reason));
   }
   const std::string holder = fmt::format("pid {} on {}\n", ::getpid(), host_name());
-  // Only for the other run's message: the lock itself is held already.
+  // The text serves the message of another run that finds the folder locked; the lock itself is held by flock(2).
   if (::ftruncate(lock_.get(), 0) != 0 || ::pwrite(lock_.get(), holder.data(), holder.size(), 0) < 0) {
     log_warning("[train.run_folder] {}: {}", lock_path.string(), std::strerror(errno));
   }
 }
 
-// A new folder of its own under previous/.
+// Creates the next free folder previous/NNN. mkdir(2) fails for an existing one, so no two callers get the same folder.
 fs::path RunFolder::next_previous() const {
   std::error_code error;
   fs::create_directories(path_ / "previous", error);
@@ -122,7 +123,8 @@ fs::path RunFolder::next_previous() const {
 
 fs::path RunFolder::put_aside_history() {
   fs::path into;
-  // Checkpoints first: a run that is killed in between has nothing to resume and puts the rest aside.
+  // The checkpoints are moved first. If the run is killed in between, the next one finds nothing to resume from and
+  // moves the other files.
   for (const char* name : {"checkpoints", kMetricsName, kEventsName, "tensorboard", "profile", "recipe.yaml",
                            "recipe.resolved.yaml", "model"}) {
     const auto status = fs::symlink_status(path_ / name);
@@ -150,6 +152,9 @@ fs::path RunFolder::put_aside_beyond(const fs::path& checkpoint) {
   return into;
 }
 
+// Replaces a file that the user may own, only if a run wrote its present content. The mark gets the fingerprint of the
+// new content before the rename, and drops the old one after it. Whenever the process is killed, the file that is there
+// then is known as the run's own.
 bool RunFolder::publish_own(const std::string& name, std::string_view content) {
   if (fs::exists(fs::symlink_status(path_ / name)) && !mark_.owns(name)) return false;
   const auto staged = staging() / name;
@@ -194,6 +199,7 @@ void RunFolder::check_model() const {
         model.string());
 }
 
+// Like publish_own() for a folder: announce, exchange or rename, settle.
 void RunFolder::publish_model(const fs::path& fresh) {
   const auto model = path_ / kModelName;
   const bool replaces = fs::exists(fs::symlink_status(model));
@@ -213,7 +219,7 @@ void RunFolder::publish_model(const fs::path& fresh) {
   sync_folder(path_);
   mark_.settle(kModelName);
   std::error_code ignored;
-  fs::remove_all(fresh, ignored);  // what it replaced; else swept when the next run starts
+  fs::remove_all(fresh, ignored);  // after an exchange this is the old model; if this fails, the next run removes it
 }
 
 void RunFolder::append(const StepMetrics& metrics) {
@@ -231,7 +237,8 @@ void RunFolder::append(const StepMetrics& metrics) {
   if (metrics.balance_loss) line["balance_loss"] = *metrics.balance_loss;
   const auto& by_rank = metrics.communication_seconds;
   if (!by_rank.empty()) {
-    // Collectives end for all ranks at once: who spends least in them is waited for, and waits for nobody.
+    // A collective ends on all ranks at about the same time. The rank with the fewest seconds in collectives came last
+    // to them and waited least, so its seconds are taken as communication; what other ranks spent beyond is waiting.
     const double mean = std::accumulate(by_rank.begin(), by_rank.end(), 0.0) / static_cast<double>(by_rank.size());
     const double least = *std::ranges::min_element(by_rank);
     line["parts"] = {

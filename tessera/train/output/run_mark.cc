@@ -23,7 +23,7 @@ constexpr int kVersion = 1;
 constexpr JsonLimits kMarkLimits{.max_bytes = size_t{1} << 20, .max_depth = 8, .max_keys = 10'000};
 constexpr size_t kMostHashed = size_t{16} << 20;
 
-// Everything that a run may write into its folder, beside trace/, which holds nothing but flight records.
+// All names that a run may write into its folder, except trace/, which holds only flight records.
 constexpr const char* kNames[] = {"recipe.yaml", "recipe.resolved.yaml", "metrics.jsonl", "events.jsonl",
                                   "tensorboard", "checkpoints",          "model",         "previous",
                                   "profile"};
@@ -31,6 +31,7 @@ constexpr const char* kPrivateNames[] = {"lock", "staging", "run.json"};
 
 fs::path mark_path(const fs::path& dir) { return private_folder(dir) / "run.json"; }
 
+// Whether `path` exists and is not an empty folder.
 bool is_taken(const fs::path& path) {
   const auto status = fs::symlink_status(path);
   if (!fs::exists(status)) return false;
@@ -39,7 +40,8 @@ bool is_taken(const fs::path& path) {
 
 std::string hex(uint64_t hash) { return fmt::format("{:016x}", hash); }
 
-// "NAME SIZE HASH", a line.
+// The line "NAME SIZE HASH" of a file. Large files are hashed in blocks only; the seed of each block is the hash so
+// far, so that the order of the blocks counts.
 std::string line_of(const fs::path& path, const std::string& name) {
   const auto file = MappedFile::open(path);
   const auto bytes = file->bytes();

@@ -40,7 +40,7 @@ std::string varint_field(uint64_t number, uint64_t value) {
   return out;
 }
 
-// A double or a float.
+// A field of type double or float.
 template <class Number>
 std::string number_field(uint64_t number, Number value) {
   std::string out;
@@ -68,7 +68,7 @@ EventWriter::EventWriter(const std::filesystem::path& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   TESSERA_CHECK(!error, ErrorKind::kIo, "[train.tensorboard] {}: {}", folder.string(), error.message());
-  // Time first: TensorBoard reads the files of a folder in the order of their names.
+  // The name begins with the time, because TensorBoard reads the files of a folder in the order of their names.
   static std::atomic<int> count{0};
   path_ = folder / fmt::format("events.out.tfevents.{}.{}.{}.{}", static_cast<int64_t>(wall_time()), host_name(),
                                ::getpid(), count++);
@@ -116,6 +116,8 @@ void EventWriter::add_event(int64_t step, std::string_view body) {
   append_raw(pending_, masked_crc32c(event));
 }
 
+// After a partial write only the rest stays pending: a later flush continues in the middle of the record, and the file
+// stays valid.
 void EventWriter::flush() {
   size_t done = 0;
   while (done < pending_.size()) {

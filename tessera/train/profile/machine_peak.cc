@@ -22,7 +22,7 @@ double measure_peak(c10::ScalarType dtype) {
   const at::NoGradGuard no_grad;
   const at::Tensor x = at::ones({kSize, kSize}, dtype);
   const at::Tensor weight = at::ones({kSize, kSize}, dtype);
-  tessera::kernels::linear(x, weight);  // kernels are chosen and memory is touched outside the measurement
+  tessera::kernels::linear(x, weight);  // the first call chooses kernels and touches memory, and is not measured
   const auto now = [] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   };
@@ -60,9 +60,9 @@ double flops_per_token(const ModelConfig& config, int64_t sequence_length) {
   const double hidden = number(config.hidden_size);
   const double attention_weights = hidden * (2 * queries + 2 * keys);  // q and output, k and v
   double weights = hidden * number(config.vocab_size);
-  double attended = 0;  // by a token, in all layers
+  double attended = 0;  // tokens that a token attends to, summed over the layers
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    const auto& experts = config.experts;  // of which a token takes some
+    const auto& experts = config.experts;  // a token is computed by `chosen` experts of a layer
     const int64_t inner = config.has_experts(layer) ? experts.chosen * experts.inner : config.intermediate_size;
     weights += attention_weights + 3 * hidden * number(inner);
     const double window = config.window_of(layer) > 0 ? number(config.window_of(layer)) : number(sequence_length);

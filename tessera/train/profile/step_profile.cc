@@ -21,15 +21,15 @@
 namespace tessera::train {
 namespace {
 
-constexpr size_t kMostRanksSummed = 64;
-constexpr size_t kMostRows = 20;  // of a table of the summary
+constexpr size_t kMostRanksSummed = 64;  // the summary lists at most the first 64 ranks
+constexpr size_t kMostRows = 20;         // rows in a table of the summary
 
 int64_t epoch_us() {
   return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch())
       .count();
 }
 
-// Layers count as one: "model.layers.*.mlp".
+// A module path with "*" for each number, so that the layers of a model make one row: "model.layers.*.mlp".
 std::string without_numbers(const std::string& path) {
   std::string out;
   for (size_t begin = 0; begin <= path.size();) {
@@ -57,7 +57,7 @@ std::filesystem::path trace_path(const std::filesystem::path& folder, int rank) 
   return folder / fmt::format("trace-{:05}.json", rank);
 }
 
-// How long at least one of the intervals lasts, in seconds.
+// The length of the union of the intervals, in seconds.
 double covered(std::vector<std::pair<int64_t, int64_t>> intervals_us) {
   std::ranges::sort(intervals_us);
   int64_t sum = 0, until = INT64_MIN;
@@ -70,8 +70,9 @@ double covered(std::vector<std::pair<int64_t, int64_t>> intervals_us) {
 
 }  // namespace
 
-// A collective's number in its group is known when observers are told of it; messages, which are numbered otherwise,
-// keep the bytes of their tensor.
+// Records the bytes of each collective, as its observer reports them, under group, sequence number and operation: the
+// flight recorder has the same key. Point-to-point messages have other sequence numbers; their bytes are computed from
+// the tensor in take_collectives().
 struct StepProfile::Bytes final : comm::CollectiveObserver {
   using Key = std::tuple<uint32_t, uint64_t, comm::Op>;
   void on_collective(comm::Op op, int64_t bytes, const comm::Group& group) override {
@@ -120,7 +121,7 @@ void StepProfile::unhook_modules() {
 void StepProfile::begin(int64_t step) {
   if (step < options_.steps.first || step > options_.steps.last) return;
   if (step == options_.steps.first) {
-    // One time 0 for all ranks, rank 0's.
+    // All traces count time from the clock of rank 0 at this moment.
     const auto told = comm::all_gather_bytes(*group_, std::to_string(epoch_us()));
     facts_.base_us = std::stoll(told.front());
     remove_old_traces(told.size());
@@ -169,7 +170,8 @@ std::optional<nlohmann::ordered_json> StepProfile::finish() {
   return close();
 }
 
-// Of more ranks than there are now, or of a start whose traces cannot be written again.
+// Removes the trace of this rank, and on rank 0 those of ranks that this run does not have. Otherwise traces of an
+// earlier session would remain next to the new ones.
 void StepProfile::remove_old_traces(size_t ranks) const {
   std::error_code error;
   std::filesystem::remove(trace_path(options_.folder, facts_.rank), error);
@@ -190,7 +192,9 @@ void StepProfile::count(const std::string& part, double seconds) {
   if (recorder_.recording()) seconds_[part] += seconds;
 }
 
-// What the flight recorder has of this step, which is the last 2,000 calls.
+// Takes the calls of this step out of the flight recorder, which keeps the last 2,000; calls that it has lost are
+// counted. A call belongs to the training thread (`own`) if the observer saw it on that thread; other calls come from
+// background saves, and do not hold up the step.
 void StepProfile::take_collectives() {
   const auto& monitor = group_->context().monitor;
   if (!monitor) return;
@@ -206,7 +210,8 @@ void StepProfile::take_collectives() {
     const auto element = signature.dtype < 0 ? 0 : c10::elementSize(static_cast<c10::ScalarType>(signature.dtype));
     const int64_t bytes =
         found != bytes_->by_call.end() ? found->second : signature.elements * static_cast<int64_t>(element);
-    // Observers see the training thread alone, and of what moves nothing or is a message not which call it was.
+    // The observer is installed on the training thread alone, so a call that it did not record is of another thread.
+    // Messages, and calls that transfer no bytes, are never recorded by it and are taken as the training thread's.
     const bool own = found != bytes_->by_call.end() || comm::is_message(signature.op) || bytes == 0;
     collectives_.push_back({call, bytes, own});
     if (!own) continue;
@@ -234,6 +239,8 @@ void StepProfile::write() const {
   }
 }
 
+// Parts of the profiled steps on this rank, in seconds. `hidden` is the fraction of the time with a collective in
+// progress in which the training thread did something else than wait for collectives.
 nlohmann::ordered_json StepProfile::own_summary() {
   const double collectives = seconds_["collectives"], waited = std::min(seconds_["waited"], collectives);
   const double hidden = under_way_ > 0 ? std::clamp(1 - collectives / under_way_, 0.0, 1.0) : 0;
@@ -247,6 +254,8 @@ nlohmann::ordered_json StepProfile::own_summary() {
           {"dropped", recorder_.dropped()}};
 }
 
+// Gathers one JSON object per rank. Tables of operations, modules and collectives are rank 0's only, because ranks of a
+// run do the same work. COLLECTIVE over the group.
 nlohmann::ordered_json StepProfile::summary_of_all() {
   auto own = own_summary();
   if (facts_.rank == 0) {

@@ -12,7 +12,8 @@
 namespace tessera::train {
 namespace {
 
-constexpr int kCollectives = 1000, kWaits = 1001, kBackground = 1002;  // threads of the trace that are none
+// Rows of the trace that are no threads of the process, as thread ids above those of real threads.
+constexpr int kCollectives = 1000, kWaits = 1001, kBackground = 1002;
 
 std::string thread_name(int rank, int thread, const std::string& name) {
   return fmt::format(R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":{}}}}},
@@ -41,7 +42,7 @@ std::string trace_json(const TraceRecorder& recorder, const std::vector<TraceCol
 )",
                      rank, dump_json(fmt::format("rank {} on {}", rank, facts.host)), rank, rank);
   auto events = recorder.events();
-  // Outer before inner, where both begin at once.
+  // Sorted by begin; of two spans with the same begin the longer one comes first, because it encloses the other.
   std::ranges::stable_sort(events, [](const auto& a, const auto& b) {
     return a.begin_ns != b.begin_ns ? a.begin_ns < b.begin_ns : a.duration_ns > b.duration_ns;
   });

@@ -12,10 +12,12 @@ namespace tessera::train {
 namespace {
 
 const comm::PropagatedKind kTrace{"trace of steps"};
-constexpr std::string_view kEngine = "autograd::engine::evaluate_function";  // around each node, and no work itself
+// Autograd's span around each node. It does no work itself, so it is not shown.
+constexpr std::string_view kEngine = "autograd::engine::evaluate_function";
 
 TraceRecorder* recorder_in_force() { return static_cast<TraceRecorder*>(comm::Propagated::innermost(kTrace)); }
 
+// Autograd numbers the operations of each forward thread; thread and number together identify an operation.
 uint64_t sequence_key(uint64_t thread, int64_t sequence) { return (thread << 48) ^ static_cast<uint64_t>(sequence); }
 
 }  // namespace
@@ -27,13 +29,14 @@ int64_t trace_clock_ns() {
 
 struct TraceRecorder::Frame {
   TraceKind kind = TraceKind::kOperation;
-  std::string name;  // of what enter() began; libtorch tells an operation's at its end
+  std::string name;  // set by enter(); empty for an operation, whose name is read at its end
   int32_t module = -1;
   int64_t begin_ns = 0, children_ns = 0;
   double communicated = 0, children_communicated = 0;  // seconds
 };
 
-// What libtorch calls, which passes no state of ours.
+// Callbacks of libtorch. They get no pointer to the recorder, so it is looked up as the innermost propagated one; open
+// frames are a stack per thread. A frame adds its time to its parent's children time, which gives self times.
 struct TraceRecorder::Hooks {
   static std::vector<Frame>& frames() {
     thread_local std::vector<Frame> open;
@@ -49,7 +52,7 @@ struct TraceRecorder::Hooks {
   static void pop(TraceRecorder& recorder, std::string_view name, bool shown) {
     const int64_t now = trace_clock_ns();
     auto& open = frames();
-    if (open.empty()) return;  // it began before the recording
+    if (open.empty()) return;  // the operation began before the recording
     const Frame frame = std::move(open.back());
     open.pop_back();
     const double communicated = comm::communication_seconds() - frame.communicated;
@@ -71,7 +74,9 @@ struct TraceRecorder::Hooks {
       if (call.scope() == at::RecordScope::BACKWARD_FUNCTION) {
         const auto found = modules.find(sequence_key(call.forwardThreadId(), call.seqNr()));
         if (found != modules.end()) frame.module = found->second;
-      } else if (frame.module >= 0) {  // the last one before a node is made is the one that makes it
+      } else if (frame.module >= 0) {
+        // Nested operations see the same number until one of them creates the autograd node. The last operation with a
+        // number therefore overwrites earlier ones and is the one that created the node.
         modules[sequence_key(call.threadId(), call.seqNr())] = frame.module;
       }
     }
@@ -128,6 +133,8 @@ uint32_t TraceRecorder::id_of(std::string_view name) {
   return found->second;
 }
 
+// Adds a finished frame to the totals, and to the events if it is `shown`. Totals come first: they count events that
+// are dropped.
 void TraceRecorder::end(const Frame& frame, std::string_view name, int64_t now_ns, double communicated, bool shown) {
   const int64_t duration = now_ns - frame.begin_ns;
   const double own = static_cast<double>(duration - frame.children_ns) * 1e-9 -

@@ -79,7 +79,7 @@ std::vector<optim::ParameterGroup> parameter_groups(const std::vector<std::strin
   for (const auto& text : texts) {
     const auto setting = parse_group_setting(text);
     TESSERA_CHECK(!setting.lr || lr > 0, ErrorKind::kConfig,
-                  "[train.recipe] optimizer.groups: {}: found an lr beside optimizer.lr 0, wanted one above 0 there.",
+                  "[train.recipe] optimizer.groups: {}: found an lr with optimizer.lr 0, wanted optimizer.lr above 0.",
                   quote(text));
     // An item becomes up to two groups, because a group has one weight decay: parameters that decay, and parameters
     // whose slot excludes decay. A group's rate is stored as a factor of the optimizer's rate, so that both follow the
@@ -99,8 +99,8 @@ std::vector<optim::ParameterGroup> parameter_groups(const std::vector<std::strin
     }
     const bool left_out = empty == EmptyGroups::kLeftOut;
     TESSERA_CHECK(left_out || !decaying.names.empty() || !spared.names.empty(), ErrorKind::kConfig,
-                  "[train.recipe] optimizer.groups: {}: means no parameter that is trained and no group before it has. "
-                  "Parameters are called like {}.",
+                  "[train.recipe] optimizer.groups: {}: the pattern matches no trained parameter outside the groups "
+                  "before it. An example of a parameter name is {}.",
                   quote(text), parameters.empty() ? "" : parameters.front().name);
     for (auto* group : {&decaying, &spared}) {
       if (!group->names.empty()) out.push_back(std::move(*group));

@@ -224,7 +224,7 @@ class RecipeReader {
       }
     }
     TESSERA_CHECK(!(train.steps && train.epochs), ErrorKind::kConfig,
-                  "[train.recipe] {}: train.epochs: found {} beside train.steps {}, wanted one of them.",
+                  "[train.recipe] {}: train.epochs: found {} with train.steps {}, wanted one of the two.",
                   where("train.epochs"), *train.epochs, *train.steps);
     TESSERA_CHECK(train.steps || train.epochs, ErrorKind::kConfig,
                   "[train.recipe] {}: train.steps and train.epochs: found null, wanted one of them.",
@@ -252,7 +252,7 @@ class RecipeReader {
     const auto& optimizer = recipe_.optimizer;
     check(!optimizer.stochastic_rounding || (!optimizer.master_weights && recipe_.model.dtype == "bfloat16"),
           "optimizer.stochastic_rounding",
-          "found true beside optimizer.master_weights {} and model.dtype {}, wanted false and bfloat16.",
+          "found true with optimizer.master_weights {} and model.dtype {}, wanted false and bfloat16.",
           optimizer.master_weights, recipe_.model.dtype);
   }
 
@@ -261,7 +261,7 @@ class RecipeReader {
     if (!optimizer.early_step_in_backward) return;
     const auto check_beside = [&](bool good, const std::string& found) {
       check(good, "optimizer.early_step_in_backward",
-            "found true beside {}: parameters are updated before all gradients are there.", found);
+            "found true with {}: parameters are updated before all gradients are computed.", found);
     };
     check_beside(optimizer.max_grad_norm == 0,
                  fmt::format("optimizer.max_grad_norm {}, wanted 0", optimizer.max_grad_norm));
@@ -284,12 +284,12 @@ class RecipeReader {
 
   void check_extras() const {
     if (!recipe_.lora.on()) {
-      check_unset("model.lora.", "without adapters, wanted model.lora.rank above 0 or model.lora.path beside it");
+      check_unset("model.lora.", "without adapters, wanted model.lora.rank above 0 or a model.lora.path");
     }
     check(!recipe_.lora.double_quant || recipe_.lora.quantize == "nf4", "model.lora.double_quant",
-          "found true beside model.lora.quantize {}, wanted nf4.", recipe_.lora.quantize);
+          "found true with model.lora.quantize {}, wanted nf4.", recipe_.lora.quantize);
     if (const auto& name = recipe_.schedule.name; name != "wsd") {
-      check_unset("schedule.decay_", fmt::format("beside schedule.name {}, wanted wsd", name));
+      check_unset("schedule.decay_", fmt::format("with schedule.name {}, wanted wsd", name));
     }
     const auto& train = recipe_.train;
     check(train.page == 0 || recipe_.log.jsonl, "train.page",

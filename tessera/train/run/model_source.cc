@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// As base_to_keep() gave it; empty: none.
+// The value of base_to_keep() that a checkpoint of a run stores; empty for other weights.
 std::string kept_base(const fs::path& weights) {
   if (!fs::is_directory(weights) || !DcpFolder::is_one(weights)) return {};
   const auto checkpoint = Checkpoint::open(weights);
@@ -40,7 +40,7 @@ fs::path base_of(const fs::path& weights) {
   if (base.empty()) return {};
   try {
     return resolve_model_path(base, "the checkpoint's base");
-  } catch (const Error&) {  // not in the Hub's cache
+  } catch (const Error&) {  // the path does not exist, or the name is not in the Hub's cache
     return {};
   }
 }
@@ -66,7 +66,7 @@ void resolve_model_source(Recipe& recipe) {
   if (is_gguf(given) && path != given && weights.empty()) weights = given;
   if (fs::exists(fs::path(path) / "config.json")) return;
   const auto found = CheckpointFolder::find(path);
-  if (!TensorFiles::is_there(found)) return;  // whoever reads config.json says what is wrong
+  if (!TensorFiles::is_there(found)) return;  // the reader of config.json will report the missing file
   TESSERA_CHECK(weights.empty(), ErrorKind::kConfig,
                 "[train.model] model.path: {} holds weights alone, and model.weights names {}. Name a folder with "
                 "config.json as model.path.",

@@ -11,8 +11,8 @@ namespace tessera::train {
 namespace {
 
 struct IdleKeys {
-  bool idle;
-  std::string reason;
+  bool idle;           // whether the keys have no effect in this recipe
+  std::string reason;  // the setting that makes them so
   std::vector<const char*> paths;
 };
 
@@ -49,7 +49,7 @@ std::string idle_settings(const Recipe& recipe) {
       const auto& key = *find_recipe_key(path);
       const auto value = format_value(key, recipe);
       if (idle && value != format_value(key, defaults)) {
-        settings.push_back(fmt::format("{} {} (beside {})", path, value, reason));
+        settings.push_back(fmt::format("{} {} (with {})", path, value, reason));
       }
     }
   }

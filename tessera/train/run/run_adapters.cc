@@ -1,4 +1,4 @@
-// The adapters of a run: their settings, and what is told of them.
+// The adapters of a run: their settings, and descriptions of them (run_setup.h).
 #include <fmt/ranges.h>
 
 #include "tessera/base/text/count_text.h"

@@ -16,7 +16,8 @@ void export_run(const Recipe& recipe, const RunMesh& place, const RunData& data,
   const auto fresh = private_folder(recipe.checkpoint.dir) / "staging" / "model";
   if (place.chief()) std::filesystem::remove_all(fresh);
   comm::barrier(place.everyone());
-  // COLLECTIVE where the model is sharded; of a replicated one the first rank of each pipeline stage has all.
+  // Saving a sharded model gathers its parameters, so all ranks must take part. Of a replicated model the first rank of
+  // each pipeline stage holds all parameters of the stage and saves them alone.
   const bool first_of_stage = place.world().rank() == place.stage_ranks().front();
   comm::attempt_together(place.everyone(), [&] {
     if (first_of_stage || is_dtensor(model.parameters().front())) {

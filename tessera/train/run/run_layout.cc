@@ -26,7 +26,7 @@ pipeline::Schedule schedule_of(const Recipe& recipe, const RunLayout& layout, co
                                   .micro_batches = static_cast<int>(micro_batches)});
 }
 
-// What is thrown; empty: nothing.
+// The message of the Error that `call` throws; empty if it throws none.
 template <class Call>
 std::string refusal_of(const Call& call) {
   try {
@@ -37,6 +37,7 @@ std::string refusal_of(const Call& call) {
   return "";
 }
 
+// Tries every number of layers per stage, so that the message can list those that fit the schedule.
 void check_layers_of_stages(const ParallelSection& parallel, const RunLayout& layout, const ModelConfig& config) {
   if (!parallel.layers_per_stage) return;
   std::vector<int64_t> fitting;
@@ -54,7 +55,7 @@ void check_layers_of_stages(const ParallelSection& parallel, const RunLayout& la
 
 void check_micro_batches(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config) {
   const auto reason = refusal_of([&] { schedule_of(recipe, layout, config, layout.micro_batches); });
-  // Every schedule runs two a rank.
+  // Every schedule supports two micro-batches per rank. If it fails with them too, the batch size is not the reason.
   if (reason.empty() || !refusal_of([&] { schedule_of(recipe, layout, config, 2 * layout.pp); }).empty()) return;
   raise(ErrorKind::kConfig,
         "[train.layout] parallel.schedule: {} A step has {} micro-batches: train.global_batch_size {} over {} "
@@ -147,7 +148,8 @@ std::string describe_pipeline(const Recipe& recipe, const RunLayout& layout, con
 }
 
 ParallelizeModelOptions layout_options(const ParallelSection& parallel, const MeshPtr& mesh) {
-  // Ranks have the same values, and our models register parameters in the order of use.
+  // No broadcast of initial values, because all ranks load or draw the same ones. DDP's buckets need no learnt order,
+  // because our models register parameters in the order of use.
   return {.mesh = mesh,
           .ep = parallel.ep,
           .cp_rotate_method = parallel.cp_rotate_method,

@@ -39,6 +39,7 @@ data::Batch RunMesh::own_tokens(const data::Batch& rows) const {
 
 MeshPtr RunMesh::pipeline() const { return mesh_->size(mesh_->dim_of("pp")) == 1 ? nullptr : mesh_->slice({"pp"}); }
 
+// pp is the slowest dim, so the ranks of a stage are one contiguous range of the mesh.
 std::vector<int> RunMesh::stage_ranks() const {
   const int64_t stage = mesh_->dim_of("pp"), ranks = mesh_->size() / mesh_->size(stage);
   const auto first = mesh_->ranks().begin() + mesh_->local_rank(stage) * ranks;

@@ -37,6 +37,8 @@ std::vector<data::Batch> share_of_rows(const data::Dataset& dataset, int64_t row
   return batches;
 }
 
+// labels[i] is the token at position i + 1. So the prompt ends with the first position whose label is not ignored: the
+// next token is the first one that is trained on. Only the first document is used; a packed row holds several.
 std::vector<int64_t> sample_prompt(const data::Batch& row) {
   constexpr int64_t kMostOfText = 16;
   const auto* tokens = row.tokens.const_data_ptr<int64_t>();

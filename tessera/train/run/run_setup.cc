@@ -43,17 +43,19 @@ comm::DeviceRequest device_request(const Recipe& recipe) {
   return {.setting = recipe.train.device, .backend = recipe.comm.backend, .key = "train.device"};
 }
 
-// Of the whole process. An operation of an accelerator that has no such kernel is refused when it runs.
+// Makes libtorch use deterministic kernels in the whole process. An operation of an accelerator without such a kernel
+// throws when it runs.
 void add_up_in_one_order() {
   auto& context = at::globalContext();
   context.setDeterministicAlgorithms(true, /*warn_only=*/false);
-  context.setDeterministicFillUninitializedMemory(false);  // which nobody reads here before it is written
+  context.setDeterministicFillUninitializedMemory(false);  // not needed: no code here reads memory before writing it
   context.setDeterministicCuDNN(true);
   context.setBenchmarkCuDNN(false);
-  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);  // which cuBLAS wants to find when it starts
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);  // cuBLAS reads it when it is initialised
 }
 
-// NCCL moves nothing but CUDA tensors, so asking for it is asking for GPUs. COLLECTIVE over the world.
+// The device type of the mesh; applies the process-wide settings first. NCCL supports CUDA tensors only, so
+// comm.backend=nccl with device auto selects cuda. COLLECTIVE over the world.
 std::string mesh_device(const Recipe& recipe, comm::World& world) {
   auto request = device_request(recipe);
   if (recipe.train.deterministic) add_up_in_one_order();
@@ -87,6 +89,8 @@ std::filesystem::path weights_path(const Recipe& recipe) {
 
 namespace {
 
+// The files that hold weights: `path` itself, or the weight files directly in this folder. Links are resolved, so that
+// a fingerprint is that of the file and not of the name in the Hub's cache.
 std::vector<std::filesystem::path> weight_files(const std::filesystem::path& path) {
   const auto source = std::filesystem::canonical(path);
   if (!std::filesystem::is_directory(source)) return {source};
@@ -104,7 +108,7 @@ std::vector<std::filesystem::path> weight_files(const std::filesystem::path& pat
 }  // namespace
 
 std::string model_fingerprint(const Recipe& recipe) {
-  const auto folder = std::filesystem::canonical(recipe.model.path);  // the Hub's cache holds links
+  const auto folder = std::filesystem::canonical(recipe.model.path);  // resolves the links of the Hub's cache
   const bool is_file = !std::filesystem::is_directory(folder);
   std::string identity = fingerprint_of(is_file ? folder : std::filesystem::canonical(folder / "config.json"));
   if (!recipe.lora.path.empty()) {
@@ -123,10 +127,10 @@ comm::Facts run_facts(const Recipe& recipe, const RunData& data, const std::stri
   const std::string& resume = recipe.checkpoint.resume;
   const bool from_folder = resume != "auto" && resume != "never";
   comm::Facts facts = {{"the program's version", version()}, {"checkpoint.resume", from_folder ? "a folder" : resume}};
-  auto copy = recipe;  // the table of keys hands out pointers
+  auto copy = recipe;
   for (const auto& key : recipe_keys()) {
     const auto path = key.path();
-    // Hosts may mount the same files elsewhere; what is in them is compared instead.
+    // Hosts may mount the same files at different paths, so the content is compared instead (below).
     if (path == "model.path" || path == "model.weights" || path == "model.lora.path" || path == "data.train" ||
         path == "data.validation" || path == "data.cache" || path == "checkpoint.dir" || path == "checkpoint.resume") {
       continue;
@@ -153,8 +157,10 @@ RunMesh build_run_mesh(const Recipe& recipe, const std::shared_ptr<comm::World>&
 
 namespace {
 
-// This rank's stages of the model, on the meta device. Adapters are in float32 unless there are no master weights, and
-// their base, which stays as it is, needs none.
+// This rank's stages of the model, on the meta device, before parallelize_model. Trained parameters are in float32 with
+// optimizer.master_weights, else in model.dtype. With adapters only the adapters are trained; the frozen base is in
+// model.dtype. The order matters: adapters wrap the linears that quantization has replaced, and stages are cut last,
+// when all modules exist.
 std::shared_ptr<CausalLM> make_stages(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh) {
   const auto own = dtype_of("model.dtype", recipe.model.dtype),
              learnt = recipe.optimizer.master_weights ? at::kFloat : own;
@@ -250,7 +256,8 @@ std::string describe_precision(const Recipe& recipe) {
 std::unique_ptr<optim::Optimizer> build_optimizer(const Recipe& recipe, CausalLM& model) {
   const auto& section = recipe.optimizer;
   const auto seed = static_cast<uint64_t>(recipe.train.seed);
-  // Judged by check_parameter_groups: a stage of a pipeline may have none of a group.
+  // Empty groups are allowed here, because a pipeline stage may have no parameter of a group; check_parameter_groups()
+  // has checked them for the whole model.
   auto groups = parameter_groups(section.groups, model, section.lr, section.weight_decay, EmptyGroups::kLeftOut);
   if (section.name == "sgd") {
     return optim::make_sgd(model, {.lr = section.lr,
@@ -287,7 +294,8 @@ std::unique_ptr<optim::Optimizer> build_optimizer(const Recipe& recipe, CausalLM
 }
 
 TrainingState training_state(CausalLM& model, optim::Optimizer& optimizer) {
-  // A base that stays as it is comes from where the run has it from. A stage of a pipeline may have no adapter.
+  // With adapters the frozen base is not saved: a resumed run reads it again from model.path. A pipeline stage without
+  // adapters is recognised by its frozen parameters.
   const auto base = model.parameters();
   const bool frozen = std::ranges::none_of(base, [](const at::Tensor& each) { return each.requires_grad(); });
   const auto [weights, states] = get_state_dict(
@@ -309,6 +317,8 @@ TrainingState training_state(CausalLM& model, optim::Optimizer& optimizer) {
   return out;
 }
 
+// Each name is saved by the first stage that holds it: all stages exchange their names, and a stage drops the names of
+// earlier stages.
 TrainingState saved_of_stage(const TrainingState& state, comm::Group& pipeline) {
   std::vector<std::string> names;
   for (const auto& [name, tensor] : state.tensors) names.push_back(name);

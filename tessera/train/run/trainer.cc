@@ -47,6 +47,7 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
+// Whether `path` is a direct child of `folder`.
 bool is_in(const std::filesystem::path& path, const std::filesystem::path& folder) {
   return std::filesystem::weakly_canonical(path).parent_path() == std::filesystem::weakly_canonical(folder);
 }
@@ -89,16 +90,16 @@ struct Trainer::Impl {
   std::unique_ptr<CheckpointWriter> checkpoints;
   std::unique_ptr<RunReport> report;  // rank 0 only
   std::unique_ptr<TrainStep> step_runner;
-  std::unique_ptr<StepProfile> profile;  // null: none is asked for
+  std::unique_ptr<StepProfile> profile;  // null: train.profile is false
   std::optional<optim::Schedule> schedule;
   std::vector<data::Batch> validation_batches;
   std::optional<double> last_validation_loss;
-  int64_t validated_step = -1;  // that it was measured after
+  int64_t validated_step = -1;  // the step that last_validation_loss was measured after
   EarlyStopping early_stopping;
   int64_t steps = 0;
   int64_t first_step = 0;
-  double snapshot_seconds = 0, checkpoint_seconds = 0;  // since the last step told of them
-  std::deque<StepMetrics> unreported;                   // of steps that are not settled
+  double snapshot_seconds = 0, checkpoint_seconds = 0;  // since the last step that reported them
+  std::deque<StepMetrics> unreported;                   // metrics of launched steps that await their result
   bool stop_requested = false;
   bool changed_data_told = false;
 };
@@ -110,7 +111,8 @@ Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_worl
       early_stopping({recipe.train.early_stopping_patience, recipe.train.early_stopping_min_delta}) {
   prepare();
   manual_seed(static_cast<uint64_t>(recipe.train.seed), place.mesh());
-  // Weights out of a checkpoint with hashes are compared with them, as when a run resumes.
+  // Opening a checkpoint compares its files with the hashes in its manifest. A resumed run does this below; here it is
+  // done for a checkpoint that is only the source of the initial weights.
   const auto weights = weights_path(recipe);
   if (recipe.model.init == "pretrained" && DcpFolder::is_one(weights)) Checkpoint::open(weights, place.everyone());
   model = build_model(recipe, config, place.mesh());
@@ -145,7 +147,9 @@ Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_worl
   for (const auto& note : recipe_notes(recipe, data.train->rows(), steps)) log_warning("{}", note);
 }
 
-// Adapters drop by the place of a row among all that the run trains on, so that masks are those of any layout.
+// Dropout masks of adapters are drawn by the global index of a row in the training order (and, with cp, by the global
+// position of a token). The masks therefore do not depend on the layout, nor on where a run was resumed. row_of_call
+// maps the n-th forward of this rank to the index of its first row.
 void Trainer::Impl::place_dropout() {
   const auto dropout = adapter_dropout(*model);
   if (!dropout) return;
@@ -161,7 +165,9 @@ void Trainer::Impl::place_dropout() {
   dropout->row_of_call = [=](int64_t call) { return call / calls * batch + offset + call % calls * at_once; };
 }
 
-// What each rank reads for itself, and rank 0's claim to the folder. Ranks that differ end here.
+// Everything before the model is built: checks of recipe and layout, data, and the lock of the run's folder. Each part
+// runs inside attempt_together, so that an error on one rank is thrown on all ranks and no rank is left waiting. Then
+// the ranks compare what they read from their own files: ranks with different data or models would train garbage.
 void Trainer::Impl::prepare() {
   comm::attempt_together(place.everyone(), [&] {
     if (chief()) check_run_folder(recipe);
@@ -169,7 +175,8 @@ void Trainer::Impl::prepare() {
     layout = resolve_layout(recipe, world->size());
     check_layout(recipe, layout, config);
     const int64_t stage_ranks = layout.ranks_of_stage(), stage = world->rank() / stage_ranks;
-    check_parallel_model(recipe, layout, config, (stage + 1) * stage_ranks - 1);  // which warns of nothing
+    // Checked as the last rank of this rank's stage: only the first rank of a stage prints warnings.
+    check_parallel_model(recipe, layout, config, (stage + 1) * stage_ranks - 1);
     check_parameter_groups(recipe, config);
     adapters_identity = identity_of_adapters(recipe);
   });
@@ -189,7 +196,8 @@ void Trainer::Impl::prepare() {
   });
 }
 
-// What a resumed run must agree on, beside the tensors.
+// State of a checkpoint apart from tensors: positions and random numbers that a resumed run continues from, and facts
+// that resume() compares with the new run.
 nlohmann::json Trainer::Impl::extra_state() const {
   const auto random = random_state(place.mesh());
   return {{"data", loader->state()},
@@ -214,6 +222,9 @@ SessionFacts Trainer::Impl::session() const {
           .warnings = warnings};
 }
 
+// Loads a checkpoint if checkpoint.resume selects one: the newest of this folder (auto) or a named one. All ranks load
+// the checkpoint that rank 0 found, although a shared file system may show them different folders. Checks come before
+// the first tensor is loaded. A history in the folder that the run does not continue is put aside, not deleted.
 void Trainer::Impl::resume() {
   auto& group = place.everyone();
   const auto& wanted = recipe.checkpoint.resume;
@@ -221,7 +232,7 @@ void Trainer::Impl::resume() {
   if (wanted == "auto") checkpoint = Checkpoint::latest(run_path() / "checkpoints", group);
   const bool named = wanted != "auto" && wanted != "never";
   if (named) {
-    std::string path;  // the first rank reads a run's LATEST for all
+    std::string path;  // rank 0 reads LATEST, if `wanted` is the folder of a run; the path is broadcast
     comm::attempt_together(group, [&] {
       TESSERA_CHECK(std::filesystem::is_directory(wanted), ErrorKind::kConfig,
                     "[train.resume] checkpoint.resume: found {}, wanted auto, never, or the folder of a checkpoint or "
@@ -239,7 +250,7 @@ void Trainer::Impl::resume() {
                   "from its weights with model.weights={}.",
                   checkpoint->path().string(), checkpoint->path().string());
     const auto check = [&](const char* what, const std::string& now) {
-      if (!extra.contains(what)) return;  // of an earlier version
+      if (!extra.contains(what)) return;  // written by an earlier version
       TESSERA_CHECK(extra.at(what) == now, ErrorKind::kConfig,
                     "[train.resume] {}: written with another {}: {}, now {}. Take the recipe that wrote it, another "
                     "checkpoint.dir, or checkpoint.resume=never, which puts it aside and starts anew.",
@@ -254,7 +265,7 @@ void Trainer::Impl::resume() {
           "[train.resume] {}: computed with {}, here with {}: later numbers agree up to rounding, not bit by bit",
           checkpoint->path().string(), kernels, kernels::describe_cpu_kernels());
     }
-    // The best loss is of the data that it was measured on.
+    // Early stopping compares losses of the same validation data only.
     const bool same_validation = data.validation && extra.value("validation", "") == data.validation->fingerprint();
     if (const auto found = extra.find("early_stopping"); found != extra.end() && same_validation) {
       early_stopping.load_state(*found);
@@ -269,7 +280,8 @@ void Trainer::Impl::resume() {
       check_finite(local_part(tensor), name, "[train.resume] " + checkpoint->path().string());
     }
   });
-  // A history goes on only from its own checkpoints; the lines after an older one are dropped.
+  // The metrics in the folder are continued only if the checkpoint is one of this folder. If it was named and is not
+  // the last one, the later checkpoints are put aside; RunReport drops the lines of later steps.
   const bool goes_on = checkpoint && is_in(checkpoint->path(), run_path() / "checkpoints");
   comm::attempt_together(group, [&] {
     if (!chief()) return;
@@ -283,7 +295,8 @@ void Trainer::Impl::resume() {
   if (!checkpoint) return;
   first_step = checkpoint->step();
   optimizer->set_step(first_step);
-  // Steps before this one may have taken other numbers of rows.
+  // With epochs, the number of steps is computed again from the rows that are left: earlier steps may have had another
+  // global_batch_size.
   if (recipe.train.epochs) {
     comm::attempt_together(group, [&] { plan_steps(first_step + steps_for_rows(recipe, loader->samples_left())); });
   }
@@ -299,6 +312,10 @@ void Trainer::Impl::plan_steps(int64_t count) {
   schedule = build_schedule(recipe, steps);
 }
 
+// Launches step `step`, and then reports the step before it. On an accelerator the host reads the batch of a step while
+// the device still computes the previous step, and reads the result of the previous step while the device computes this
+// one. A failed asynchronous save of any rank reaches all ranks through the flags of launch(), so that all ranks throw
+// in the same step.
 void Trainer::Impl::train_step(int64_t step) {
   if (profile) profile->begin(step);
   const auto start = Clock::now();
@@ -323,7 +340,7 @@ void Trainer::Impl::train_step(int64_t step) {
     profile->count("snapshot", snapshot);
     profile->count("checkpoint", checkpoint);
   }
-  settle_steps(1);  // the one before
+  settle_steps(1);  // reports the step before this one
   unreported.push_back({.step = step,
                         .lr = lr,
                         .seconds = seconds_since(start),
@@ -337,7 +354,7 @@ void Trainer::Impl::train_step(int64_t step) {
   }
 }
 
-// Reports what steps came to, but of the last ones, which may still run.
+// Waits for the results of all launched steps except the last `still_running`, and reports them in order.
 void Trainer::Impl::settle_steps(int still_running) {
   while (step_runner->unsettled() > still_running) {
     const auto result = step_runner->settle();
@@ -362,7 +379,8 @@ void Trainer::Impl::validate(int64_t step) {
                 step, *last_validation_loss);
 }
 
-// What the model makes of the start of the first held-out row, or of the first training row.
+// Reports a greedy continuation of the start of the first validation row, or of the first training row if there is no
+// validation.
 void Trainer::Impl::sample(int64_t step) {
   settle_steps(0);
   constexpr int64_t kNewTokens = 48;
@@ -384,6 +402,8 @@ void Trainer::Impl::sample(int64_t step) {
   if (report) report->sample(step, text_of(prompt), text_of(tokens));
 }
 
+// The callback before an update: an asynchronous save copies the tensors in the background (defer_copy), and the update
+// must not change them before the copy is complete.
 void Trainer::Impl::wait_for_snapshot() {
   const TraceSpan span(recorder(), "waiting for a save");
   const auto start = Clock::now();
@@ -391,7 +411,7 @@ void Trainer::Impl::wait_for_snapshot() {
   snapshot_seconds += seconds_since(start);
 }
 
-// Once; the rows of this run are as they were made.
+// Warns once if a data file changed since it was read. This run is not affected, because its rows are already made.
 void Trainer::Impl::tell_changed_data() {
   if (!chief() || changed_data_told) return;
   auto path = data.train->changed_file();
@@ -404,9 +424,10 @@ void Trainer::Impl::tell_changed_data() {
       path->string());
 }
 
-// Ranked by the loss of this very step, if it was measured.
+// Saves a checkpoint. For checkpoint.keep_best it is ranked by the validation loss, if that was measured after this
+// very step. All earlier steps are settled first: a step that is not finite throws there, before anything is written.
 void Trainer::Impl::save(int64_t step) {
-  settle_steps(0);  // what is not finite is not saved
+  settle_steps(0);
   const TraceSpan span(recorder(), "checkpoint");
   tell_changed_data();
   const auto start = Clock::now();
@@ -417,6 +438,8 @@ void Trainer::Impl::save(int64_t step) {
   checkpoint_seconds += seconds_since(start);
 }
 
+// The loop. Every decision in it (validate, sample, save, stop) depends only on values that are equal on all ranks: the
+// step, the recipe, the flags of launch() and the validation loss. So all ranks make the same collective calls.
 RunSummary Trainer::Impl::run() {
   const StopSignals signals;
   if (recipe.train.profile) {
@@ -435,7 +458,8 @@ RunSummary Trainer::Impl::run() {
     if (chief()) comm::tell_step(step);
     bool last = step == steps;
     const bool saves = due(recipe.checkpoint.every) || ((last || stop_requested) && recipe.checkpoint.every > 0);
-    // keep_best compares what each checkpoint was worth; a run that is asked to stop has no time for that.
+    // With keep_best a validation before each save ranks the checkpoint. A run that was asked to stop skips it, to end
+    // soon.
     const bool ranks = saves && !stop_requested && recipe.checkpoint.keep_best > 0;
     if (validates && (due(recipe.train.validate_every) || last || ranks)) validate(step);
     if (due(recipe.train.sample_every)) sample(step);
@@ -444,7 +468,7 @@ RunSummary Trainer::Impl::run() {
       save(step);
       saved_step = step;
       if (recipe.checkpoint.export_model == "every" && !last) {
-        checkpoints->wait_for_snapshot();  // merging adapters may write to weights for a while
+        checkpoints->wait_for_snapshot();  // merging adapters may change weights that the save still copies
         export_run(recipe, place, data, *model, folder.get());
       }
     }
