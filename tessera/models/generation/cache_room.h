@@ -1,9 +1,10 @@
-// How many tokens' keys and values there is room for where a model lies.
+// Computes how many tokens of KV cache fit into memory.
 //
 //   const int64_t tokens = cache_tokens(*model, 8 * model->config().context_tokens);
 //   Engine engine(model, {.pages = Engine::pages_for(tokens)});
 //
-// Asked when the weights lie there. No communication: ranks that hold a model together take the least of theirs.
+// Call these functions after the weights are loaded. No communication: ranks that share a model take the minimum of
+// their results.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -17,27 +18,29 @@ namespace tessera {
 
 struct MemoryRoom;
 
-// What is free on an accelerator, once its allocator has given back what nobody uses. Nothing for the CPU, and for one
-// whose allocator does not say.
+// Returns the free bytes of an accelerator, after its allocator has released unused memory. Returns nullopt for the
+// CPU, and for an allocator that does not report its memory.
 std::optional<int64_t> free_device_bytes(c10::Device device);
 
-// Tokens that a cache should hold: as wanted, but at least one whole context, and within three quarters of the free
-// memory of the model's accelerator, in its dtype; where that is not known, and on the CPU, within cache_bytes_within,
-// in float32. At least a page. ranks: among which the model's heads are cut.
+// Returns the size of a KV cache in tokens: `wanted`, but at least one whole context. The cache then takes at most
+// three quarters of the free memory of the model's accelerator, in the model's dtype. On the CPU, and when the free
+// memory is unknown, it takes at most cache_bytes_within, in float32. The result is at least one page. `ranks` is the
+// number of ranks over which the model's heads are sharded.
 int64_t cache_tokens(CausalLM& model, int64_t wanted, int64_t ranks = 1);
 
-// Bytes of a cache in the CPU's memory: a quarter of what the process may use, and at most three quarters of what is
-// left of it beside the weights and other processes.
+// Returns the bytes for a cache in the CPU's memory: a quarter of the memory that the process may use, but at most
+// three quarters of the memory that the weights and other processes leave free.
 int64_t cache_bytes_within(const MemoryRoom& memory);
 
-// Before a cache of `tokens`, of which a page takes `page_bytes` of the CPU's memory, is made: error kConfig where it
-// is larger than what this process may use, a warning where it is larger than what is left. The system gives memory at
-// the first touch, so that its own refusal would come later and end the process.
+// Checks a cache of `tokens` before it is made; a page takes `page_bytes` of the CPU's memory. Error kConfig when the
+// cache is larger than the memory that this process may use; a warning when it is larger than the free memory. The
+// check is needed because the system allocates memory at the first write, so it would refuse later, by killing the
+// process.
 void check_cache_fits(const MemoryRoom& memory, int64_t tokens, int64_t page_bytes);
 
 struct CacheRoom {
   int64_t bytes = 0;
-  int64_t page_bytes = 1;  // of kernels::kPageTokens tokens
+  int64_t page_bytes = 1;  // of a page of kernels::kPageTokens tokens
 };
 int64_t cache_tokens_within(const CacheRoom& room, int64_t context, int64_t wanted);
 

@@ -1,9 +1,9 @@
-// The choice of the next token among its scores, and its log-probs.
+// Chooses the next token from its scores, and computes log-probs.
 //
 //   std::vector<float> scores(logits, logits + vocabulary);
 //   const int64_t token = choose_from(scores, {.tokens = context, .prompt_tokens = 12}, options);
 //
-// Thread-safe; a constraint is its sequence's.
+// Thread-safe, except that a constraint belongs to one sequence.
 #pragma once
 
 #include <cstddef>
@@ -17,25 +17,26 @@
 namespace tessera {
 
 struct ChoiceContext {
-  std::span<const int64_t> tokens{};  // prompt and what was made since
-  size_t prompt_tokens = 0;           // of them; presence and frequency penalties look at the others
+  std::span<const int64_t> tokens{};  // the prompt and the generated tokens
+  size_t prompt_tokens = 0;  // number of prompt tokens; presence and frequency penalties count the other tokens
 };
 
-// Changes the scores. Error kInternal for scores that are not numbers, kConfig where the constraint allows no token.
+// Returns the chosen token and changes the scores. Errors: kInternal for scores that are not numbers, kConfig when the
+// constraint allows no token.
 int64_t choose_from(std::span<float> scores, const ChoiceContext& context, const GenerationOptions& options);
 
-// The tokens end with a stop token, or none may follow.
+// Whether the tokens end with a stop token, or the constraint is complete.
 bool is_ended(const ChoiceContext& context, const GenerationOptions& options);
 
 struct TokenLogProbs {
   double chosen = 0;
-  std::vector<std::pair<int64_t, double>> likeliest{};  // first the likeliest
+  std::vector<std::pair<int64_t, double>> likeliest{};  // the most likely token first
 };
 
-// The places of the largest values, the largest first, of equals the first.
+// Returns the positions of the `count` largest values, largest first; of equal values the first.
 std::vector<size_t> largest_places(std::span<const float> values, size_t count);
 
-// Natural logarithms under the model's own distribution: temperature, penalties and filters do not count.
+// Returns natural logarithms of the model's own distribution, without temperature, penalties and filters.
 TokenLogProbs log_probs_of(std::span<const float> logits, int64_t chosen, int64_t likeliest);
 
 }  // namespace tessera

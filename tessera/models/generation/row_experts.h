@@ -1,4 +1,4 @@
-// A mixture of experts whose result for a token does not depend on the tokens beside it; see row_model.h.
+// Makes a mixture of experts whose result for a token does not depend on the other tokens of the call; see row_model.h.
 #pragma once
 
 #include <memory>

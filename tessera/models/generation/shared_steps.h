@@ -1,11 +1,11 @@
-// The steps of an engine on ranks that hold its model together.
+// The steps of an engine on ranks that share its model.
 //
 //   Engine engine(model, {.pages = pages, .group = group});   // the leader: adds sequences, chooses tokens
 //   follow_steps(*model, *group);                             // the others, until that engine ends
 //
-// The leader broadcasts what each forward computes, a few numbers for each of its tokens, and all ranks run that
-// forward. The others know nothing of sequences. An engine that has nothing to do broadcasts that the others shall wait
-// on (Engine::keep_alive), so that no collective lasts longer than its time-out allows.
+// The leader broadcasts the inputs of each forward pass, a few numbers for each token, and all ranks run the same
+// forward. The other ranks know no sequences. An engine without work broadcasts that the others shall wait
+// (Engine::keep_alive), so that no collective lasts longer than its time-out.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +17,18 @@
 
 namespace tessera {
 
-// The numbers of rank `root`, on all ranks. COLLECTIVE over the group.
+// Returns the numbers of rank `root` on all ranks. COLLECTIVE over the group.
 std::vector<int64_t> broadcast_numbers(comm::Group& group, std::span<const int64_t> numbers, int root);
 
-// What an engine broadcasts. Each is COLLECTIVE over the group, together with follow_steps; the caller is the leader.
+// The messages of an engine. Each function is called by the leader and is COLLECTIVE over the group, together with
+// follow_steps on the other ranks.
 void tell_begin(comm::Group& group, int64_t pages);
 void tell_rows(comm::Group& group, const StepRows& rows);
 void tell_wait(comm::Group& group);
 void tell_end(comm::Group& group);
 
-// Runs what the engine of rank `leader` broadcasts until that engine ends. COLLECTIVE over the group, but for the
-// leader. Throws what a forward throws, and PeerFailed where a rank is gone.
+// Runs the forward passes that the engine of rank `leader` broadcasts, until that engine ends. COLLECTIVE over the
+// group, on all ranks except the leader. Throws the errors of a forward, and PeerFailed when a rank has failed.
 void follow_steps(CausalLM& model, comm::Group& group);
 void follow_steps(const ModelConfig& config, const RowsForward& forward, comm::Group& group, int leader);
 

@@ -1,4 +1,4 @@
-// The part of a parameter that this rank holds, whatever the parameter is: plain or DTensor, meta or allocated.
+// The local shard of a parameter, which may be a plain tensor or a DTensor, on the meta device or allocated.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,28 +15,31 @@ struct WeightMap;
 
 namespace tessera {
 
-// One parameter under all its names: several where weights are tied.
+// A parameter with all its names; tied weights have several.
 struct SharedParameter {
   at::Tensor tensor;
   std::vector<std::string> names;
   std::vector<nn::ParameterSlot*> slots;
 };
 enum class Parameters { kOfModel, kOfAdapters };
-// In the order of named_parameters(); those of adapters (nn::AdapterPart) are no part of the model.
+// Returns the parameters in the order of named_parameters(). Parameters of adapters (nn::AdapterPart) do not count as
+// the model's.
 std::vector<SharedParameter> shared_parameters(nn::Module& module, Parameters which = Parameters::kOfModel);
-// Those of the model, and behind them, in the order of nn::packed_weights(), one without slot for each packed weight:
-// on the meta device, of the shape that it stands for, under the name that it would have.
+// Returns the model's parameters, then one entry without slot for each packed weight, in the order of
+// nn::packed_weights(). The tensor of such an entry is on the meta device, with the shape and the name of the weight
+// before packing.
 std::vector<SharedParameter> parameters_and_packed(nn::Module& module);
-// Of the first that is a DTensor; null: all are plain.
+// Returns the mesh of the first DTensor; null when all parameters are plain.
 MeshPtr mesh_of(const std::vector<SharedParameter>& parameters);
-// What a file may call it, likeliest first.
+// Returns the names that a parameter may have in a file, most likely first.
 std::vector<std::string> file_names(const WeightMap& map, const SharedParameter& parameter);
 
-// Shape and offset of the local part in the whole. Error kShape for placements that hold no simple box.
+// Returns the shape of the local shard and its offset in the whole. Error kShape for placements whose shard is not one
+// box.
 LocalBox local_part_box(const at::Tensor& parameter);
 
-// The tensor to write the local part into. A parameter on the meta device is first allocated, on the device of its mesh
-// or on `device`, and put into all its slots.
+// Returns the tensor to write the local shard into. A parameter on the meta device is first allocated, on the device of
+// its mesh or on `device`, and set in all its slots.
 at::Tensor writable_part(SharedParameter& parameter, c10::Device device);
 
 }  // namespace tessera
