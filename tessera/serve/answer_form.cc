@@ -44,6 +44,7 @@ Part arguments_part(text::JsonParts& json, const JsonReader& function) {
   return any ? json.any_object() : text::JsonSchema(json, *parameters).value();
 }
 
+// The grammar of a tool call: {"name": NAME, "arguments": OBJECT}, where the key may also be "parameters" (Llama 3).
 Part call_part(text::JsonParts& json, const WantedForm& wanted) {
   auto& build = json.builder();
   const auto key = [&](const char* name) { return build.sequence({json.literal(name), json.colon()}); };

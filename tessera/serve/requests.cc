@@ -298,6 +298,8 @@ void check_format(const JsonReader& format) {
   }
 }
 
+// Everything is checked before a sequence is queued. The grammar of the answer is built once and shared by all choices;
+// each choice has its own constraint and, from the second on, its own seed.
 CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served& served) {
   const JsonReader top(json, kWhere);
   check_keys(top, endpoint);

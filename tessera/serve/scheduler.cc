@@ -36,6 +36,8 @@ void Answer::stop(size_t choice) {
   ended_[choice] = true;
 }
 
+// Called on the connection's thread. It sets ended_ under the lock, so take() on the engine's thread adds no piece
+// after the last one.
 bool Answer::cut_off() {
   const std::lock_guard lock(mutex_);
   cancelled_ = true;
@@ -101,6 +103,8 @@ Scheduler::~Scheduler() {
   thread_.join();
 }
 
+// The callback of a sequence has a weak pointer to the Answer, so the engine does not keep an Answer alive that the
+// connection has dropped.
 std::shared_ptr<Answer> Scheduler::submit(const CompletionRequest& request, const text::Tokenizer& tokenizer) {
   auto answer = std::make_shared<Answer>(tokenizer, request);
   {

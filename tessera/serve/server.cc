@@ -242,6 +242,7 @@ void Server::State::check_entry(MHD_Connection* connection, std::string_view pat
   }
 }
 
+// The answer to /v1/models, or to /v1/models/NAME.
 Json Server::State::models(std::string_view path) const {
   Json model = {{"id", served.name}, {"object", "model"}, {"created", created}, {"owned_by", "tessera"}};
   if (path == "/v1/models") return {{"object", "list"}, {"data", Json::array({model})}};
@@ -371,6 +372,9 @@ Server::Server(const Served& served, Scheduler& scheduler, ServerOptions options
   }
 }
 
+// MHD_quiesce_daemon() stops accepting connections and returns the listening socket; open connections go on. New
+// completion requests on these get 503 from now on. The wait polls, because libmicrohttpd does not report the end of a
+// request.
 bool Server::drain() {
   state_->draining = true;
   const int socket = MHD_quiesce_daemon(state_->daemon);

@@ -21,6 +21,8 @@ std::optional<Json> json_of(std::string_view text) {
   }
 }
 
+// Reads the JSON of a call. Arguments are an object, or a string with the JSON of an object, under "arguments" or
+// "parameters"; a call without them has "{}". nullopt when it is not a call.
 std::optional<ToolCall> call_of(const Json& json) {
   if (!json.is_object() || !json.contains("name") || !json["name"].is_string()) return std::nullopt;
   auto name = json["name"].get<std::string>();

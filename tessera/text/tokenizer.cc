@@ -188,6 +188,8 @@ void Tokenizer::State::warn_of_ignored_keys(const JsonReader& config) const {
       config.name(), spelled(found), spelled(wanted));
 }
 
+// Origins are computed only when something reads them: the caller's offsets, barriers, or a pre-tokenizer that needs
+// the input position of its pieces. Valid text without origins is used without a copy.
 void Tokenizer::State::Run::whole(std::string_view text) {
   AlignedText& input = scratch_.input;
   const bool track = offsets_ || state_.track_always || !options_.barriers.empty();
@@ -214,6 +216,8 @@ void Tokenizer::State::Run::cut(const AddedMatcher& matcher, std::vector<AddedPa
   }
 }
 
+// Normalizes a part of the text between raw added tokens. Normalization may change the length of the text, so from here
+// on `origins` is the normalized text's own array.
 void Tokenizer::State::Run::part(std::string_view text, const Span* origins, bool at_start) {
   if (!state_.normalizer.empty()) {
     AlignedText& normalized = scratch_.normalized;
@@ -227,6 +231,8 @@ void Tokenizer::State::Run::part(std::string_view text, const Span* origins, boo
   cut(state_.added.normalized(), scratch_.normalized_parts, text, origins, at_start, &Run::normalized_part);
 }
 
+// Splits normalized text into pieces and encodes each of them. Without offsets encode() uses the word cache; with
+// offsets encode_symbols() returns the length of each token.
 void Tokenizer::State::Run::normalized_part(std::string_view text, const Span* origins, bool at_start) {
   PreTokens& tokens = scratch_.tokens;
   tokens.start(text, origins, at_start);

@@ -147,7 +147,7 @@ TEST(JsonSchema, NamesWhatItDoesNotKnow) {
       {R"({"allOf": [{}, {}]})", "several are not supported"},
       {R"({"$ref": "other.json#/a"})", "wanted a place in this schema"},
       {R"({"$ref": "#/$defs/none"})", "a place that exists in this schema"},
-      {R"({"type": "object", "required": ["a"]})", "'a' required"},
+      {R"({"type": "object", "required": ["a"]})", "the required name 'a'"},
       {R"({"type": "string", "format": "email"})", "wanted date-time"},
       {R"({"type": "array", "prefixItems": [{}], "items": false, "minItems": 2})", "as many as prefixItems"},
       {R"({"enum": ["a"], "type": "null"})", "a value that the type takes"},

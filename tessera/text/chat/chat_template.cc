@@ -55,6 +55,8 @@ jinja::Template parse_source(const std::string& source, const std::string& name,
 // A budget without limits, for converting the caller's values: the template does not pay for this work.
 jinja::Budget unlimited() { return {~size_t{0}, ~size_t{0}, 0}; }
 
+// Converts a given value to a template value. The depth is limited here, before the evaluator sees the value, because
+// the conversion recurses.
 Value value_of(const Json& json, int depth, int max_depth) {
   if (depth > max_depth) jinja::fail("the given values are nested deeper than {}", max_depth);
   switch (json.type()) {
@@ -121,6 +123,7 @@ ChatTemplate ChatTemplate::parse(std::string source, std::string name, const Cha
   return ChatTemplate(std::move(state));
 }
 
+// chat_template.jinja has precedence over "chat_template" of tokenizer_config.json, as in transformers.
 std::optional<ChatTemplate> ChatTemplate::from_folder(const std::filesystem::path& folder) {
   auto state = std::make_shared<State>();
   const auto config_path = folder / "tokenizer_config.json";
@@ -181,6 +184,8 @@ RenderedChat ChatTemplate::render(const Json& messages, bool add_generation_prom
                   "[text.chat_template] {}: message {} is {}, wanted an object.", state_->name, i,
                   messages[i].type_name());
   }
+  // Later definitions replace earlier ones: defaults, then special tokens, then `extra`; "messages" and
+  // "add_generation_prompt" last, so `extra` cannot replace them.
   jinja::Evaluator evaluator({limits.max_steps, limits.max_output_bytes, limits.max_depth}, time_);
   try {
     evaluator.define("tools", Value::none());

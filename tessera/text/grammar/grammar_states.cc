@@ -28,6 +28,8 @@ void HashedIds::put(const Slot& slot) {
   slots_[at] = slot;
 }
 
+// The table is at most two thirds full and then doubles. Slots keep the hash, so entries move without the caller's
+// objects.
 void HashedIds::add(uint64_t hash, int32_t id) {
   if (++used_ * 3 > slots_.size() * 2) {
     std::vector<Slot> before(std::max<size_t>(16, slots_.size() * 2));
@@ -72,6 +74,8 @@ GrammarStates::Item GrammarStates::begun(Part part, Item tail) {
   return item(part, tree ? TextTree::kRoot : 0, tail);
 }
 
+// Starts a new reading. `seen` of an item equals reading_ if this reading has visited the item, so no array must be
+// cleared for a new reading.
 void GrammarStates::begin_reading() {
   if (++reading_ == 0) {  // the counter has wrapped around
     for (auto& each : items_) each.seen = 0;
@@ -83,6 +87,7 @@ void GrammarStates::begin_reading() {
   found_.clear();
 }
 
+// Each item is expanded once per reading. This makes the expansion finite, and its cost is limited by kMostReadings.
 void GrammarStates::push(Item item) {
   ++steps_;
   if (item == kNothing) {
@@ -248,6 +253,8 @@ int32_t GrammarStates::state_of_reading() {
   return id;
 }
 
+// The subset construction, one transition at a time: every item of the state reads the byte, and the items that follow
+// form the next state. The result is stored for all bytes that have the same effect.
 int32_t GrammarStates::next(int32_t state, uint8_t byte) {
   if (state == kDead) return kDead;
   const auto index = static_cast<size_t>(state);

@@ -56,6 +56,7 @@ JsonParts::JsonParts(GrammarBuilder& build) : build_(build) {
   character_ = build.choice({plain_, build.sequence({build.literal("\\"), escape})});
   boolean_ = build.choice({build.literal("true"), build.literal("false")});
   null_ = build.literal("null");
+  // A value may contain values, so its part is declared first and defined last.
   value_ = build.forward();
   const auto more_values = build.many(build.sequence({comma(), value_}));
   const auto array = brackets(build.optional(build.sequence({value_, more_values})));

@@ -154,6 +154,8 @@ JsonSchema::Part JsonSchema::part_of(const JsonReader& schema) {
   return part;
 }
 
+// Converts one schema. Keywords are checked in the order $ref, const, enum, anyOf/oneOf/allOf, types; the first one
+// that is present decides, and each of them allows only the keywords that it can combine with.
 JsonSchema::Part JsonSchema::read(const JsonReader& schema) {
   if (schema.value().is_boolean()) {
     if (!schema.value().get<bool>()) schema.fail("a schema that allows at least one value");
@@ -248,6 +250,8 @@ JsonSchema::Part JsonSchema::referred(const JsonReader& reference) {
   return part;
 }
 
+// The values of enum or const that have one of the types and satisfy lengths and bounds. A value that does not is left
+// out; it is an error when none remains.
 JsonSchema::Part JsonSchema::literals(const JsonReader& schema, const std::vector<Json>& values) {
   const auto types = schema.has("type") ? types_of(schema) : std::vector<std::string>{};
   std::vector<std::string> texts;
@@ -391,6 +395,8 @@ JsonSchema::Part JsonSchema::array_of(const JsonReader& schema) {
   return json_.brackets(tail);
 }
 
+// Members of "properties" come in their order. Other keys are allowed when "additionalProperties" allows them, or when
+// the schema names no property; a name in "required" that is not in "properties" is an error.
 JsonSchema::Part JsonSchema::object_of(const JsonReader& schema) {
   std::set<std::string> required;
   if (const auto list = schema.find("required")) {
@@ -409,7 +415,7 @@ JsonSchema::Part JsonSchema::object_of(const JsonReader& schema) {
   const auto more = schema.find("additionalProperties");
   const bool open = more ? more->value() != false : members.empty();
   if (!required.empty()) {
-    schema.fail(fmt::format("{} required", quote(*required.begin())), "required names among properties");
+    schema.fail(fmt::format("the required name {}", quote(*required.begin())), "only names in properties");
   }
   if (!open) return json_.braces(members_of(members, {}));
   const auto value = more ? part_of(*more) : json_.any_value();

@@ -51,6 +51,7 @@ std::string Evaluator::run(const Body& body) {
   return std::move(root_out_);
 }
 
+// The make_ functions create values and charge the budget for them, so a template cannot create large values for free.
 Value Evaluator::make_text(std::string text, bool markup) {
   budget_.check_size(text.size());
   budget_.charge(text.size());
@@ -96,6 +97,8 @@ void Evaluator::set_variable(std::string_view name, Value value) {
   scope_->variables.emplace_back(name, std::move(value));
 }
 
+// Every node costs at least one step and one level of depth; charge(0) pays the step. line_ is the line of the last
+// node that was entered, which is the line of an error.
 Value Evaluator::evaluate(const Expression& node) {
   const Scoped deeper(running_depth_, next_depth());
   line_ = node.line;
@@ -170,6 +173,8 @@ Value Evaluator::evaluate_collection(const Expression& node) {
   return make_list(std::move(items), node.kind == ExpressionKind::kTuple ? Kind::kTuple : Kind::kList);
 }
 
+// A chain is evaluated from left to right. The signs are computed as 0 - x and 0 + x, so they accept the same types and
+// overflow in the same way as the operators; a float is negated directly, to keep -0.0.
 Value Evaluator::evaluate_operator(const Expression& node) {
   Value value = evaluate(*node.operands[0]);
   if (node.kind == ExpressionKind::kNegative && value.is(Kind::kFloat)) return Value::real(-value.as_double());
@@ -183,6 +188,8 @@ Value Evaluator::evaluate_operator(const Expression& node) {
   return value;
 }
 
+// a < b < c is a < b and b < c with b evaluated once, as in Python. The operands after a false comparison are not
+// evaluated.
 Value Evaluator::evaluate_comparison(const Expression& node) {
   Value left = evaluate(*node.operands[0]);
   for (size_t i = 0; i < node.operators.size(); ++i) {

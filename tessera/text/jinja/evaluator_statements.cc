@@ -141,6 +141,7 @@ Value Evaluator::filtered_block(const Statement& statement) {
   return statement.value ? evaluate_filter(*statement.value, &text) : text;
 }
 
+// {% call f(x) %} passes its body to f as the macro `caller`.
 void Evaluator::execute_call_block(const Statement& statement) {
   const Value callee = evaluate(*statement.value->operands[0]);
   Arguments arguments = evaluate_arguments(*statement.value);
@@ -166,6 +167,9 @@ void Evaluator::execute_generation(const Statement& statement) {
   emit(text);
 }
 
+// Assigns to a name in the current scope, to an attribute of a namespace, or by unpacking to several targets. The depth
+// is checked before the value is stored, because a namespace can be stored in itself: its depth then grows with each
+// assignment.
 void Evaluator::assign(const Target& target, Value value) {
   if (!target.attribute.empty()) {
     Value* space = scope_->find(target.name, budget_);

@@ -33,6 +33,8 @@ size_t number_at(std::string_view text, size_t& at) {
   return value;
 }
 
+// The fill may be any character; it is a fill only if an alignment follows. A leading '0' in the width pads numbers
+// with zeros after the sign.
 Specification parse_specification(std::string_view text) {
   Specification made;
   size_t at = 0;
@@ -114,6 +116,8 @@ std::string formatted_integer(int64_t value, const Specification& spec) {
   return padded(sign, std::move(digits), spec, '>');
 }
 
+// Python and the fmt library agree on e, f and g; the other types are built from these. Without a type the shortest
+// digits are used, and the result looks like a float ("1.0").
 std::string formatted_real(double value, const Specification& spec) {
   const int precision = spec.precision.value_or(6);
   if (precision > 1000) fail("a number is printed with more than 1000 digits");

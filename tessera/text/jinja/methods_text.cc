@@ -199,6 +199,7 @@ Value count_text(Evaluator& evaluator, const Value& self, const Bound& bound) {
   return Value::integer(count);
 }
 
+// str.replace. An empty `from` matches before each code point and at the end, as in Python.
 Value replace_text(Evaluator& evaluator, const Value& self, const Bound& bound) {
   const std::string& from = text_argument(*bound[0], "replace");
   const std::string& to = text_argument(*bound[1], "replace");

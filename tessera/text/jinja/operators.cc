@@ -125,6 +125,8 @@ struct Indices {
   int64_t start, stop, step;
 };
 
+// Limits one bound to the sequence; a negative one counts from the end. Backwards slices may stop before index 0, at
+// -1.
 int64_t bound_of(const Value& value, int64_t length, int64_t missing, bool backwards) {
   if (value.is(Kind::kNone)) return missing;
   if (!value.is_integral()) fail("slice indices must be integers or None");
@@ -153,6 +155,8 @@ void for_each_index(const Indices& of, Visit visit) {
 
 }  // namespace
 
+// Python's operator rules: numbers with numbers, strings, lists and tuples with + of their own kind, and * with an
+// integer. '%' of a string is formatting.
 Value binary(Evaluator& evaluator, Operator op, const Value& left, const Value& right) {
   if (left.is(Kind::kUndefined)) fail("{}", left.hint());
   if (left.is_number() && right.is_number()) {

@@ -10,6 +10,7 @@ namespace tessera::text::jinja {
 
 Template parse_template(std::string_view source, int max_depth) { return Parser(tokenize(source), max_depth).run(); }
 
+// `literals` has each text and string literal between null characters, so has_literal() can search for a whole one.
 Template Parser::run() {
   Template result;
   for (const Token& token : tokens_) {
@@ -180,6 +181,8 @@ Statement Parser::if_statement() {
   return made;
 }
 
+// for TARGET in ITEMS [if CONDITION] [recursive]. break and continue are allowed in the body, not in the else branch of
+// the outermost loop.
 Statement Parser::for_statement() {
   next();
   Statement made{.kind = StatementKind::kFor};
@@ -229,6 +232,7 @@ void Parser::signature(MacroDefinition& macro) {
   expect_operator(")");
 }
 
+// The body of a macro is outside of the loops around its definition, so break and continue cannot leave it.
 void Parser::macro_body(MacroDefinition& macro, std::string_view end_word) {
   Scoped<MacroDefinition*> inside(macro_, &macro);
   Scoped<int> loops(loops_, 0);

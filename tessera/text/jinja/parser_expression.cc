@@ -15,6 +15,8 @@ ExpressionPtr Parser::make(ExpressionKind kind, int line) const {
   return node;
 }
 
+// The depth of a node is 1 + the largest depth of its children. The limit keeps the recursion of the evaluator and of
+// the tree's destructor within the stack.
 ExpressionPtr Parser::finished(ExpressionPtr node) const {
   const auto include = [&](const ExpressionPtr& child) {
     if (child) node->depth = std::max(node->depth, child->depth + 1);
@@ -125,6 +127,7 @@ ExpressionPtr Parser::power() {  // left-associative, as in Jinja2 and unlike Py
   return chain(ExpressionKind::kArithmetic, {{"**", Operator::kPower}}, [&] { return unary(true); });
 }
 
+// Filters and tests bind weaker than the sign: -1|abs is (-1)|abs. Only the outermost call parses them.
 ExpressionPtr Parser::unary(bool with_filter) {
   const Scoped nested(nesting_, next_nesting());
   const int line = current().line;
@@ -163,6 +166,8 @@ ExpressionPtr Parser::number() {
   return node;
 }
 
+// A literal, a name, or an expression in brackets. Adjacent strings are joined, as in Python. The names that a macro's
+// body contains decide whether the macro has `caller`, `varargs` and `kwargs`.
 ExpressionPtr Parser::primary() {
   const int line = current().line;
   switch (current().kind) {

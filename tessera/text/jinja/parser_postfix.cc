@@ -34,6 +34,7 @@ ExpressionPtr Parser::filters_and_tests(ExpressionPtr of) {
   }
 }
 
+// Parses "|NAME(ARGUMENTS)|...". `starts_inline`: the first filter has no '|' before it, as in {% filter NAME %}.
 ExpressionPtr Parser::filter_chain(ExpressionPtr of, bool starts_inline) {
   while (starts_inline || at_operator("|")) {
     if (!starts_inline) next();

@@ -61,6 +61,7 @@ const char* unhashable_part(const Value& value) {
 }
 }  // namespace
 
+// Depth and hash are computed from those of the items, so no function has to recurse over a value for them.
 Value Value::list(std::vector<Value> items, Kind kind) {
   auto list = std::make_shared<List>();
   list->items = std::move(items);
@@ -230,6 +231,8 @@ bool less_integers(const Value& left, const Value& right) {
 }
 }  // namespace
 
+// Python's ==. Values of different kinds are never equal, except numbers. The same object is equal to itself without a
+// comparison of its items. The budget pays for each comparison.
 bool equal(const Value& left, const Value& right, Budget& budget) {
   budget.charge(0);
   if (left.is_number() && right.is_number()) return equal_numbers(left, right);

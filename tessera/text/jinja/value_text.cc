@@ -184,6 +184,8 @@ class Writer {
     return repr_of_double(value);
   }
 
+  // A JSON string as json.dumps writes it. With ensure_ascii, characters beyond U+FFFF become a pair of surrogates;
+  // marks are never escaped.
   void json_string(const std::string& text) {
     out_ += '"';
     for_each_code_point(text, [&](std::string_view one, int32_t c) {

@@ -19,6 +19,7 @@ void take_bytes(std::string& token) {
   if (auto bytes = bytes_of_token(token)) token = std::move(*bytes);
 }
 
+// Joins the bytes of all tokens before it reads them as UTF-8, because a character may be spread over several tokens.
 DecoderStep byte_level_step() {
   const auto apply = [](std::vector<std::string>& tokens) {
     std::string bytes, text;
@@ -122,6 +123,7 @@ DecoderStep strip_step(uint32_t character, uint64_t start, uint64_t stop) {
   return {.apply = apply, .trims = true};
 }
 
+// Replaces each mark by a space. In the first token marks are removed instead, unless prepend_scheme is "never".
 DecoderStep metaspace_step(uint32_t character, bool drops_first) {
   std::string replacement;
   append_utf8(character, replacement);

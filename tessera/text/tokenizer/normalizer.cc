@@ -161,6 +161,7 @@ NormalizerStep prepend(std::string prefix) {
   };
 }
 
+// The replacement of a match has the origin of the last byte of the match.
 NormalizerStep replace(TextPattern pattern, std::string content) {
   return [pattern = std::move(pattern), content = std::move(content)](AlignedText& text, NormalizeScratch& scratch) {
     scratch.matches.clear();

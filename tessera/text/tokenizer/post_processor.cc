@@ -77,6 +77,8 @@ void PostProcessor::add(const JsonReader& node) {
   }
 }
 
+// Reads the "single" template: the ids before and after the text, which is the piece "Sequence A". Templates for pairs
+// of texts are not read.
 PostProcessor::Stage PostProcessor::read_template(const JsonReader& node) {
   Stage stage;
   bool text_seen = false;

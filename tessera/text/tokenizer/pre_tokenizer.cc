@@ -90,6 +90,7 @@ PreTokenizerStep split_known_words(WordPattern pattern) {
   });
 }
 
+// Known patterns use the hand-written matcher. It returns every piece of the text, which is what "Isolated" keeps.
 PreTokenizerStep split_pattern(TextPattern pattern, Behavior behavior, bool invert) {
   if (pattern.regex() && behavior == Behavior::kIsolated) {
     if (const auto known = known_pattern(pattern.regex()->pattern())) return split_known_words(*known);
@@ -163,6 +164,8 @@ bool prepends(PrependScheme scheme, const PreTokens& tokens, Span piece) {
   return tokens.at_input_start && piece.begin == 0;
 }
 
+// Metaspace without its split: spaces become `replacement`, and one is prepended if the scheme asks for it and the
+// piece does not begin with one.
 PreTokenizerStep replace_spaces(const std::string& replacement, PrependScheme scheme) {
   return rewrite_pieces([replacement, scheme](PreTokens& tokens, Span piece) {
     const std::string_view whole = tokens.piece(piece);

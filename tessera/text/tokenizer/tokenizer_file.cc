@@ -138,6 +138,7 @@ class Events {
     if (--depth_ == 1) model_open_ = false;
     return true;
   }
+  // A merge as a string, "a b". The comment line "#version ..." of merges.txt is skipped.
   bool merge_string(const std::string& value) {
     if (value.starts_with("#version")) return true;
     const size_t space = value.find(' ');
