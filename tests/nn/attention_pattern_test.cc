@@ -140,7 +140,7 @@ TEST(AttentionPattern, WhatCannotBeIsAnError) {
     }
   };
   const auto ids = ids_of({{0, 0, 1, 1}, {0, 1, 0, 0}});
-  refused({.rows = 2, .tokens = 4, .document_ids = ids}, "row 1: document 0 lies in two pieces");
+  refused({.rows = 2, .tokens = 4, .document_ids = ids}, "row 1: document 0 is in two pieces");
   refused({.rows = 2, .tokens = 4, .cached = 1, .document_ids = ids}, "cached");
   refused({.rows = 2, .tokens = 5, .document_ids = ids}, "wanted int64 [2, 5]");
 }

@@ -173,7 +173,7 @@ TEST(ContextAttention, TakesHeadsThatLieOverOtherRanks) {
     EXPECT_NE(testing::error_of([&] {
                 const auto tokens = distribute_tensor(first(own.q), tp, {Shard(2)}, std::nullopt);
                 attend(tokens, tokens, tokens, pattern);
-              }).find("cut over tokens"),
+              }).find("sharded over tokens"),
               std::string::npos);
   });
 }
@@ -272,16 +272,16 @@ TEST(ContextAttention, WhatDoesNotFitIsAnErrorOnAllRanks) {
              [&] { context_sequence(how, {.tokens = 4, .document_ids = rank == 0 ? ids : at::Tensor()}); }),
          "the same rows");
     const auto torn = rank == 0 ? ids : at::ones({1, 4}, at::kLong);
-    says(testing::error_of([&] { context_sequence(how, {.tokens = 4, .document_ids = torn}); }), "lies in two pieces");
+    says(testing::error_of([&] { context_sequence(how, {.tokens = 4, .document_ids = torn}); }), "is in two pieces");
     const auto narrow = rank == 1 ? ids.to(at::kInt) : ids;  // on one rank alone
     says(testing::error_of([&] { context_sequence(how, {.tokens = 4, .document_ids = narrow}); }),
          "on its rank 1, wanted int64");
     const auto sequence = context_sequence(how, {.tokens = 4});
     says(testing::error_of([&] { attention_pattern({.tokens = 4, .cached = 2, .context = sequence}, at::kFloat); }),
-         "cache is of one rank");
+         "a KV cache is on one rank");
     const auto pattern = attention_pattern({.tokens = 4, .context = sequence}, at::kFloat);
     const auto x = at::zeros({1, 2, 4, 8}), longer = at::zeros({1, 2, 6, 8});
-    says(testing::error_of([&] { attend(x, longer, longer, pattern); }), "Cached keys cannot lie over ranks");
+    says(testing::error_of([&] { attend(x, longer, longer, pattern); }), "Cached keys cannot be sharded over ranks");
     says(testing::error_of([&] { attend(longer, longer, longer, pattern); }), "this rank's tokens of the pattern");
   });
 }

@@ -20,7 +20,8 @@
 namespace tessera::nn {
 namespace {
 
-// Between these a piece is as long as the window: shorter ones cost calls, longer ones scores outside the window.
+// The length of pieces is the window, within these bounds: shorter pieces cost more calls, longer ones compute more
+// scores outside the window.
 constexpr int64_t kLeastPiece = 128, kMostPiece = 1024;
 
 using Kind = AttentionPattern::Kind;
@@ -32,8 +33,10 @@ std::vector<std::vector<DocumentRun>> runs_of_rows(const AttentionPatternOptions
                                                  std::vector<DocumentRun>{{0, wanted.tokens}});
   }
   const auto& given = wanted.document_ids;
-  TESSERA_CHECK(wanted.cached == 0, ErrorKind::kShape,
-                "[nn.attention] document ids with {} cached tokens: a cache holds one document a row", wanted.cached);
+  TESSERA_CHECK(
+      wanted.cached == 0, ErrorKind::kShape,
+      "[nn.attention] found document ids with {} cached tokens, wanted none: a cache holds one document per row",
+      wanted.cached);
   TESSERA_CHECK(given.dim() == 2 && given.size(0) == wanted.rows && given.size(1) == wanted.tokens &&
                     given.scalar_type() == at::kLong,
                 ErrorKind::kShape, "[nn.attention] found {} document ids of {}, wanted int64 [{}, {}]", given.numel(),
@@ -47,12 +50,14 @@ std::vector<std::vector<DocumentRun>> runs_of_rows(const AttentionPatternOptions
   return rows;
 }
 
-// One document at the start, padding behind it, nothing beyond the window.
+// One document at the start of the row, only padding behind it, and no token further back than the window.
 bool is_plain_causal(const std::vector<DocumentRun>& row, int64_t window) {
   const bool one = row.empty() || (row[0].id >= 0 && (row.size() == 1 || (row.size() == 2 && row[1].id < 0)));
   return one && (row.empty() || window == 0 || row[0].tokens <= window);
 }
 
+// Without a window that matters the document is one causal piece. Otherwise it is split into pieces of window_piece
+// tokens; a piece also sees the `reach` pieces before it, which cover window - 1 tokens.
 void add_document(Pieces& pieces, int64_t tokens, const AttentionPattern& pattern) {
   if (pattern.sliding_window == 0 || tokens <= pattern.sliding_window) {
     pieces.push_back({.tokens = tokens});
@@ -64,6 +69,7 @@ void add_document(Pieces& pieces, int64_t tokens, const AttentionPattern& patter
   }
 }
 
+// The first key of each token; t + 1 for padding, which therefore sees no key.
 at::Tensor first_keys(const std::vector<std::vector<DocumentRun>>& rows, const AttentionPatternOptions& wanted) {
   auto first_key = at::empty({wanted.rows, wanted.tokens}, at::kLong);
   auto* to = first_key.mutable_data_ptr<int64_t>();
@@ -80,11 +86,12 @@ at::Tensor first_keys(const std::vector<std::vector<DocumentRun>>& rows, const A
   return first_key;
 }
 
-// In float32 the kernels keep as many numbers for each document as for the longest one: at most so many for a token.
+// In float32 the kernels keep one log-sum per document and position of the longest document. Beyond this many per token
+// the documents run in pieces instead.
 constexpr int64_t kMostSums = 8;
 
-// None where the kernels would keep too much. With room (null: none) padding is a document, too, so that its results
-// are not zeros.
+// The document lengths for flash attention; empty where the kernels would keep too many log-sums. With `room`, padding
+// is a document, too, so its results are not zeros, and unused places are documents without tokens.
 AttentionPattern::Documents lengths_of_documents(const std::vector<std::vector<DocumentRun>>& rows,
                                                  const at::TensorOptions& options, DocumentRoom* room) {
   AttentionPattern::Documents out{.runs = {0}, .have_room = room != nullptr};
@@ -104,7 +111,7 @@ AttentionPattern::Documents lengths_of_documents(const std::vector<std::vector<D
     while (room->documents < documents) room->documents *= 2;
     while (room->longest < out.longest) room->longest *= 2;
     out.longest = room->longest;
-    begins.resize(static_cast<size_t>(room->documents) + 1, begins.back());  // the others have no tokens
+    begins.resize(static_cast<size_t>(room->documents) + 1, begins.back());  // unused places: documents without tokens
   } else if (out.longest == 0 ||
              (options.dtype() == at::kFloat && documents * out.longest > kMostSums * begins.back())) {
     return {};
@@ -147,7 +154,7 @@ at::Tensor scaled_dot_product(const at::Tensor& q, const at::Tensor& k, const at
                                           /*enable_gqa=*/q.size(1) != k.size(1));
 }
 
-// The rows end to end, cut as the pattern says. Splits whose backward is one concatenation.
+// Concatenates the rows and splits them into the pattern's pieces. The backward of such a split is one concatenation.
 std::vector<at::Tensor> split(const at::Tensor& tensor, const Pieces& pieces) {
   auto flat = tensor;
   if (tensor.size(0) != 1) {
@@ -176,7 +183,7 @@ at::Tensor attend_pieces(const at::Tensor& q, const at::Tensor& k, const at::Ten
     } else if (piece.kind == Kind::kCausal) {
       result = scaled_dot_product(queries[i], keys[i], values[i], /*causal=*/true, std::nullopt, scores);
     } else {
-      const int64_t own = pattern.window_mask.size(1) - pattern.window_piece;  // the column of its first own key
+      const int64_t own = pattern.window_mask.size(1) - pattern.window_piece;  // column of the piece's first own key
       const int64_t before = piece.earlier * pattern.window_piece;
       const auto mask = pattern.window_mask.narrow(0, 0, piece.tokens).narrow(1, own - before, before + piece.tokens);
       result = scaled_dot_product(queries[i], joined(keys, i, piece.earlier), joined(values, i, piece.earlier),
@@ -187,7 +194,7 @@ at::Tensor attend_pieces(const at::Tensor& q, const at::Tensor& k, const at::Ten
   return at::cat(results, 1).view({q.size(0), q.size(2), q.size(1), v.size(3)}).transpose(1, 2);
 }
 
-// The tokens of all rows that are no padding, [N, heads, d].
+// The tokens of all rows without padding, [N, heads, d]. `runs` alternates between documents and padding.
 at::Tensor tokens_of_documents(const at::Tensor& heads, const std::vector<int64_t>& runs) {
   const auto tokens = heads.transpose(1, 2).reshape({-1, heads.size(1), heads.size(3)});
   if (runs.size() == 1) return tokens;
@@ -197,7 +204,7 @@ at::Tensor tokens_of_documents(const at::Tensor& heads, const std::vector<int64_
   return at::cat(real);
 }
 
-// Back with zeros for padding.
+// The inverse of tokens_of_documents: inserts zeros for padding.
 at::Tensor with_padding(const at::Tensor& tokens, const std::vector<int64_t>& runs) {
   if (runs.size() == 1) return tokens;
   std::vector<at::Tensor> all;
@@ -219,7 +226,7 @@ at::Tensor attend_documents(const at::Tensor& q, const at::Tensor& k, const at::
   return with_padding(y, runs).view({q.size(0), q.size(2), q.size(1), v.size(3)}).transpose(1, 2);
 }
 
-// Queries that follow cached keys.
+// Queries that follow cached keys, in blocks of kMostPiece queries. Each block reads only the keys in its windows.
 at::Tensor attend_cached(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window,
                          const AttentionScores& scores) {
   const int64_t tokens = q.size(2), cached = k.size(2) - tokens;
@@ -244,17 +251,18 @@ AttentionPattern attention_pattern(const AttentionPatternOptions& wanted, const 
   AttentionPattern pattern{.sliding_window = wanted.sliding_window};
   if (wanted.context) {
     TESSERA_CHECK(wanted.cached == 0, ErrorKind::kShape,
-                  "[nn.attention] {} cached tokens beside a sequence that lies over ranks: a cache is of one rank. "
-                  "Generate with a model that is not context parallel.",
+                  "[nn.attention] found {} cached tokens under context parallelism, wanted none: a KV cache is on one "
+                  "rank. Generate with a model that is not context parallel.",
                   wanted.cached);
     pattern.context = context_pattern(wanted.context, {.sliding_window = wanted.sliding_window}, options);
     return pattern;
   }
   if (const auto* scope = ContextScope::current()) {
-    TESSERA_CHECK(!wanted.document_ids.defined() && wanted.cached == 0, ErrorKind::kShape,
-                  "[nn.attention] document ids or {} cached tokens inside a context_parallel scope, which knows one "
-                  "document a row. Use apply_context_parallel.",
-                  wanted.cached);
+    TESSERA_CHECK(
+        !wanted.document_ids.defined() && wanted.cached == 0, ErrorKind::kShape,
+        "[nn.attention] found document ids or {} cached tokens inside a context_parallel scope, which supports "
+        "one document per row. Use apply_context_parallel.",
+        wanted.cached);
     pattern.context = scope->pattern(wanted.rows, {.sliding_window = wanted.sliding_window}, options);
     return pattern;
   }
@@ -263,7 +271,7 @@ AttentionPattern attention_pattern(const AttentionPatternOptions& wanted, const 
   if (wanted.cached > 0 || std::ranges::all_of(rows, plain)) return pattern;
   if (options.device().is_cpu()) pattern.first_key = first_keys(rows, wanted);
   if (kernels::has_flash_attention(options.device(), c10::typeMetaToScalarType(options.dtype()))) {
-    // Places without a document would cost float32 memory, too.
+    // In float32 the unused places of a room would cost memory, so there is no room.
     pattern.documents = lengths_of_documents(rows, options, options.dtype() != at::kFloat ? wanted.room : nullptr);
   }
   pattern.window_piece = std::clamp(wanted.sliding_window, kLeastPiece, kMostPiece);
@@ -291,6 +299,8 @@ AttentionPattern attention_pattern(const AttentionPatternOptions& wanted, const 
   return pattern;
 }
 
+// Selects the first kernel that supports the call: context parallelism, cached keys, the CPU's causal kernel, flash
+// attention over document lengths, and else attention piece by piece.
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionPattern& pattern,
                   const AttentionScores& scores) {
   if (pattern.context) return attend_context(q, k, v, pattern.context, scores);
@@ -304,7 +314,7 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   if (pattern.pieces.empty()) return scaled_dot_product(q, k, v, /*causal=*/true, std::nullopt, scores);
   if (scores.softcap == 0 && pattern.documents.begins.defined() && kernels::runs_flash_attention(q, k, v)) {
     if (!is_dtensor(q)) return attend_documents(q, k, v, pattern, scores);
-    // Documents are of all rows.
+    // The document lengths cover all rows, so the rows must not be sharded.
     if (have_local_heads(q, k, v) && local_part(q).size(0) == q.size(0)) {
       return on_local_heads(q, k, v, [&](const at::Tensor& own_q, const at::Tensor& own_k, const at::Tensor& own_v) {
         return attend_documents(own_q, own_k, own_v, pattern, scores);
@@ -312,7 +322,8 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
     }
   }
   TESSERA_CHECK(!pattern.documents.have_room, ErrorKind::kInternal,
-                "[nn.attention] documents with room in attention that does not go by their lengths: heads of {}, {}",
+                "[nn.attention] found a DocumentRoom for heads of {} elements of {}, wanted heads that the kernels for "
+                "document lengths support",
                 q.size(3), c10::toString(q.scalar_type()));
   return attend_pieces(q, k, v, pattern, scores);
 }

@@ -24,8 +24,7 @@ using PieceKind = ContextPiece::Kind;
 
 // ---- the sequence ----
 
-// Rows, tokens and whether there are document ids, of each rank.
-// What a rank says of its document ids, so that all hear of wrong ones.
+// The state of a rank's document ids, which all ranks receive so that wrong ids are an error on all of them.
 constexpr int64_t kNoIds = 0, kGoodIds = 1, kWrongIds = 2;
 
 void check_shares(const ContextParallelism& how, const kernels::ContextLayout& layout, const at::Tensor& shares) {
@@ -42,14 +41,15 @@ void check_shares(const ContextParallelism& how, const kernels::ContextLayout& l
         "of a context-parallel group the same rows, each its own tokens of them.",
         how.group->name(), rank, share[0], share[2] != 0 ? "with" : "without", first[0],
         first[2] != 0 ? "with" : "without");
-    TESSERA_CHECK(
-        share[1] == layout.tokens_of(rank), ErrorKind::kShape,
-        "[nn.context] group {}: its rank {} has {} tokens of each row, wanted {} of the {} that all have. Cut "
-        "rows with ContextLayout::shard.",
-        how.group->name(), rank, share[1], layout.tokens_of(rank), layout.tokens());
+    TESSERA_CHECK(share[1] == layout.tokens_of(rank), ErrorKind::kShape,
+                  "[nn.context] group {}: its rank {} has {} tokens of each row, wanted {} of the {} tokens of all "
+                  "ranks together. "
+                  "Cut rows with ContextLayout::shard.",
+                  how.group->name(), rank, share[1], layout.tokens_of(rank), layout.tokens());
   }
 }
 
+// All-gathers three numbers per rank: rows, tokens, and the state of the document ids. int64 [ranks, 3].
 at::Tensor gathered_shares(const ContextParallelism& how, const ContextSequenceOptions& wanted, int64_t ids) {
   const auto own = at::tensor({wanted.rows, wanted.tokens, ids}, at::kLong);
   const auto all = at::empty({how.group->size() * own.numel()}, own.options());
@@ -64,11 +64,13 @@ RowDocuments documents_of_row(int64_t row, const int64_t* ids, int64_t tokens) {
     if (run.id >= 0) out.documents.push_back({begin, begin + run.tokens});
     begin += run.tokens;
   }
-  // Padding behind one document may see it: nobody reads what it gets, and rows of several lengths are alike.
+  // Padding behind a single document is treated as part of it: its results are not used, and rows of different lengths
+  // then have equal documents and are computed together.
   if (out.documents.size() == 1 && out.documents[0].begin == 0) out.documents[0].end = tokens;
   return out;
 }
 
+// Neighbouring rows with equal documents are merged into one entry.
 std::vector<RowDocuments> documents_of(const at::Tensor& ids) {
   std::vector<RowDocuments> rows;
   for (int64_t row = 0; row < ids.size(0); ++row) {
@@ -84,6 +86,7 @@ std::vector<RowDocuments> documents_of(const at::Tensor& ids) {
 
 // ---- the pattern ----
 
+// The chunks as they arrive: only the seen parts, one after another in the received tensor.
 std::vector<kernels::ContextChunk> packed_chunks(const std::vector<kernels::ContextChunk>& chunks,
                                                  const std::vector<TokenRange>& seen) {
   std::vector<kernels::ContextChunk> out;
@@ -96,6 +99,7 @@ std::vector<kernels::ContextChunk> packed_chunks(const std::vector<kernels::Cont
   return out;
 }
 
+// For each chunk of the rank `holder`, the tokens that the queries of the rank `reader` see.
 std::vector<TokenRange> seen_of_chunks(const ContextSequence& sequence, int64_t reader, int64_t holder,
                                        const ContextPieceOptions& options) {
   std::vector<TokenRange> seen;
@@ -106,6 +110,8 @@ std::vector<TokenRange> seen_of_chunks(const ContextSequence& sequence, int64_t 
   return seen;
 }
 
+// Step `step` of kAllToAll: the pieces of this rank's queries with the keys of the rank `step` before, and the keys
+// that the rank `step` after needs. Both ranks of a transfer compute the same ranges from the same sequence.
 ContextPattern::Step rotated_step(const ContextSequence& sequence, int64_t step, const ContextPieceOptions& options) {
   const int64_t ranks = sequence.layout.ranks(), rank = sequence.how.group->rank();
   const int64_t source = (rank + ranks - step) % ranks, target = (rank + step) % ranks;
@@ -128,6 +134,8 @@ ContextPattern::Step rotated_step(const ContextSequence& sequence, int64_t step,
   return out;
 }
 
+// One mask serves all masked pieces, because its entries depend only on the distance of query and key. A piece reads
+// the columns from mask_origin - distance on.
 void add_mask(ContextPattern& pattern, const ContextPieceOptions& options, const at::TensorOptions& tensors) {
   int64_t queries = 0;
   for (const auto& step : pattern.steps) {
@@ -167,12 +175,12 @@ at::Tensor keys_of(const at::Tensor& tensor, const ContextPiece& piece) {
   return tensor.narrow(0, piece.row, piece.rows).narrow(2, piece.key, piece.keys);
 }
 
-// A sum of parts; a first one of all becomes it.
+// A sum of parts at different places. A first part that covers the whole sum becomes the sum without a copy.
 class PartsSum {
  public:
   PartsSum(at::IntArrayRef sizes, const at::TensorOptions& options) : sizes_(sizes.vec()), options_(options) {}
 
-  // `where`: the part's place in the sum.
+  // `where` returns the view of the sum at the part's place.
   void add(const at::Tensor& part, const std::function<at::Tensor(const at::Tensor&)>& where) {
     if (!sum_.defined() && part.sizes() == at::IntArrayRef(sizes_)) {
       sum_ = part.to(options_.dtype());
@@ -207,6 +215,8 @@ kernels::AttentionPart context_forward(const at::Tensor& q, const at::Tensor& k,
   return {joined.out.to(q.scalar_type()), joined.log_sums};
 }
 
+// Computes each piece's gradients from the combined result. Keys of a step arrive as in the forward; their gradients
+// leave with give_back() after the step.
 kernels::AttentionPartGradients context_backward(const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
                                                  const at::Tensor& v, const kernels::AttentionPart& whole,
                                                  const ContextPattern& pattern, const AttentionScores& scores) {
@@ -238,7 +248,7 @@ kernels::AttentionPartGradients context_backward(const at::Tensor& gradient, con
 
 using PatternPtr = std::shared_ptr<const ContextPattern>;
 
-// Attention whose result and log sums are known: what it adds is the derivative.
+// Autograd function of attention whose result and log sums are already computed.
 struct KnownContextAttention : torch::autograd::Function<KnownContextAttention> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const at::Tensor& output, const at::Tensor& log_sums,
@@ -271,7 +281,7 @@ void check_attended(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
                     q.size(1) % k.size(1) == 0 && k.size(3) == q.size(3);
   TESSERA_CHECK(fits, ErrorKind::kShape,
                 "[nn.context] found queries {}, keys {} and values {}, wanted [{}, H, {}, d] and twice [{}, G, {}, d] "
-                "with H a multiple of G: this rank's tokens of the pattern. Cached keys cannot lie over ranks.",
+                "with H a multiple of G: this rank's tokens of the pattern. Cached keys cannot be sharded over ranks.",
                 c10::str(q.sizes()), c10::str(k.sizes()), c10::str(v.sizes()), sequence.rows, tokens, sequence.rows,
                 tokens);
 }
@@ -347,10 +357,11 @@ std::shared_ptr<const ContextPattern> context_pattern(std::shared_ptr<const Cont
 at::Tensor attend_context(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const std::shared_ptr<const ContextPattern>& pattern, const AttentionScores& scores) {
   if (!is_dtensor(q)) return attend_locally(q, k, v, pattern, scores);
-  TESSERA_CHECK(have_local_heads(q, k, v), ErrorKind::kShape,
-                "[nn.context] queries lie as {} beside keys and values that lie otherwise, or are cut over tokens or "
-                "within heads. Bring all three to cuts of rows or heads first.",
-                to_string(placements(q)));
+  TESSERA_CHECK(
+      have_local_heads(q, k, v), ErrorKind::kShape,
+      "[nn.context] found queries with placements {} and keys and values with others, or tensors sharded over "
+      "tokens or within heads; wanted all three sharded over rows or heads. Redistribute them first.",
+      to_string(placements(q)));
   return on_local_heads(q, k, v, [&](const at::Tensor& own_q, const at::Tensor& own_k, const at::Tensor& own_v) {
     return attend_locally(own_q, own_k, own_v, pattern, scores);
   });

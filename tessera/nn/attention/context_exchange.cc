@@ -19,7 +19,7 @@ at::Tensor picked(const at::Tensor& kv, const std::vector<TokenRange>& ranges) {
   return parts.size() == 1 ? parts[0].contiguous() : at::cat(parts, kTokenDim);
 }
 
-// Everything at once, put in the order of the sequence.
+// kAllGather: one all-gather of all keys and values, in the order of the sequence, and one reduce-scatter of gradients.
 class GatheredKeys final : public KeyExchange {
  public:
   GatheredKeys(const ContextPattern& pattern, const at::Tensor& kv)
@@ -38,8 +38,10 @@ class GatheredKeys final : public KeyExchange {
   at::Tensor kv_, gradient_;
 };
 
-// Step by step: at step i from the rank i before and to the rank i behind, both of which know how much that is. Ranks
-// that exchange with one another at one step have their messages in one order.
+// kAllToAll: at step i this rank receives from the rank i before it and sends to the rank i after it. Both sides
+// compute the sizes from the pattern, and skip empty messages. The transfer of step i + 1 runs while step i is
+// computed. Of two ranks that exchange messages with each other, the lower one sends first and the other one receives
+// first, so neither waits for a message that the other has not started.
 class RotatedKeys final : public KeyExchange {
  public:
   RotatedKeys(const ContextPattern& pattern, const at::Tensor& kv)
@@ -113,7 +115,7 @@ class RotatedKeys final : public KeyExchange {
     return out;
   }
 
-  // Adds what the step before brought home.
+  // Waits for the gradient that the previous give_back() started to receive and adds it to this rank's gradient.
   void settle() {
     if (homecoming_step_ == 0) return;
     homecoming_.receive.wait();
@@ -132,7 +134,7 @@ class RotatedKeys final : public KeyExchange {
   comm::Group& group_;
   at::Tensor kv_, gradient_;
   Transfer coming_, homecoming_;
-  size_t homecoming_step_ = 0;  // 0: none is under way
+  size_t homecoming_step_ = 0;  // 0: no transfer is running
 };
 
 }  // namespace

@@ -18,20 +18,23 @@ const ContextScope* ContextScope::current() {
 
 at::Tensor ContextScope::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                 const AttentionPattern& pattern, const AttentionScores& scores) const {
-  TESSERA_CHECK(pattern.pieces.empty(), ErrorKind::kShape,
-                "[context_parallel] an attention pattern of {} pieces inside a context_parallel scope, which knows one "
-                "document a row. Make it inside, or use apply_context_parallel for packed rows.",
-                pattern.pieces.size());
+  TESSERA_CHECK(
+      pattern.pieces.empty(), ErrorKind::kShape,
+      "[context_parallel] found an attention pattern of {} pieces inside a context_parallel scope, which "
+      "supports one document per row. Make the pattern in the scope, or use apply_context_parallel for packed "
+      "rows.",
+      pattern.pieces.size());
   const auto over_ranks = this->pattern(q.size(0), {.sliding_window = pattern.sliding_window}, q.options());
   return attend_context(q, k, v, over_ranks, scores);
 }
 
 at::Tensor ContextScope::scaled_dot_product_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                                       bool causal, const AttentionScores& scores) const {
-  TESSERA_CHECK(causal || layout_.order() == kernels::ContextLayout::Order::kContiguous, ErrorKind::kConfig,
-                "[context_parallel] Load balancing requires `is_causal=True`. Found attention that is not causal over "
-                "{} tokens on {} ranks, which lie balanced.",
-                layout_.tokens(), layout_.ranks());
+  TESSERA_CHECK(
+      causal || layout_.order() == kernels::ContextLayout::Order::kContiguous, ErrorKind::kConfig,
+      "[context_parallel] Load balancing requires `is_causal=True`. Found non-causal attention over {} tokens on "
+      "{} ranks with a balanced layout.",
+      layout_.tokens(), layout_.ranks());
   return attend_context(q, k, v, pattern(q.size(0), {.causal = causal}, q.options()), scores);
 }
 

@@ -1,4 +1,4 @@
-// Attention on DTensors whose heads or rows lie over ranks: each rank's own part of all three.
+// Attention on DTensors whose heads or rows are sharded: runs on each rank's local tensors.
 //
 //   if (have_local_heads(q, k, v)) y = on_local_heads(q, k, v, [&](auto& q, auto& k, auto& v) { return ...; });
 //
@@ -11,9 +11,10 @@
 
 namespace tessera::nn {
 
-// q, k and v [B, heads, T, d] are DTensors that lie alike, cut in rows (dim 0), in heads (dim 1) or not at all.
+// Returns whether q, k and v [B, heads, T, d] are DTensors with equal placements that shard only rows (dim 0) or heads
+// (dim 1).
 bool have_local_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
-// A DTensor of the shape of q, the tokens before the heads in memory; `attend` gives this rank's part of it.
+// Runs `attend` on the local tensors. Returns a DTensor of the shape of q, with the tokens before the heads in memory.
 at::Tensor on_local_heads(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
     const std::function<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&)>& attend);

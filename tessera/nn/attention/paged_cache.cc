@@ -10,8 +10,8 @@
 namespace tessera::nn {
 namespace {
 
-// into [pages, heads, slots, d], given [1, N, heads, d], both fp32 on the CPU, page and slot of each row: index_put_,
-// without its bookkeeping, which took longer than the attention of a small model.
+// Copies rows `given` [1, N, heads, d] into `into` [pages, heads, slots, d], at the page and slot of each row. Both are
+// fp32 on the CPU. It replaces index_put_, whose overhead exceeded the attention of a small model.
 void put_rows(const at::Tensor& into, const at::Tensor& given, const at::Tensor& row_pages,
               const at::Tensor& row_slots) {
   const auto from = given.contiguous();
@@ -35,7 +35,9 @@ PagedStep::PagedStep(PageStore& store, std::vector<kernels::PagedTokens> sequenc
     TESSERA_CHECK(sequence.first_row == static_cast<int64_t>(pages.size()) &&
                       (sequence.first_position + sequence.rows + kernels::kPageTokens - 1) / kernels::kPageTokens <=
                           static_cast<int64_t>(sequence.pages.size()),
-                  ErrorKind::kShape, "[nn.paged_cache] {} tokens from {} of a sequence with {} pages of {}",
+                  ErrorKind::kShape,
+                  "[nn.paged_cache] found {} tokens from position {} of a sequence with {} pages of {} tokens, wanted "
+                  "rows in order and pages up to the last token",
                   sequence.rows, sequence.first_position, sequence.pages.size(), kernels::kPageTokens);
     for (int64_t i = 0; i < sequence.rows; ++i) {
       const int64_t position = sequence.first_position + i;
@@ -53,7 +55,8 @@ at::Tensor PagedStep::attend(int64_t layer, const at::Tensor& queries, const at:
   if (is_dtensor(queries)) {
     const auto q = queries.transpose(1, 2), k = keys.transpose(1, 2), v = values.transpose(1, 2);
     TESSERA_CHECK(have_local_heads(q, k, v), ErrorKind::kShape,
-                  "[nn.paged_cache] queries lie as {}, keys as {}, wanted whole heads on each rank",
+                  "[nn.paged_cache] found queries with placements {} and keys with placements {}, wanted both sharded "
+                  "over whole heads",
                   to_string(placements(q)), is_dtensor(k) ? to_string(placements(k)) : "a plain tensor");
     const auto own = [&](const at::Tensor& own_q, const at::Tensor& own_k, const at::Tensor& own_v) {
       return attend(layer, own_q.transpose(1, 2), own_k.transpose(1, 2), own_v.transpose(1, 2), window, scores)
@@ -68,7 +71,9 @@ at::Tensor PagedStep::attend(int64_t layer, const at::Tensor& queries, const at:
   }
   TESSERA_CHECK(stored.size(2) == kv_heads && stored.size(4) == d && stored.scalar_type() == keys.scalar_type() &&
                     keys.size(1) == pages_.size(0) && keys.sizes() == values.sizes(),
-                ErrorKind::kShape, "[nn.paged_cache] found keys {} for {} tokens, the pages hold {} heads of {}",
+                ErrorKind::kShape,
+                "[nn.paged_cache] found keys {} for {} tokens, wanted one key per token in the dtype of the pages, "
+                "with {} heads of {} elements",
                 c10::str(keys.sizes()), pages_.size(0), stored.size(2), stored.size(4));
   const auto stored_keys = stored.select(1, 0), stored_values = stored.select(1, 1);  // [pages, heads, slots, d]
   if (!keys.is_cpu() || keys.scalar_type() != at::kFloat) {
@@ -92,7 +97,7 @@ at::Tensor PagedStep::attend(int64_t layer, const at::Tensor& queries, const at:
       .unsqueeze(0);
 }
 
-// Where pages are gathered. They are the same in every layer, so that only the first one copies.
+// Copies pages and slots to the device. They are the same in every layer, so only the first layer copies.
 void PagedStep::bring_places_to(at::Device device) {
   if (!sequence_pages_.empty()) return;
   pages_ = pages_.to(device);
@@ -103,6 +108,8 @@ void PagedStep::bring_places_to(at::Device device) {
   }
 }
 
+// For devices and dtypes without a paged kernel: gathers a sequence's pages into contiguous keys and values and runs
+// cached attention for each sequence.
 at::Tensor PagedStep::attend_gathered(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                                       int64_t window, const AttentionScores& scores) const {
   std::vector<at::Tensor> results;
