@@ -80,7 +80,7 @@ TEST(Adapters, TargetsAreNamesOrPatterns) {
                     paths({"q_proj", "qkv"});
                   },
                   ErrorKind::kConfig),
-              HasSubstr("'qkv' is no Linear of this model. Its Linears are called down_proj"));
+              HasSubstr("'qkv' is not a Linear of this model. Its Linears are called down_proj"));
   EXPECT_THAT(adapter_error([&] { paths({"(q_proj"}); }, ErrorKind::kConfig),
               HasSubstr("is no name and no regular expression of this version"));
   EXPECT_THAT(adapter_error([&] { paths({}); }, ErrorKind::kConfig), HasSubstr("found none"));
@@ -168,12 +168,13 @@ TEST(Adapters, TargetsOfAdapterConfigAreReadAsPeftDoes) {
   EXPECT_EQ(paths(R"("All-Linear")").size(), 14u);
   EXPECT_EQ(paths(R"(".*q_proj")").size(), 2u);
   EXPECT_EQ(paths(R"(["q_proj", "query_key_value"])").size(), 2u);
-  EXPECT_THAT(error_of(R"("q_proj")"),
-              HasSubstr("'q_proj' is a regular expression, as every text there, and matches the "
-                        "whole path of no Linear of this model; a list holds names"));
-  EXPECT_THAT(error_of(R"([".*q_proj"])"), HasSubstr("'.*q_proj' is no Linear of this model"));
+  EXPECT_THAT(
+      error_of(R"("q_proj")"),
+      HasSubstr("'q_proj' is read as a regular expression, because it is a text and not a list, and matches the "
+                "whole path of no Linear of this model"));
+  EXPECT_THAT(error_of(R"([".*q_proj"])"), HasSubstr("'.*q_proj' is not a Linear of this model"));
   EXPECT_THAT(error_of(R"(["q_proj", "lm_head"])"), HasSubstr("'lm_head': this version has no adapters on"));
-  EXPECT_THAT(error_of(R"(["all-linear"])"), HasSubstr("'all-linear' is no Linear of this model"));
+  EXPECT_THAT(error_of(R"(["all-linear"])"), HasSubstr("'all-linear' is not a Linear of this model"));
   EXPECT_THAT(error_of(R"("(?i).*Q_PROJ")"), HasSubstr("'(?i).*Q_PROJ' is no regular expression of this version"));
 }
 

@@ -199,7 +199,8 @@ TEST(ModelConfig, BadValuesNameKeyFoundAndWanted) {
   expect_error(R"({"architectures": [3]})", ErrorKind::kFormat, "architectures");
   expect_error(R"({"model_type": 3})", ErrorKind::kConfig, "model_type: found 3, wanted a string");
   expect_error(tiny_config(R"("num_attention_heads": 5, "head_dim": 4)"), ErrorKind::kConfig, "num_key_value_heads 2");
-  expect_error(tiny_config(R"("num_attention_heads": 6)"), ErrorKind::kConfig, "no multiple of num_attention_heads 6");
+  expect_error(tiny_config(R"("num_attention_heads": 6)"), ErrorKind::kConfig,
+               "not a multiple of num_attention_heads 6");
   expect_error(tiny_config(R"("head_dim": 5)"), ErrorKind::kConfig, "head_dim 5 is odd");
   expect_error(tiny_config(R"("vocab_size": -1)"), ErrorKind::kConfig, "vocab_size: found -1");
   expect_error(tiny_config(R"("vocab_size": "many")"), ErrorKind::kConfig, R"(vocab_size: found "many")");
@@ -243,7 +244,7 @@ TEST(ModelConfig, BadValuesNameKeyFoundAndWanted) {
                "transformers_weights");
   expect_error(tiny_config(R"("is_causal": false)"), ErrorKind::kConfig, "is_causal");
   expect_error(tiny_config(R"("model_type": "qwen2")"), ErrorKind::kConfig,
-               "model_type 'qwen2' is not that of architecture LlamaForCausalLM");
+               "model_type 'qwen2' does not belong to architecture LlamaForCausalLM");
   expect_error(tiny_config(R"("rope_parameters": {"full_attention": {"rope_theta": 5}})"), ErrorKind::kConfig,
                "full_attention");
   expect_error(R"({"model_type": "mistral", "sliding_window": 0})", ErrorKind::kConfig, "sliding_window: found 0");

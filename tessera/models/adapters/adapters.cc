@@ -28,12 +28,12 @@ bool is_module_name(std::string_view text) {
          std::ranges::all_of(text, [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '.'; });
 }
 
-// Whether a name, whole or its last part, is `module`.
+// Whether `name` is `module`, or ends in ".module".
 bool means_module(const std::string& name, const std::string& module) {
   return name == module || name.ends_with("." + module);
 }
 
-// Whether one entry of target_modules means the module at `path`.
+// One entry of target_modules.
 class AdapterTarget {
  public:
   AdapterTarget(std::string text, TargetSyntax syntax)
@@ -45,7 +45,8 @@ class AdapterTarget {
                   "[models.adapters] target_modules: {} has {} characters, wanted {} at most", quote(text_),
                   text_.size(), kLongestPattern);
     try {
-      // In time linear in the text, whatever the pattern; without back references.
+      // __polynomial makes matching take time linear in the text for every pattern. It does not support back
+      // references.
       pattern_.emplace(text_, std::regex::ECMAScript | std::regex_constants::__polynomial);
     } catch (const std::regex_error&) {
       raise(
@@ -85,14 +86,16 @@ void collect_linears(nn::Module& module, const std::string& path, std::vector<Li
   }
 }
 
+// Every Linear that some target names is adapted. A target that names none is an error, except in PEFT's lists, which
+// may contain names of other models; such a list must name at least one Linear of this model.
 std::vector<LinearPlace> meant_linears(CausalLM& model, const AdapterConfig& config) {
   std::vector<LinearPlace> all, meant;
   collect_linears(model, "", all);
   std::vector<AdapterTarget> targets;
   for (const auto& text : config.target_modules) targets.emplace_back(text, config.target_syntax);
   TESSERA_CHECK(!targets.empty(), ErrorKind::kConfig,
-                "[models.adapters] target_modules: found none, wanted names of "
-                "Linears, or all-linear");
+                "[models.adapters] target_modules: the list is empty, wanted names "
+                "of Linears, or all-linear");
   std::vector<bool> used(targets.size());
   for (const auto& place : all) {
     bool is_meant = false;
@@ -112,13 +115,14 @@ std::vector<LinearPlace> meant_linears(CausalLM& model, const AdapterConfig& con
                   "[models.adapters] target_modules: {}: this version has no adapters on embedding and head. Leave it "
                   "out; an adapter that has it can be merged with PEFT (merge_and_unload).",
                   quote(text));
-    TESSERA_CHECK(used[i] || passes_over_others, ErrorKind::kConfig,
-                  "[models.adapters] target_modules: {} {}. Its Linears are called {}.", quote(text),
-                  config.target_syntax == TargetSyntax::kPeftPattern
-                      ? "is a regular expression, as every text there, and matches the whole path of no Linear of this "
-                        "model; a list holds names"
-                      : "is no Linear of this model",
-                  fmt::join(names, ", "));
+    TESSERA_CHECK(
+        used[i] || passes_over_others, ErrorKind::kConfig,
+        "[models.adapters] target_modules: {} {}. Its Linears are called {}.", quote(text),
+        config.target_syntax == TargetSyntax::kPeftPattern
+            ? "is read as a regular expression, because it is a text and not a list, and matches the whole path "
+              "of no Linear of this model"
+            : "is not a Linear of this model",
+        fmt::join(names, ", "));
   }
   return meant;
 }
@@ -132,6 +136,8 @@ void check_adapter_config(const AdapterConfig& config) {
                 "[models.adapters] dropout: found {}, wanted 0 up to 1", config.dropout);
 }
 
+// Fills this rank's shard with values that depend only on the seed, the parameter's name and the global index of an
+// element, so the result is the same for every sharding.
 void fill_uniform(SharedParameter& parameter, uint64_t seed) {
   const auto local = writable_part(parameter, c10::Device(c10::DeviceType::CPU));
   const auto& whole = parameter.tensor;
@@ -144,7 +150,7 @@ void fill_uniform(SharedParameter& parameter, uint64_t seed) {
   local.copy_(drawn);
 }
 
-// "model.layers.3" of "model.layers.3.mlp.up_proj"; the whole path outside of layers.
+// Returns "model.layers.3" for "model.layers.3.mlp.up_proj", or the whole path of a module outside layers.
 std::string layer_of(const std::string& path) {
   constexpr std::string_view kLayers = ".layers.";
   const size_t begin = path.find(kLayers);
@@ -166,6 +172,8 @@ std::vector<std::string> add_adapters(CausalLM& model, const AdapterConfig& conf
   std::shared_ptr<nn::LoraDropout> dropout;
   if (config.dropout > 0) {
     dropout = std::make_shared<nn::LoraDropout>(nn::LoraDropout{.probability = config.dropout});
+    // All adapters share one dropout object. The hook tells it the number of rows at the start of each training
+    // forward.
     model.register_forward_pre_hook([dropout](nn::Module& of, nn::TensorRefs& inputs) {
       if (of.training() && !inputs.empty() && inputs[0]->defined()) dropout->begin_call(inputs[0]->size(0));
     });
@@ -228,13 +236,14 @@ void init_adapters(CausalLM& model, uint64_t seed) {
   }
   for (const auto& [path, linear] : adapted_linears(model)) {
     if (!linear->lora_magnitude_vector) continue;
+    // The base weight must be loaded, because DoRA's magnitudes start as the norms of its rows.
     const bool is_packed = linear->packed != nullptr;
     TESSERA_CHECK(is_packed ? linear->packed->weight.defined() : !linear->own_parameters().front().parameter.is_meta(),
                   ErrorKind::kConfig,
                   "[models.adapters] {}: DoRA's magnitudes begin as the norms of its rows, and it has no values yet. "
                   "Load the base first.",
                   path);
-    // The slot, for FSDP shows nothing in the member between forwards.
+    // Read the slot: under FSDP the module's member has no values between forward passes.
     const at::Tensor base = is_packed ? linear->base_weight() : linear->own_parameters().front().parameter;
     const auto norms = whole_of(base).to(at::kFloat).square().sum(1).sqrt();
     for (auto& parameter : shared_parameters(*linear->lora_magnitude_vector, Parameters::kOfAdapters)) {

@@ -11,25 +11,27 @@
 namespace tessera {
 namespace {
 
-// 0, 2, 4, ... / d
+// Returns 0, 2, 4, ... divided by d = head_dim.
 at::Tensor exponents(int64_t head_dim) {
   return at::arange(0, head_dim, 2, at::kFloat).div_(static_cast<double>(head_dim));
 }
 
-// theta ^ (0, 2, 4, ... / d), in fp32 as upstream computes it.
+// Returns theta ^ (0/d, 2/d, 4/d, ...), in fp32 as upstream computes it.
 at::Tensor powers(double theta, int64_t head_dim) { return at::pow(theta, exponents(head_dim)); }
 
-// Of the dynamic kind; length: a number, or a scalar of float64.
+// Returns the base of the dynamic kind. `length` is a number, or a float64 scalar tensor (on an accelerator, so that
+// the host does not wait).
 template <class Number>
 Number dynamic_theta(const RopeConfig& rope, int64_t head_dim, double most, const Number& length) {
   using std::pow;
   const auto dim = static_cast<double>(head_dim);
   const Number stretch = rope.factor * length / most - (rope.factor - 1);
-  // One pair of dims has a single frequency, 1, whatever the base.
+  // With one pair of dims the only frequency is 1 for every base; the exponent dim / (dim - 2) would not be finite.
   return rope.theta * pow(stretch, head_dim > 2 ? dim / (dim - 2) : 0.0);
 }
 
-// https://arxiv.org/abs/2309.00071: interpolates slow frequencies, keeps fast ones, blends between.
+// YaRN, https://arxiv.org/abs/2309.00071: interpolates low frequencies, keeps high frequencies, and blends the
+// frequencies between them with a linear ramp.
 RopeFrequencies yarn(const RopeConfig& rope, int64_t head_dim) {
   const auto dim = static_cast<double>(head_dim);
   const auto correction = [&](double rotations) {
@@ -56,7 +58,7 @@ RopeFrequencies yarn(const RopeConfig& rope, int64_t head_dim) {
   return {inverse, rope.attention_factor.value_or(inferred)};
 }
 
-// Llama 3.1: slow frequencies divided by the factor, fast ones kept, those between blended.
+// Llama 3.1: divides low frequencies by the factor, keeps high frequencies, and blends those between.
 at::Tensor llama3(const RopeConfig& rope, const at::Tensor& inverse) {
   const auto context = static_cast<double>(rope.original_max_position_embeddings);
   const double longest = context / rope.low_freq_factor, shortest = context / rope.high_freq_factor;
@@ -92,7 +94,8 @@ RopeFrequencies rope_frequencies(const RopeConfig& rope, int64_t head_dim, int64
 
 namespace {
 
-// Of the dynamic kind, for the longest of these positions, on `device`. An accelerator's host does not wait for it.
+// Returns the frequencies of the dynamic kind for the longest of these positions, on `device`. For positions on an
+// accelerator the computation stays there, so the host does not wait.
 RopeFrequencies dynamic_frequencies(const RopeConfig& rope, int64_t head_dim, int64_t max_position_embeddings,
                                     const at::Tensor& positions, c10::Device device) {
   if (positions.numel() > 0 && !is_dtensor(positions) && at::accelerator::isAccelerator(positions.device().type())) {
@@ -115,6 +118,7 @@ RotaryEmbedding::RotaryEmbedding(const RopeConfig& rope, int64_t head_dim, int64
 nn::RotaryAngles RotaryEmbedding::forward(const at::Tensor& x, const at::Tensor& positions) {
   at::NoGradGuard no_grad;
   const bool dynamic = rope_.kind == RopeKind::kDynamic;
+  // The frequencies of the other kinds do not depend on the positions and are computed once per device.
   if (!dynamic && (!kept_.inverse.defined() || kept_.inverse.device() != x.device())) {
     kept_ = rope_frequencies(rope_, head_dim_, max_position_embeddings_, 0);
     kept_.inverse = sent_to(x.device(), kept_.inverse);
@@ -147,7 +151,8 @@ nn::RotaryAngles RotaryEmbedding::forward_by_lengths(const at::Tensor& x, const 
     table.cos.index_copy_(0, shorter, some.cos[0]);
     table.sin.index_copy_(0, shorter, some.sin[0]);
   }
-  // One row at a time, so that a row's cosine rounds as it does alone.
+  // One row at a time: the cosine of a vector may round differently at another position in the vector, and a row must
+  // get the same angles as when it is computed alone.
   int64_t known_length = 0;
   at::Tensor inverse;
   for (int64_t row = 0; row < rows; ++row) {

@@ -35,12 +35,13 @@ void read_yarn(const JsonReader& in, RopeConfig& rope) {
   rope.beta_slow = in.number("beta_slow", 1.0, 1e-6, 1e9);
   rope.mscale = in.number("mscale", 0.0, 0, 1e6);
   rope.mscale_all_dim = in.number("mscale_all_dim", 0.0, 0, 1e6);
-  // transformers takes null for false here.
+  // transformers reads null as false here.
   rope.truncate = in.boolean("truncate", !in.value().contains("truncate"));
 }
 
 void check_partial_factor(const JsonReader& in, double factor) {
-  TESSERA_CHECK(factor == 1.0, ErrorKind::kConfig, "{}: a partial_rotary_factor other than 1 is not supported",
+  TESSERA_CHECK(factor == 1.0, ErrorKind::kConfig,
+                "{}: a partial_rotary_factor other than 1 is not supported. Use a model with full rotary dims.",
                 in.name());
 }
 
@@ -69,7 +70,7 @@ RopeConfig read_rope(const JsonReader& beside, const std::optional<JsonReader>& 
     rope.original_max_position_embeddings =
         beside.integer(kOriginal, rope.original_max_position_embeddings, 1, kMostPositions);
   }
-  // yarn may leave the factor to the ratio of the two context lengths.
+  // For yarn the factor may be missing; it is then the ratio of the two context lengths.
   const bool derived = rope.kind == RopeKind::kYarn && !in.has("factor");
   rope.factor = derived
                     ? static_cast<double>(max_positions) / static_cast<double>(rope.original_max_position_embeddings)

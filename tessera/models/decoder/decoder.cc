@@ -32,6 +32,8 @@ nn::MoEOptions moe_options(const ModelConfig& config) {
           .capacity_factor = config.experts.capacity_factor};
 }
 
+// A replayed call reads the same memory with the same numbers. Documents are described by tensors and the longest
+// length only when they are padded; all other document lists are part of the layer's kernel calls.
 std::optional<std::vector<int64_t>> LayerContext::read_numbers() const {
   if (paged || pattern.context || nn::ContextScope::current()) return std::nullopt;
   if (pattern.pieces.empty()) return std::vector<int64_t>{};
@@ -98,11 +100,13 @@ DecoderModel::DecoderModel(const ModelConfig& config, const DecoderParts& parts,
 }
 
 DecoderModel::Sequence DecoderModel::sequence_over_ranks(const ModelInputs& inputs) const {
+  // In a paged step every rank computes whole rows, so tokens are not sharded.
   if (!context_ || inputs.paged != nullptr) return nullptr;
-  TESSERA_CHECK(inputs.logits_to_keep == 0, ErrorKind::kConfig,
-                "[models.forward] logits_to_keep ({}) in a model that is context parallel over {} ranks, none of which "
-                "has whole rows. Pass a paged step, with which they all read whole rows, or cut the logits.",
-                inputs.logits_to_keep, context_->group->size());
+  TESSERA_CHECK(
+      inputs.logits_to_keep == 0, ErrorKind::kConfig,
+      "[models.forward] logits_to_keep ({}) in a model that is context parallel over {} ranks: no rank has whole "
+      "rows. Use a paged step, in which every rank has whole rows, or slice the logits.",
+      inputs.logits_to_keep, context_->group->size());
   return nn::context_sequence(
       *context_, {.rows = inputs.tokens.size(0), .tokens = inputs.tokens.size(1), .document_ids = inputs.document_ids});
 }
@@ -110,6 +114,7 @@ DecoderModel::Sequence DecoderModel::sequence_over_ranks(const ModelInputs& inpu
 nn::AttentionPattern DecoderModel::pattern(const ModelInputs& inputs, const at::Tensor& x, bool sliding,
                                            const Sequence& sequence) const {
   if (inputs.paged) return {.sliding_window = sliding ? config_.sliding_window : 0};
+  // Kernels that work by document lengths need a head size that they support, and no soft cap.
   const bool by_lengths = kernels::takes_flash_heads(config_.head_dim) && config_.attn_logit_softcapping == 0;
   return nn::attention_pattern({.rows = inputs.tokens.size(0),
                                 .tokens = inputs.tokens.size(1),
@@ -127,7 +132,8 @@ at::Tensor DecoderModel::forward(const ModelInputs& inputs) {
   const bool over_ranks = sequence || nn::ContextScope::current() != nullptr;
   TESSERA_CHECK(!over_ranks || !config_.has_dynamic_rope(), ErrorKind::kConfig,
                 "[models.forward] rope_scaling dynamic under context parallelism: its angles depend on the longest "
-                "position of a row, of which a rank has a part. Use another rope_type, or no context parallelism.");
+                "position of a row, and a rank has only a part of the row. Use another rope_type, or no context "
+                "parallelism.");
   auto positions = inputs.positions;
   if (!positions.defined()) {
     const auto* scope = nn::ContextScope::current();
@@ -142,6 +148,7 @@ at::Tensor DecoderModel::forward(const ModelInputs& inputs) {
   };
   const auto angles = angles_of(*rotary_emb);
   const auto local_angles = rotary_emb_local ? angles_of(*rotary_emb_local) : angles;
+  // Full and sliding layers each share one context, which is made when the first such layer runs.
   std::optional<LayerContext> full, sliding;
   for (int64_t i = stage.first_layer; i < stage.end_layer; ++i) {
     const bool slides = config_.window_of(i) > 0;
@@ -159,6 +166,7 @@ at::Tensor DecoderModel::forward(const ModelInputs& inputs) {
 
 std::shared_ptr<nn::Head> make_head(const ModelConfig& config, const nn::Embedding& embedding,
                                     const nn::ParameterOptions& options) {
+  // A tied head is made on the meta device, and its slot then gets the embedding's weight.
   const nn::ParameterOptions head_options{options.dtype,
                                           config.tie_word_embeddings ? at::Device(at::kMeta) : options.device};
   auto head =
@@ -178,18 +186,19 @@ void check_stage(const DecoderModel& model, const nn::Head* head, const ModelInp
     here = model.layers->list[static_cast<size_t>(layer)] != nullptr;
   }
   TESSERA_CHECK(here, ErrorKind::kConfig,
-                "[models.forward] layers {} to {} of {}{}{}: this rank of a pipeline does not have all of that. Say in "
-                "ModelInputs::stage which of its stages to run.",
+                "[models.forward] layers {} to {} of {}{}{}: this pipeline rank does not have all of these. Set "
+                "ModelInputs::stage to one of its stages.",
                 stage.first_layer, stage.end_layer, count, stage.is_first ? ", the embedding" : "",
                 stage.is_last ? ", norm and head" : "");
   if (stage.is_first) return;
   const auto& hidden = inputs.hidden;
-  TESSERA_CHECK(hidden.defined() && hidden.dim() == 3 && hidden.size(0) == inputs.tokens.size(0) &&
-                    hidden.size(1) == inputs.tokens.size(1),
-                ErrorKind::kShape,
-                "[models.forward] hidden: a stage that is not the first wants what the one before gave, [{}, {}, "
-                "hidden_size] for these tokens",
-                inputs.tokens.size(0), inputs.tokens.size(1));
+  TESSERA_CHECK(
+      hidden.defined() && hidden.dim() == 3 && hidden.size(0) == inputs.tokens.size(0) &&
+          hidden.size(1) == inputs.tokens.size(1),
+      ErrorKind::kShape,
+      "[models.forward] hidden: a stage that is not the first needs the output of the previous stage, [{}, {}, "
+      "hidden_size] for these tokens",
+      inputs.tokens.size(0), inputs.tokens.size(1));
 }
 
 }  // namespace
