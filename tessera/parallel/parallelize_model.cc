@@ -221,6 +221,9 @@ void check_heads(const ModelConfig& config, int64_t tp, bool replicate_kv) {
 }
 
 void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options) {
+  // The order matters. The plan and the experts replace parameters by DTensors. Activation checkpoints and graphs wrap
+  // the forward of each layer, inside its hooks. Data parallelism comes last: it shards the parameters that the steps
+  // before have made, and its hooks gather them around the wrapped forward.
   auto mesh = model_mesh(options.mesh);
   const bool on_cpu = mesh.all->device_type() == c10::DeviceType::CPU;
   const bool speaks = mesh.all->rank() == mesh.all->ranks().front();

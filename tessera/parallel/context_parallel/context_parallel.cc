@@ -91,6 +91,7 @@ ContextParallel::ContextParallel(const MeshPtr& mesh, const ContextParallelOptio
 ContextParallel::~ContextParallel() {
   scope_.reset();
   const c10::NoGradGuard no_grad;
+  // The scope has ended first, so no attention runs over ranks with whole buffers.
   for (const auto& each : restored_) show(each.buffer, each.whole);
 }
 

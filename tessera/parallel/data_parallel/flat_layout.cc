@@ -141,6 +141,8 @@ void pack_gradient(const FlatLayout& layout, size_t index, const at::Tensor& gra
   const auto& entry = layout.entries[index];
   check_elements(gradient, entry);
   if (entry.numel() == 0) return;
+  // On the CPU a plain copy of equal dtypes is a set of memory copies, shared by threads. Every other case uses tensor
+  // operations, which also convert and run on accelerators.
   const at::Tensor source = gradient.contiguous();
   if (!accumulate && parts.device().is_cpu() && source.scalar_type() == parts.scalar_type()) {
     std::vector<Segment> segments;

@@ -51,6 +51,7 @@ void GraphEnd::connect(const at::Tensor& tensor, size_t index) const {
   torch::autograd::impl::set_gradient_edge(tensor, {node_, static_cast<uint32_t>(index)});
 }
 
+// Depth-first search with a stack of its own, because a graph can be deeper than the call stack allows.
 std::unordered_set<const void*> reachable_nodes(const std::vector<at::Tensor>& outputs) {
   std::unordered_set<const void*> seen;
   std::vector<torch::autograd::Node*> open;

@@ -47,6 +47,8 @@ const SideStream& ReductionStages::stream() const {
 // before the buffer may be freed.
 bool ReductionStages::advance(const std::string& subject, bool at_end) {
   if (!in_flight()) return false;
+  // A copy to the host is in flight and need not be complete before the end of backward. The compute stream is ordered
+  // after it once, so that the device buffer can be freed; the host waits in take().
   if (stage_ == Stage::kToHost && !at_end) {
     if (output_.defined()) {
       copied_.hold_current();
@@ -89,6 +91,8 @@ void ReductionStages::start_copy_to_host() {
   copied_ = StreamMark::here(device);
 }
 
+// A result on the device is ordered by the stream alone. A result on the host may be read by the CPU at once, so take()
+// waits for the copy.
 at::Tensor ReductionStages::take() {
   ended_.hold_current();
   if (!host_.defined()) return std::exchange(output_, {});
@@ -102,6 +106,8 @@ at::Tensor ReductionStages::take(const SideStream& beside) {
   return std::exchange(output_, {});
 }
 
+// After an error no buffer may be freed while a stream still uses it: the compute stream is ordered after all stages
+// first.
 void ReductionStages::drop() {
   if (in_flight()) {
     try {

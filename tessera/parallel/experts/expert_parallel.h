@@ -33,8 +33,8 @@ MeshPtr make_expert_mesh(const MeshPtr& stage, int64_t ep);
 
 struct ExpertParallelOptions {
   MeshPtr mesh = {};  // (ep_shard, ep), by these names
-  // The tensor-parallel dim, whose ranks hold the same tokens: each rank then routes and sends its share of them. Null:
-  // no such dim. A model with tensor parallelism needs it even where ep is 1.
+  // The tensor-parallel dim, whose ranks hold the same tokens: each rank then routes and sends its share of the tokens.
+  // Null: no such dim. A model with tensor parallelism needs it even where ep is 1.
   MeshPtr tensor_parallel = {};
   bool sequence_parallel = false;  // the residual stream is a DTensor Shard(1) over tensor_parallel
 };

@@ -81,8 +81,8 @@ at::Tensor AllToAllExchange::of_own_rows(nn::MoE& block, const at::Tensor& rows,
   return nn::combine(results_of(block, sorted, order.counts), order, routing.weights);
 }
 
-// x [B, T, width] is a DTensor Shard(1); the result, too. The mask is for whole sequences, so this rank's tokens are
-// cut from it.
+// x [B, T, width] and the result are DTensors Shard(1). The mask is for whole sequences, so this rank's tokens are
+// selected from it.
 at::Tensor AllToAllExchange::of_sequence_shards(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const {
   const auto here = to_local(x);
   const auto own = mask.defined() ? cut(mask, 1, *replicas_) : mask;
@@ -90,7 +90,7 @@ at::Tensor AllToAllExchange::of_sequence_shards(nn::MoE& block, const at::Tensor
   return from_local(y, replicas_, {Shard(1)}, FromLocalOptions::contiguous(x.sizes().vec()));
 }
 
-// x is a plain tensor with equal values along `replicas`; the result, too. Each rank computes a shard of the rows. In
+// x and the result are plain tensors with equal values along `replicas`. Each rank computes a shard of the rows. In
 // backward the gradients of these shards are all-gathered, so every rank has the gradient of the whole x.
 at::Tensor AllToAllExchange::of_replicas(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const {
   const auto rows = x.reshape({-1, x.size(-1)});

@@ -113,6 +113,8 @@ void fully_shard(nn::Module& module, const FullyShardOptions& options) {
   TESSERA_CHECK(!module.sharding(), ErrorKind::kShape, "[fsdp.shard] fully_shard was called on this module already");
   TESSERA_CHECK(data_parallel_states(module).size() == fsdp_states(module).size(), ErrorKind::kShape,
                 "[fsdp.shard] replicate or wrap_fsdp1 was called on a module below this one. Use one of the two.");
+  // Everything is checked and collected before ParamGroup replaces the first parameter, so an error leaves the module
+  // as it was.
   auto params = unmanaged_parameters(module, options);
   std::shared_ptr<ParamGroup> group;
   if (!params.empty()) {
@@ -163,6 +165,7 @@ void reshard(nn::Module& module) {
 
 FsdpStats fsdp_stats(nn::Module& root) {
   FsdpStats sum;
+  // All states below one root share a schedule, which holds the counts; it is counted once.
   std::set<GatherSchedule*> seen;
   for (auto* state : gathered_states_of(root)) {
     if (state->gathered() != nullptr) sum.accumulated_bytes += state->gathered()->accumulated_bytes();

@@ -33,7 +33,7 @@ namespace tessera {
 
 struct FullyShardOptions {
   MeshPtr mesh = {};                               // 1-d (shard), or 2-d (replicate, shard) with names
-  std::optional<bool> reshard_after_forward = {};  // default: true, but false for the root
+  std::optional<bool> reshard_after_forward = {};  // default: true; false for the root before a backward
   MixedPrecisionPolicy mp_policy = {};
   // The tensor-parallel mesh over which plain parameters hold equal values. A plain parameter then becomes a DTensor
   // (Shard, Replicate) over both meshes, and forward still reads a plain tensor. Null: plain parameters become DTensors

@@ -16,7 +16,7 @@ namespace tessera {
 
 void ParamGroup::accumulate(const std::vector<size_t>& trainable, std::vector<at::Tensor>&& gradients) {
   const c10::NoGradGuard no_grad;
-  while (advance_reduction(/*at_end=*/true)) {  // the group was used twice in one graph
+  while (advance_reduction(/*at_end=*/true)) {  // the group occurs twice in one graph: its earlier reduction ends
   }
   std::optional<c10::ScalarType> dtype;
   for (const auto& gradient : gradients) {

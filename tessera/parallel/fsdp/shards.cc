@@ -59,6 +59,8 @@ void Shards::create(c10::Device device, bool copy_values) {
 
 c10::Allocator* Shards::sent_memory() const { return group().allocator(mesh_->device().type()); }
 
+// The reduced gradients of a group are one buffer of one dtype, so the trainable parameters must share their stored
+// dtype.
 std::vector<size_t> Shards::trainable() const {
   std::vector<size_t> out;
   for (size_t i = 0; i < params_.size(); ++i) {
@@ -110,6 +112,8 @@ bool Shards::replaced() const {
   return false;
 }
 
+// Version counters only grow, so their sum changes when any of them does. A replacement may have a smaller counter;
+// replaced() reports that case.
 uint64_t Shards::version() const {
   uint64_t sum = 0;
   const auto add = [&](const at::Tensor& tensor) {
@@ -128,6 +132,8 @@ void Shards::show() const {
   }
 }
 
+// The flat buffer already has the layout of the all-gather's input. A copy is needed only for a cast, for offloaded
+// shards, for several dtypes, or after a replacement.
 at::Tensor Shards::to_send(const FlatLayout& layout, BufferPool& pool) const {
   const c10::ScalarType dtype = wire_dtype();
   const int64_t numel = layout.part_bytes / static_cast<int64_t>(c10::elementSize(dtype));

@@ -41,7 +41,7 @@ constexpr int64_t kWarmUps = 2;
 constexpr size_t kMostKinds = 4;
 constexpr int64_t kForgottenAfter = 64;
 
-// Shared by all layers of one graph_layers call.
+// State that all layers of one graph_layers call share.
 struct Shared {
   explicit Shared(c10::Device given)
       : device(given), in_passing(make_graph_memory(given)), stream(given, /*high_priority=*/false) {}

@@ -64,6 +64,7 @@ ShownParameters shown_parameters(nn::Module& module) {
   return out;
 }
 
+// Members are replaced, not registered slots, so parameters() and optimizers still see the parameters.
 ShowLeaves::ShowLeaves(const ShownParameters& shown, const std::vector<at::Tensor>& leaves) {
   for (size_t i = 0; i < leaves.size(); ++i) {
     for (at::Tensor* member : shown.members[i]) {

@@ -7,9 +7,9 @@
 //           nn::Module::set_parameter(slot, distribute_tensor(slot.parameter.detach(), mesh, {Shard(0)}));
 //         }
 //       },
-//       .output_fn = [](nn::Module&, nn::TensorRefs& outputs, const MeshPtr&) { *outputs[0] = full_tensor(*outputs[0]);
-//       }
-//   });
+//       .output_fn = [](nn::Module&, nn::TensorRefs& outputs, const MeshPtr&) {
+//         *outputs[0] = full_tensor(*outputs[0]);
+//       }});
 //
 // COLLECTIVE over the mesh. It may be called once on a module: a second call is an Error kShape.
 #pragma once

@@ -194,6 +194,8 @@ Simulation simulate(const Schedule& schedule, const ActionCosts& costs) {
   Simulation out{.time = clockwork.time,
                  .bubble_share = 1 - clockwork.busy / (clockwork.time * schedule.ranks()),
                  .most_held = {}};
+  // A rank holds a micro-batch of a stage from F to B or W. The order within the row is enough to count them; time does
+  // not matter.
   for (const auto& row : clockwork.rows) {
     int held = 0, most = 0;
     for (const auto& step : row) {

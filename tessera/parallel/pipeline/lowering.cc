@@ -56,6 +56,7 @@ ScheduleTable table_of(const std::vector<Actions>& rows) {
 
 }  // namespace
 
+// A stage is freed before the next one is gathered, so about `most_active` stages are unsharded at a time.
 Actions add_unshard_reshard(const ActionRow& row, int most_active) {
   std::set<int> active;
   Actions out;
@@ -79,6 +80,7 @@ Actions add_unshard_reshard(const ActionRow& row, int most_active) {
   return out;
 }
 
+// A stage has one B or W for each micro-batch, so the count of both says when its gradients are complete.
 Actions add_reduce_grad(const Actions& row, int micro_batches) {
   std::map<int, int> count;
   Actions out;
@@ -148,6 +150,7 @@ std::vector<Actions> add_send_recv(const std::vector<Actions>& rows, const std::
   return out;
 }
 
+// Sends and receives are added last: they are placed by simulating all rows, which must have their final order.
 ScheduleTable lower(const Schedule& schedule) {
   std::vector<Actions> rows;
   for (const auto& row : schedule.table.ranks) {

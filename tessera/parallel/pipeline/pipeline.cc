@@ -194,6 +194,8 @@ const Schedule& Pipeline::schedule(int micro_batches) {
 }
 
 const detail::RankProgram& Pipeline::program(int micro_batches, bool with_gradients) {
+  // Lowered and checked once for each number of micro-batches. All ranks lower the same table, so an invalid schedule
+  // is an error on every rank before anything is sent.
   auto& program = programs_[{micro_batches, with_gradients}];
   if (program) return *program;
   if (with_gradients) {
@@ -267,6 +269,7 @@ std::vector<int64_t> Pipeline::generate(std::span<const int64_t> prompt, const G
   GenerationSource source{.device = is_dtensor(parameter) ? device_mesh(parameter)->device() : parameter.device(),
                           .group = group};
   if (group != nullptr && group->size() > 1) {
+    // The leader samples, so it must have logits: the first rank of the group with the last stage.
     const auto has_logits = comm::all_gather_bytes(*group, has_last_stage() ? "1" : "");
     source.leader = static_cast<int>(std::ranges::find_if(has_logits, [](const auto& each) { return !each.empty(); }) -
                                      has_logits.begin());

@@ -154,6 +154,8 @@ const PlanFunctions& PARALLIZE_FUNCTIONS() {
   return functions;
 }
 
+// Each block (attention, MLP) gets one OverlappedBlock instead of the styles of its projections. The norms before the
+// blocks no longer all-gather, because the block gathers in chunks.
 ParallelPlan with_overlap(const CausalLM& model, const ParallelPlan& plan) {
   const std::string layer = inner_of(model) + ".layers.*.";
   ParallelPlan out = plan;
@@ -184,6 +186,8 @@ StylePtr translate_parallel_style(std::string_view style) {
   raise(ErrorKind::kConfig, "[parallel.plan] Unknown parallel style: {}. Known: {}.", style, fmt::join(names, ", "));
 }
 
+// transformers' patterns are relative to the decoder, the plan's patterns to the model. Where transformers gathers the
+// logits, they stay sharded here over the vocabulary, as the loss reads them.
 ParallelPlan get_hf_tp_plan(const CausalLM& model) {
   const auto& config = model.config();
   const auto& keys = family_of(config.architecture).plan;

@@ -54,6 +54,8 @@ Execution::Execution(CausalLM& model, const StagePlan& plan, Wire* wire, const s
       loss_divisor_(loss_divisor),
       runs_(model, micro_batches) {}
 
+// The forward that belongs to the completing backward counts, too, because data parallelism reads its switches in
+// forward.
 DataParallelHooks::Completes Execution::completes(const RankProgram& program, size_t position) const {
   const auto &action = program.actions[position], &last = program.actions[program.last];
   const bool forward_of_last =
@@ -114,6 +116,7 @@ void Execution::forward(const Action& action, const RankProgram& program) {
   auto batch = inputs(action.micro_batch);
   const auto range = plan_.range(action.stage);
   if (plan_.stages() > 1) batch.stage = range;
+  // The input was stored by a stage of this rank, or is being received from another rank.
   at::Tensor hidden;
   if (!range.is_first) {
     hidden =
@@ -139,6 +142,7 @@ void Execution::backward(const Action& action) {
     gradient = is_here(action.stage + 1) ? taken(gradients_, place, "the gradient of its output")
                                          : taken(gradients_in_, place, "the gradient of its output").take();
   }
+  // I leaves the gradients of weights to W; B computes all gradients.
   const bool keep_weights = action.kind == ActionKind::kInputBackward;
   auto of_input = runs_.backward(action.stage, action.micro_batch, gradient, keep_weights);
   if (range.is_first) return;
@@ -147,6 +151,8 @@ void Execution::backward(const Action& action) {
 
 void Execution::exchange(const Action& action) {
   const Place place{action.stage, action.micro_batch};
+  // A stage's output is stored under the next stage and its input's gradient under the stage before, so a SEND finds
+  // them there.
   const Place next{action.stage + 1, action.micro_batch}, previous{action.stage - 1, action.micro_batch};
   const auto tokens = inputs(action.micro_batch).tokens.sizes();
   switch (action.kind) {

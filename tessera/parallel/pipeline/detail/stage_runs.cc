@@ -15,6 +15,7 @@ namespace {
 
 using kernels::DeferredGradients;
 
+// Runs backward from an edge of the graph. Gradients accumulate in the leaves, as with Tensor::backward().
 void run_graph(const torch::autograd::Edge& from, const at::Tensor& gradient) {
   torch::autograd::Engine::get_default_engine().execute({from}, {gradient}, /*keep_graph=*/false,
                                                         /*create_graph=*/false, /*accumulate_grad=*/true, {});
@@ -34,6 +35,9 @@ StageRuns::~StageRuns() {
   if (dropout_) dropout_->end_step();
 }
 
+// Runs the model inside a scope of deferred gradients in two cases. If the backward is split, I will defer the
+// gradients of linear weights to W. If the head's gradient goes to its parameter at once, the fused loss defers it
+// during forward, scaled like the loss that backward would start from.
 at::Tensor StageRuns::run_model(Run& run, ModelInputs&& inputs, const ForwardHow& how) {
   run.weights = std::make_unique<DeferredGradients>();
   run.weights->takes_weights = how.splits_backward;
@@ -65,6 +69,8 @@ at::Tensor StageRuns::forward(int stage, int micro_batch, ModelInputs inputs, co
   const bool gives_result = is_last && !inputs.labels.defined();
   const auto output = run_model(run, std::move(inputs), how);
   if (gives_result) return output.detach();
+  // The graph is kept through the loss, or through the edge of the output. The output tensor itself is not kept: it is
+  // freed when the next stage or the send has read it.
   at::Tensor given;
   if (is_last) {
     run.loss = output / how.loss_divisor;
@@ -82,6 +88,8 @@ at::Tensor StageRuns::forward(int stage, int micro_batch, ModelInputs inputs, co
   return given;
 }
 
+// Starts from the kept loss on the last stage, else from the edge of the output with the received gradient. With
+// keep_weights the run stays until weight_backward, because it holds the deferred gradients.
 at::Tensor StageRuns::backward(int stage, int micro_batch, const at::Tensor& gradient, bool keep_weights) {
   const auto found = runs_.find({stage, micro_batch});
   TESSERA_CHECK(found != runs_.end(), ErrorKind::kInternal,

@@ -70,16 +70,19 @@ ActionRow zbv_row(const ScheduleSize& size, int rank) {
   const int ranks = size.ranks, micro_batches = std::max(2 * ranks - 1, size.micro_batches);
   VRow row(ranks, rank);
   const auto done = [&](int way, ActionKind kind) { return row.done(way, kind); };
+  // Warm-up: forwards of way 0 until the first micro-batch returns on way 1, then both ways in turn.
   row.gap(rank);
   for (int i = 0; i < 2 * (ranks - rank) - 1; ++i) row.forward(0);
   for (int i = 0; i < rank; ++i) {
     row.forward(1);
     row.forward(0);
   }
+  // Backwards of way 1 begin.
   for (int i = 0; i < ranks - rank; ++i) {
     row.forward(1);
     input_and_weight(row, 1);
   }
+  // Steady state: F, I and W of way 0, then of way 1.
   while (done(1, ActionKind::kForward) < done(0, ActionKind::kForward) ||
          done(0, ActionKind::kForward) < micro_batches) {
     if (done(0, ActionKind::kForward) < micro_batches) row.forward(0);
@@ -107,16 +110,19 @@ ActionRow zbv_row(const ScheduleSize& size, int rank) {
 ActionRow dual_pipe_v_row(const ScheduleSize& size, int rank) {
   const int ranks = size.ranks, behind = ranks - rank - 1;
   VRow row(ranks, rank);
+  // Steps 1 and 2: warm-up forwards of way 0, then of both ways.
   for (int i = 0; i < 2 * behind; ++i) row.forward(0);
   for (int i = 0; i <= rank; ++i) {
     row.forward(0);
     row.forward(1);
   }
+  // Step 3: I, W and F of way 1.
   for (int i = 0; i < behind; ++i) {
     row.input(1);
     row.oldest_weight();
     row.forward(1);
   }
+  // Step 4, the steady state: a forward of one way overlaps a backward of the other.
   for (int i = 0; i < size.micro_batches - 2 * ranks + rank + 1; ++i) {
     if (i == 0 && behind == 0) {  // an overlap would make the bubble larger here
       row.forward(0);
@@ -126,10 +132,12 @@ ActionRow dual_pipe_v_row(const ScheduleSize& size, int rank) {
     }
     row.overlap(1, 0);
   }
+  // Step 5: the last forwards.
   for (int i = 0; i < behind; ++i) {
     row.whole_backward(1);
     row.overlap(1, 0);
   }
+  // Step 6: backwards of both ways, split into I and W from the middle on.
   bool split = false;
   const auto backward = [&](int way) { split ? row.input(way) : row.whole_backward(way); };
   for (int i = 0; i <= rank; ++i) {
@@ -139,6 +147,7 @@ ActionRow dual_pipe_v_row(const ScheduleSize& size, int rank) {
     split = split || (half && rank % 2 == 0);
     backward(0);
   }
+  // Steps 7 and 8: the W actions that wait, with the last backwards of way 0 between them.
   for (int i = 0; i < behind; ++i) {
     row.oldest_weight();
     backward(0);

@@ -80,8 +80,11 @@ int Wire::tag_of(const Address& address, int kind) const {
   return (address.micro_batch * 4096 + address.stage) * kMessageKinds + kind;
 }
 
+// The Pending keeps the sent tensor alive until the message has been read.
 void Wire::send(const at::Tensor& part, int to, int tag) { sends_.push_back(comm::send(*group_, part, to, tag)); }
 
+// A gradient may have other placements than its hidden state (Partial, for example): it is redistributed to the
+// announced placements before its local tensor is sent.
 at::Tensor Wire::local_of(const at::Tensor& tensor, const WireForm& form) const {
   at::Tensor placed = tensor;
   if (is_dtensor(tensor)) {
@@ -121,17 +124,20 @@ Arrival Wire::receive_forward(const Address& from, c10::IntArrayRef tokens) {
   }
   const auto& form = known->second;
   auto part = at::empty(form.local, at::TensorOptions(form.dtype).device(device_));
+  // Only the header is waited for. The hidden state arrives while the rank computes; Arrival::take() waits for it.
   auto pending = comm::recv(*group_, part, from.rank, tag_of(from, kForwardMessage));
   return {std::move(part), std::move(pending), form, tensor_parallel_};
 }
 
 void Wire::send_backward(const Address& to, const at::Tensor& gradient, c10::IntArrayRef tokens) {
   const c10::NoGradGuard no_grad;
+  // This rank received the hidden state as stage to.stage + 1; the gradient goes back in the same form.
   const auto& form = received_forms_.at({to.stage + 1, tokens.vec()});
   send(local_of(gradient, form), to.rank, tag_of(to, kBackwardMessage));
 }
 
 Arrival Wire::receive_backward(const Address& from, c10::IntArrayRef tokens) {
+  // This rank sent the hidden state to stage from.stage + 1; the gradient comes back in the same form.
   const auto& form = sent_forms_.at({from.stage + 1, tokens.vec()});
   auto part = at::empty(form.local, at::TensorOptions(form.dtype).device(device_));
   auto pending = comm::recv(*group_, part, from.rank, tag_of(from, kBackwardMessage));

@@ -10,6 +10,8 @@ Placement on_dims(const Placement& placement, int64_t ndim) {
   return resolved;
 }
 
+// from_local without a shape assumes shards of equal size. With an uneven shard the global size must come from the
+// caller.
 at::Tensor as_dtensor(const at::Tensor& tensor, const MeshPtr& mesh, const Placement& layout, int64_t global_extent) {
   const Placement placed = on_dims(layout, tensor.dim());
   if (global_extent < 0 || !placed.is_shard()) return from_local(tensor, mesh, {placed});
