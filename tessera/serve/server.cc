@@ -373,8 +373,7 @@ Server::Server(const Served& served, Scheduler& scheduler, ServerOptions options
 }
 
 // MHD_quiesce_daemon() stops accepting connections and returns the listening socket; open connections go on. New
-// completion requests on these get 503 from now on. The wait polls, because libmicrohttpd does not report the end of a
-// request.
+// completion requests on these get 503 from now on. The loop polls the number of connections that are being answered.
 bool Server::drain() {
   state_->draining = true;
   const int socket = MHD_quiesce_daemon(state_->daemon);
