@@ -271,7 +271,7 @@ TEST(TorchSave, TensorsThatDoNotFitTheirStorageAreRefused) {
   const auto tuple = [](PickleValue::Items items) { return PickleValue::tuple(std::move(items)); };
   const int64_t huge = std::numeric_limits<int64_t>::max();
   EXPECT_THAT(tensor_refusal({.offset = 1}), HasSubstr("does not lie inside its storage of 4 elements"));
-  EXPECT_THAT(tensor_refusal({.offset = -1}), HasSubstr("a tensor from -1 on"));
+  EXPECT_THAT(tensor_refusal({.offset = -1}), HasSubstr("a tensor with storage offset -1"));
   EXPECT_THAT(tensor_refusal({.offset = huge}), HasSubstr("does not lie inside"));
   EXPECT_THAT(tensor_refusal({.size = tuple({3, 2})}), HasSubstr("does not lie inside"));
   EXPECT_THAT(tensor_refusal({.size = tuple({huge, huge}), .stride = tuple({0, 0})}), HasSubstr("does not lie inside"));

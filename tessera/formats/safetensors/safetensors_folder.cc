@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 constexpr JsonLimits kIndexLimits{.max_bytes = size_t{256} << 20, .max_depth = 16, .max_keys = 4'000'000};
 
-// The shard's path. A name with a folder in it, or a link that leads elsewhere, is refused.
+// The path of a shard. A name with a folder in it, and a link out of the folder, are rejected.
 fs::path shard_path(const fs::path& dir, const std::string& name, const std::string& index_name) {
   const fs::path shard(name);
   const bool plain = !name.empty() && !shard.is_absolute() && shard == shard.filename() && name != ".." &&
@@ -42,7 +42,7 @@ Json read_index(const fs::path& path) {
   return parse_json_object(read_file(path, kIndexLimits.max_bytes), "[safetensors] " + path.string(), kIndexLimits);
 }
 
-// Whether every tensor of the index lies in the file `name`. An index that is not valid says nothing.
+// Whether every tensor of the index is stored in the file `name`. False for an invalid index.
 bool names_only(const fs::path& index_path, const std::string& name) {
   try {
     const Json index = read_index(index_path);
@@ -53,14 +53,14 @@ bool names_only(const fs::path& index_path, const std::string& name) {
   }
 }
 
-// A folder with model.safetensors and an index of other files, as a second save leaves it. The single file counts, as
-// in transformers.
+// Warns about a folder with model.safetensors and an index of other files, as a second save leaves it. The single file
+// is read, as in transformers.
 void warn_of_unused_index(const fs::path& single, const fs::path& index_path) {
   if (!fs::is_regular_file(index_path)) return;
   if (names_only(index_path, single.filename().string())) return;
   log_warning_once(
-      "[safetensors] {}: is read, and the shards of {} beside it are not, as in transformers. Remove those that are "
-      "out of date.",
+      "[safetensors] {}: is read, and the shards of {} in the same folder are ignored, as in transformers. Delete the "
+      "files that are out of date.",
       single.string(), index_path.filename().string());
 }
 

@@ -15,7 +15,9 @@ namespace {
 
 constexpr size_t kMaxRank = 64;
 
-// Levels: 0 outside, 1 the header object, 2 one tensor (or __metadata__), 3 one of its arrays.
+// Receives the events of the JSON parser and accepts only the format's own structure, so a hostile header cannot
+// allocate anything else. `level_` is the nesting: 0 outside, 1 the header object, 2 one tensor (or __metadata__), 3
+// one of its arrays.
 class HeaderEvents {
  public:
   using json = nlohmann::json;
@@ -145,7 +147,7 @@ class HeaderEvents {
 
 SafetensorsHeader parse_safetensors_header(std::string_view json, const std::string& file_name) {
   SafetensorsHeader header;
-  // The format pads with spaces after the object; the parser accepts white space there, other bytes it does not.
+  // The format pads the header with spaces. The parser accepts white space after the object, but no other bytes.
   TESSERA_CHECK(!json.empty() && json.front() == '{', ErrorKind::kFormat,
                 "[safetensors] {}: the header does not begin with '{{'. Is this a safetensors file?", file_name);
   HeaderEvents events(header, file_name);

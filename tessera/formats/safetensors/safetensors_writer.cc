@@ -15,12 +15,14 @@ namespace tessera {
 namespace {
 
 uint64_t size_bytes(const SafetensorsSpec& spec) {
-  if (std::ranges::find(spec.shape, 0) != spec.shape.end()) return 0;  // whatever the other sizes are
+  if (std::ranges::find(spec.shape, 0) != spec.shape.end()) return 0;  // even if the other sizes overflow
   return c10::elementSize(spec.dtype) * static_cast<uint64_t>(c10::multiply_integers(spec.shape));
 }
 
 }  // namespace
 
+// The header is written first: all sizes are known, so each tensor's position is fixed before its values arrive.
+// Sorting by item size keeps every tensor aligned, because the data begins at a multiple of 8 bytes.
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vector<SafetensorsSpec> specs,
                                      const SafetensorsMetadata& metadata)
     : file_(path) {
@@ -59,7 +61,7 @@ void SafetensorsWriter::write(std::string_view name, const at::Tensor& tensor) {
                 quote(name));
   const auto& entry = found->second.entry;
   TESSERA_CHECK(tensor.scalar_type() == entry.dtype && tensor.sizes() == at::IntArrayRef(entry.shape),
-                ErrorKind::kShape, "[safetensors] {}: tensor {} is {} [{}], announced was {} [{}]",
+                ErrorKind::kShape, "[safetensors] {}: tensor {} is {} [{}], but {} [{}] was announced",
                 file_.path().string(), quote(name), c10::toString(tensor.scalar_type()),
                 fmt::join(tensor.sizes(), ", "), c10::toString(entry.dtype), fmt::join(entry.shape, ", "));
   const auto plain = tensor.detach().cpu().contiguous();
@@ -112,6 +114,7 @@ SafetensorsWriter& SafetensorsFolderWriter::writer_of(Shard& shard) const {
   return *shard.writer;
 }
 
+// The index appears after all shards, so a folder with an index has all its shards.
 void SafetensorsFolderWriter::finish() {
   nlohmann::ordered_json index = {{"metadata", {{"total_size", total_bytes_}}},
                                   {"weight_map", nlohmann::ordered_json::object()}};

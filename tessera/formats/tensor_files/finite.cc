@@ -15,11 +15,11 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kBlock = 4096;           // values between looks at the result
-constexpr int64_t kShareOfTask = 1 << 16;  // values
+constexpr int64_t kBlock = 4096;           // values between two checks for an early end
+constexpr int64_t kShareOfTask = 1 << 16;  // values of one parallel task
 
-// A float is NaN or infinite where all bits of its exponent are set. The inner loop has no branch, so that it becomes
-// vector instructions.
+// Whether all values are finite. A float is NaN or infinite when all bits of its exponent are set. The inner loop has
+// no branch, so the compiler vectorises it.
 template <class Bits>
 bool all_exponents_fit(const Bits* values, int64_t count, Bits exponent) {
   for (int64_t first = 0; first < count; first += kBlock) {
@@ -44,7 +44,7 @@ bool all_exponents_fit_in(const at::Tensor& tensor, Bits exponent) {
 bool all_finite(const at::Tensor& tensor) {
   if (tensor.is_complex()) return all_finite(at::view_as_real(tensor.resolve_conj()));
   if (!tensor.is_floating_point() || tensor.numel() == 0) return true;
-  // isfinite() knows no float8; a float8 that is not finite is not finite in float32 either.
+  // isfinite() does not support float8. Conversion to float32 keeps NaN and infinity.
   if (tensor.element_size() == 1) return all_finite(tensor.to(at::kFloat));
   if (!tensor.is_cpu() || !tensor.is_non_overlapping_and_dense()) return tensor.isfinite().all().item<bool>();
   switch (tensor.scalar_type()) {
@@ -69,6 +69,7 @@ std::string spell(const at::Tensor& value) {
   return fmt::format("({}, {})", spell(number.real()), spell(number.imag()));
 }
 
+// The index of a flat position in row-major order.
 std::vector<int64_t> index_of(int64_t place, c10::IntArrayRef sizes) {
   std::vector<int64_t> index(sizes.size());
   for (size_t dim = sizes.size(); dim-- > 0; place /= sizes[dim]) index[dim] = place % sizes[dim];
@@ -109,6 +110,7 @@ void check_finite(const at::TensorBase& tensor, std::string_view name, const std
   }
 }
 
+// The stored tensor is checked first, so an infinity that was there before the conversion is reported as such.
 void check_converted(const at::TensorBase& stored, const at::TensorBase& converted, std::string_view name,
                      const std::string& where, c10::IntArrayRef offset) {
   const auto found = find_non_finite(converted);
@@ -123,11 +125,13 @@ void check_converted(const at::TensorBase& stored, const at::TensorBase& convert
 }
 
 bool has_finite_values(GgmlType type, std::span<const std::byte> blocks) {
-  constexpr uint16_t kHalfExponent = 0x7C00, kFloatExponent = 0x7F80;  // of float32 and bfloat16 in their upper 16 bits
+  constexpr uint16_t kHalfExponent = 0x7C00, kFloatExponent = 0x7F80;  // float16; bfloat16, and float32's upper half
   const auto* info = ggml_type_info(static_cast<uint32_t>(type));
   TESSERA_CHECK(info && info->decodes, ErrorKind::kFormat, "[gguf] tensor type {} cannot be decoded",
                 info ? info->name : std::string_view("unknown"));
-  size_t first = 0, second = 0;  // where a block has its scale, and its minimum
+  // A quantised value is a scale times a small integer plus a minimum, so it is finite unless a scale is NaN or
+  // infinite. Only the scales are read; of a plain type the value itself is read.
+  size_t first = 0, second = 0;  // byte positions of the block's scale and of its minimum
   uint16_t exponent = kHalfExponent;
   switch (type) {
     case GgmlType::kF32:

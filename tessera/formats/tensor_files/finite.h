@@ -42,8 +42,8 @@ void check_finite(const at::TensorBase& tensor, std::string_view name, const std
 void check_converted(const at::TensorBase& stored, const at::TensorBase& converted, std::string_view name,
                      const std::string& where, c10::IntArrayRef offset = {});
 
-// Whether all values of GGUF blocks are finite. A block is finite when its scales are finite, so most types need no
-// decoding of values. Error kFormat for a type that cannot be decoded.
+// Whether all values of GGUF blocks are finite. Quantised values are finite when their block's scales are finite, so
+// they are not decoded. Error kFormat for a type that cannot be decoded.
 bool has_finite_values(GgmlType type, std::span<const std::byte> blocks);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// What TensorFiles::open() chooses from.
+// The formats that TensorFiles::open() can read, one class for each.
 
 #include <ATen/ATen.h>
 
@@ -30,7 +30,7 @@ std::string count_of_files(const std::set<std::string>& names) {
   return names.size() == 1 ? *names.begin() : fmt::format("{} files", names.size());
 }
 
-// shard-00001-model-00001-of-00002.safetensors
+// Matches e.g. shard-00001-model-00001-of-00002.safetensors.
 bool is_shard_name(std::string_view name) {
   return name.starts_with("shard-") && name.find("-model-") != name.npos && name.ends_with(".safetensors");
 }
@@ -54,7 +54,8 @@ class SafetensorsTensors : public TensorFiles {
   SafetensorsFolder folder_;
 };
 
-// Where the shard of each tensor begins, as DCP's HuggingFaceStorageWriter notes it; at the start where it does not.
+// The offset of a tensor's shard in the whole tensor, from the metadata of DCP's HuggingFaceStorageWriter; zeros for a
+// tensor without such metadata.
 std::vector<int64_t> saved_offsets(const SafetensorsFile& file, const std::optional<Json>& info,
                                    const std::string& name, size_t dims) {
   const std::string where = fmt::format("[safetensors] {}: DCP_SHARDING_INFO", file.path().string());
@@ -86,7 +87,8 @@ class ShardedSafetensors : public TensorFiles {
     std::shared_ptr<const SafetensorsFile> file;
   };
 
-  // Their names do not say how many there are: that the last is missing shows in shapes only.
+  // File names contain the rank but not the number of ranks. A missing rank in the middle is found here; missing last
+  // ranks are found only if a tensor has a gap.
   void check_numbers(const std::set<fs::path>& names) const {
     std::set<std::string> ranks;  // "00001" of shard-00001-model-...
     for (const auto& name : names) ranks.insert(name.filename().string().substr(6, 5));
@@ -117,13 +119,15 @@ class ShardedSafetensors : public TensorFiles {
                     file->path().string(), quote(name));
       for (size_t d = 0; d < entry.shape.size(); ++d) {
         TESSERA_CHECK(entry.shape[d] <= int64_t{1} << 48, ErrorKind::kFormat,
-                      "[safetensors] {}: {}: dim of {} elements", file->path().string(), quote(name), entry.shape[d]);
+                      "[safetensors] {}: {}: a dim of {} elements is too large, at most 2^48 are read",
+                      file->path().string(), quote(name), entry.shape[d]);
         stored.shape[d] = std::max(stored.shape[d], part.box.offsets[d] + entry.shape[d]);
       }
       parts.push_back(std::move(part));
     }
   }
 
+  // The whole shape was taken from the largest end of all shards. The shards must cover it without gap or overlap.
   void check(const std::string& name, const std::vector<Part>& parts) {
     auto& stored = tensors_[name];
     std::set<std::string> files;
@@ -154,7 +158,7 @@ class DcpTensors : public TensorFiles {
       : TensorFiles(Format::kDcp, folder), folder_(DcpFolder::open(folder)) {
     const auto& metadata = folder_->metadata();
     const DcpLookup lookup(metadata);
-    // Under the names of the dict "model", where the checkpoint has one.
+    // Strips "model." from names of the dict "model"; empty for other names.
     const auto weight_name = [&](const std::string& name) -> std::string {
       constexpr std::string_view kModel = "model.";
       const auto* path = lookup.find_path(name);
@@ -180,7 +184,7 @@ class DcpTensors : public TensorFiles {
     folder_->read(keys_.at(name), offset, into);
   }
   std::shared_ptr<const DcpFolder> folder_;
-  std::map<std::string, std::string> keys_;  // in the checkpoint, by name
+  std::map<std::string, std::string> keys_;  // name in the checkpoint, by name in tensors_
 };
 
 class TorchSaveTensors : public TensorFiles {
@@ -202,8 +206,8 @@ class TorchSaveTensors : public TensorFiles {
     if (fs::exists(path / "pytorch_model.bin")) {
       if (fs::exists(path / "pytorch_model.bin.index.json")) {
         log_warning_once(
-            "[torch] {}: is read, and the shards of pytorch_model.bin.index.json beside it are not, as in "
-            "transformers. Remove those that are out of date.",
+            "[torch] {}: is read, and the shards of pytorch_model.bin.index.json are ignored, as in "
+            "transformers. Delete the files that are out of date.",
             (path / "pytorch_model.bin").string());
       }
       return {path / "pytorch_model.bin"};
@@ -262,7 +266,7 @@ class TorchSaveTensors : public TensorFiles {
 
   void read_box(const std::string& name, c10::IntArrayRef offset, const at::Tensor& into) const override {
     const auto& place = places_.at(name);
-    // What is read anyhow; a part of a storage is not worth reading all of it.
+    // The checksum covers the whole storage, so it is compared only when the whole storage is read.
     const bool all_of_storage = place.info.nbytes() == place.info.storage_end - place.info.storage_begin;
     if (all_of_storage && into.sizes() == at::IntArrayRef(place.info.sizes)) place.file->check_crc(place.info);
     detail::copy_common_part(place.file->tensor(place.info), std::vector<int64_t>(offset.size(), 0), into, offset);
@@ -279,7 +283,7 @@ bool holds_sharded_safetensors(const fs::path& folder) {
   return false;
 }
 
-// A zip archive, as torch.save writes since 1.6, begins with a local file header.
+// A zip archive (the format of torch.save since 1.6) begins with a local file header.
 bool begins_like_zip(const fs::path& file) {
   std::array<char, 4> magic{};
   std::ifstream(file, std::ios::binary).read(magic.data(), magic.size());
@@ -301,6 +305,8 @@ bool TensorFiles::is_there(const fs::path& path) {
   return has_safetensors(path) || DcpFolder::is_one(path) || has_torch_save(path) || holds_sharded_safetensors(path);
 }
 
+// A folder may hold several formats, for example weights of a finished run next to .metadata. The order of these tests
+// decides: safetensors, DCP, torch.save, shards of safetensors.
 std::shared_ptr<const TensorFiles> TensorFiles::open(const fs::path& path, const TensorFilesOptions& options) {
   TESSERA_CHECK(fs::exists(path), ErrorKind::kIo, "[formats] {}: does not exist", path.string());
   const bool is_folder = fs::is_directory(path);

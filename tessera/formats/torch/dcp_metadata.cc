@@ -1,4 +1,4 @@
-// What holds for all metadata, read or made here, and looking things up in it.
+// Checks of all metadata, parsed or created here, and look-ups in it.
 #include "tessera/formats/torch/dcp_metadata.h"
 
 #include <fmt/ranges.h>
@@ -25,6 +25,7 @@ template <class... Args>
 
 std::string shown(const std::vector<int64_t>& values) { return fmt::format("[{}]", fmt::join(values, ", ")); }
 
+// An empty tensor may have any other sizes, as in torch.
 void check_whole_size(const DcpTensor& tensor, const std::string& where) {
   if (tensor.size.size() > kMaxDcpDims) refuse_dcp(where, "a tensor of {} dimensions", tensor.size.size());
   torch_dtype_name(tensor.dtype);
@@ -80,6 +81,8 @@ void check_storage_info(const DcpStorageInfo& info, const std::string& where) {
 
 }  // namespace
 
+// Names must be unique before look-ups mean anything, so duplicates are rejected first. Then every object and every
+// chunk must have its record.
 void DcpMetadata::check(const std::string& where, const DcpParseOptions& options) const {
   std::unordered_set<std::string_view> names;
   for (const auto& entry : entries) {

@@ -11,7 +11,8 @@ namespace {
 
 constexpr const char* kDcpClasses = "torch.distributed.checkpoint.metadata.";
 
-// Takes the object model of `.metadata` out of the pickled tree. Every message begins with where a value is.
+// Reads DcpMetadata from the pickled tree. Every message begins with the place of the value. `at` is the name or field
+// that a message names. Members that newer or older versions of torch lack are optional.
 class DcpParser {
  public:
   explicit DcpParser(const std::string& where) : where_(where) {}
@@ -57,7 +58,7 @@ class DcpParser {
     if (value.kind() != kind) fail(at, "found {}, wanted {}", value.describe(), wanted);
   }
 
-  // The state of an instance of the class; null when it has none.
+  // The state of an instance of the class; null for an instance without a state. Error kFormat for another object.
   const PickleValue* state_of(const PickleValue& value, std::string_view class_name, std::string_view at) const {
     if (!value.is_instance() || value.qualified_name() != class_name) {
       fail(at, "found {}, wanted a {}", value.describe(), class_name);
@@ -91,7 +92,7 @@ class DcpParser {
     return value.as_bool();
   }
 
-  // An integer that is not negative.
+  // An integer of 0 or more. Error kFormat for other values.
   int64_t count(const PickleValue& value, std::string_view at) const {
     want(value, PickleKind::kInt, at, "an integer");
     if (value.as_int() < 0) fail(at, "found {}, wanted 0 or more", value.as_int());
@@ -134,6 +135,7 @@ class DcpParser {
     return found;
   }
 
+  // TensorProperties is pickled as a tuple of five values (its __getstate__) or as a plain dict.
   void properties(const PickleValue& value, std::string_view at, DcpTensor& tensor) const {
     const auto* state = state_of(value, kDcpClasses + std::string("TensorProperties"), at);
     if (!state) fail(at, "properties without a state");
@@ -231,14 +233,14 @@ class DcpParser {
     return meta;
   }
 
-  // "/tmp/ckpt" of PosixPath("/", "tmp", "ckpt").
+  // PosixPath("/", "tmp", "ckpt") becomes "/tmp/ckpt".
   std::string posix_path(const PickleValue& value) const {
     std::string joined;
     for (size_t i = 0; i < value.args().size(); ++i) {
       const auto& part = text(value.args()[i], "checkpoint_id");
       const bool root = i == 0 && (part == "/" || part == "//");
       const bool plain = !part.empty() && part != "." && part.find('/') == part.npos;
-      if (!root && !plain) fail("checkpoint_id", "{} is no part of a path", quote(part));
+      if (!root && !plain) fail("checkpoint_id", "{} is not a valid part of a path", quote(part));
       if (!joined.empty() && joined.back() != '/') joined += '/';
       joined += part;
     }

@@ -18,6 +18,7 @@ namespace {
 
 const PickleValue kNonePickle;
 
+// Layout of the parts of each kind: detail/pickle_node.h.
 std::shared_ptr<PicklePartsNode> make_parts(PickleKind kind, std::vector<PickleValue> parts) {
   return std::make_shared<PicklePartsNode>(kind, std::move(parts));
 }
@@ -206,6 +207,7 @@ std::string PickleValue::describe() const {
   return "";
 }
 
+// Floats are compared bit by bit, so NaN equals itself and 0.0 differs from -0.0.
 bool same_pickle(const PickleValue& a, const PickleValue& b) {
   if (a.kind() != b.kind()) return false;
   if (a.kind() == PickleKind::kFloat) {

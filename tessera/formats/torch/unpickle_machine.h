@@ -1,4 +1,4 @@
-// The stack machine of Python's pickle, which makes data of what a pickle would call.
+// The stack machine of Python's pickle. It builds data instead of calling classes and functions.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace tessera {
 
-// One run over a pickle.
+// One run over one pickle.
 class Unpickler {
  public:
   Unpickler(std::span<const std::byte> bytes, const std::string& where, const PickleLimits& limits)
@@ -73,7 +73,7 @@ class Unpickler {
   detail::PicklePartsNode& open_container(PickleKind kind, const char* op);
   void append(PickleKind kind, std::vector<PickleValue> items, const char* op);
 
-  // What opcodes do.
+  // Opcodes.
   void opcode(detail::PickleOp op);
   void memoize(uint64_t index);
   void recall(uint64_t index);
@@ -89,7 +89,7 @@ class Unpickler {
   const std::string& where_;
   PickleLimits limits_;
   uint64_t max_cost_ = 0;
-  uint64_t made_ = 0;  // bytes of all nodes so far, what lies in them not counted
+  uint64_t made_ = 0;  // bytes of all nodes created so far, each without its children
   size_t position_ = 0;
   size_t op_at_ = 0;
   std::vector<PickleValue> stack_;

@@ -1,4 +1,4 @@
-// Classes and functions that a pickle names and calls: known names only, and what they give stands as data.
+// Classes and functions that a pickle names and calls. Only known names are accepted, and a call becomes data.
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/base/text/utf8.h"
@@ -15,17 +15,18 @@ void Unpickler::global(std::string_view module, std::string_view name) {
   const auto canonical = canonical_pickle_name(module, name);
   if (!is_known_pickle_name(canonical)) {
     fail(
-        "it wants to load {}, which is neither needed for tensors nor known to be harmless. Only tensors, numbers, "
+        "the pickle refers to {}, which is neither needed for tensors nor known to be harmless. Only tensors, numbers, "
         "text, bytes, lists, tuples, dicts and sets are read.",
         quote(std::string(module) + "." + std::string(name)));
   }
   push_parts(PickleKind::kGlobal, {canonical.module, canonical.name});
 }
 
-// "set", "bytes" and OrderedDict are values of their own here. False for any other callee.
+// Converts calls of set, bytes and OrderedDict to values of these kinds. Returns false for any other callee.
 bool Unpickler::reduce_to_own_kind(const PickleValue& callee, std::span<const PickleValue> args) {
   if (callee.is_global("builtins.set")) {
-    if (args.size() > 1 || (args.size() == 1 && args[0].kind() != PickleKind::kList)) fail("a set of no list");
+    if (args.size() > 1 || (args.size() == 1 && args[0].kind() != PickleKind::kList))
+      fail("a set whose argument is not a list");
     std::vector<PickleValue> items;
     if (!args.empty()) items.assign(args[0].items().begin(), args[0].items().end());
     push_parts(PickleKind::kSet, std::move(items));
@@ -41,6 +42,7 @@ bool Unpickler::reduce_to_own_kind(const PickleValue& callee, std::span<const Pi
   return false;
 }
 
+// Inverse of Pickler::write_bytes(): one character of latin1 text is one byte.
 bool Unpickler::reduce_to_bytes(std::span<const PickleValue> args) {
   const bool texts = args.size() == 2 && args[0].kind() == PickleKind::kText && args[1].kind() == PickleKind::kText;
   if (!texts || (args[1].as_text() != "latin1" && args[1].as_text() != "latin-1")) {
@@ -60,7 +62,8 @@ bool Unpickler::reduce_to_bytes(std::span<const PickleValue> args) {
 
 bool Unpickler::reduce_to_ordered_dict(std::span<const PickleValue> args) {
   std::vector<PickleValue> parts;
-  if (args.size() > 1 || (args.size() == 1 && args[0].kind() != PickleKind::kList)) fail("an OrderedDict of no list");
+  if (args.size() > 1 || (args.size() == 1 && args[0].kind() != PickleKind::kList))
+    fail("an OrderedDict whose argument is not a list");
   if (!args.empty()) {
     for (const auto& pair : args[0].items()) {
       const bool is_sequence = pair.kind() == PickleKind::kList || pair.kind() == PickleKind::kTuple;
@@ -95,6 +98,8 @@ void Unpickler::new_object() {
   std::get<4>(top().value_)->instance = true;
 }
 
+// BUILD sets the state of an instance, once. An OrderedDict keeps its state as the last, odd part of its node. adopt()
+// seals the state; if that sealed the target itself, the state contains the target, which is an error.
 void Unpickler::build() {
   auto state = pop();
   const auto target = top();

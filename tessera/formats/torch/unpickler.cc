@@ -18,7 +18,7 @@ using detail::PickleTextNode;
 
 std::string_view Unpickler::take(uint64_t count) {
   if (count > bytes_.size() - position_) {
-    fail("{} bytes are wanted, {} are left. The pickle is cut off or damaged.", count, bytes_.size() - position_);
+    fail("{} bytes are needed, {} are left. The pickle is cut off or damaged.", count, bytes_.size() - position_);
   }
   const std::string_view taken(reinterpret_cast<const char*>(bytes_.data()) + position_, static_cast<size_t>(count));
   position_ += static_cast<size_t>(count);
@@ -32,6 +32,7 @@ std::string_view Unpickler::line() {
   return take(length + 1).substr(0, length);
 }
 
+// LONG1: little-endian two's complement of 0 to 8 bytes, extended by its sign.
 int64_t Unpickler::long_integer() {
   const auto digits = sized<uint8_t>();
   if (digits.size() > 8) fail("an integer of {} bytes; only 64-bit integers are read", digits.size());
@@ -68,7 +69,8 @@ std::vector<PickleValue> Unpickler::pop_to_mark() {
   return items;
 }
 
-// One value may be called upon again and again to make others, each of its size, which no tree holds together.
+// Limits the memory of all values that the run creates. add_cost() cannot do that: a pickle can create many large
+// values that no tree holds at the same time.
 void Unpickler::count_made(uint64_t bytes) {
   made_ += bytes;
   if (made_ > max_cost_) {
@@ -76,6 +78,8 @@ void Unpickler::count_made(uint64_t bytes) {
   }
 }
 
+// Limits the size of the tree with every reference written out, the work of a reader that walks it. A parent adds the
+// whole cost of each child, so sharing does not hide the cost.
 void Unpickler::add_cost(PickleNode& node, uint64_t cost) const {
   node.cost += cost;
   if (node.cost > max_cost_) {
@@ -108,7 +112,7 @@ void Unpickler::push_tuple(size_t count) {
   push_parts(PickleKind::kTuple, std::move(items));
 }
 
-// A value that lies in another one does not change any more: so none can come to lie in itself.
+// Makes `child` a part of `parent`. A part is sealed and does not change any more, so no value can contain itself.
 void Unpickler::adopt(PickleNode& parent, const PickleValue& child) {
   parent.cost += 8;
   const auto* held = std::get_if<4>(&child.value_);
@@ -119,6 +123,7 @@ void Unpickler::adopt(PickleNode& parent, const PickleValue& child) {
   if (parent.depth > limits_.max_depth) fail("values are nested more than {} deep", limits_.max_depth);
 }
 
+// Dict and set keys are checked here, when the container is complete.
 void Unpickler::seal(const PickleValue& value) {
   const auto* held = std::get_if<4>(&value.value_);
   if (!held || (*held)->sealed) return;
@@ -144,11 +149,12 @@ void Unpickler::check_keys(const PicklePartsNode& node, size_t stride) const {
   if (integer != integers.end()) fail("the key {} is twice in one dict", *integer);
 }
 
+// The container on top of the stack, for an opcode that adds to it. Error kFormat when it is sealed.
 PicklePartsNode& Unpickler::open_container(PickleKind kind, const char* op) {
   const auto& value = top();
   if (value.kind() != kind) fail("{} on {}", op, value.describe());
   auto& node = *std::get<4>(value.value_);
-  if (node.sealed) fail("{} on {} that lies in another value already, perhaps in itself", op, value.describe());
+  if (node.sealed) fail("{} on {} that is part of another value already, perhaps of itself", op, value.describe());
   return static_cast<PicklePartsNode&>(node);
 }
 
@@ -165,7 +171,8 @@ void Unpickler::append(PickleKind kind, std::vector<PickleValue> items, const ch
 }
 
 void Unpickler::memoize(uint64_t index) {
-  // Writers number from 0, and each entry takes bytes.
+  // Writers number entries from 0 and each entry takes at least one byte, so a larger index is damage. This bounds
+  // memo_.
   if (index >= bytes_.size()) fail("memo entry {} in a pickle of {} bytes", index, bytes_.size());
   if (index >= memo_.size()) memo_.resize(index + 1);
   memo_[index] = top();
@@ -199,7 +206,7 @@ void Unpickler::opcode(PickleOp op) {
       return push(PickleValue(big_endian_float()));
     // Text and bytes.
     case PickleOp::kShortBinUnicode:
-    case PickleOp::kShortBinString:  // the text of Python 2
+    case PickleOp::kShortBinString:  // a Python 2 str
       return push_text(PickleKind::kText, sized<uint8_t>());
     case PickleOp::kBinUnicode:
     case PickleOp::kBinString:
@@ -255,7 +262,7 @@ void Unpickler::opcode(PickleOp op) {
       return recall(number<uint8_t>());
     case PickleOp::kLongBinGet:
       return recall(number<uint32_t>());
-    // The stack, frames, and what is called.
+    // The stack, frames and calls.
     case PickleOp::kFrame:
       if (const auto length = number<uint64_t>(); length > bytes_.size() - position_) {
         fail("a frame of {} bytes, {} are left. The pickle is cut off or damaged.", length, bytes_.size() - position_);
@@ -289,7 +296,7 @@ void Unpickler::opcode(PickleOp op) {
     case PickleOp::kBinPersId:
       return push_parts(PickleKind::kPersistent, {pop()});
     default:
-      fail("opcode 0x{:02x} is not read", static_cast<unsigned>(op));
+      fail("opcode 0x{:02x} is not supported", static_cast<unsigned>(op));
   }
 }
 

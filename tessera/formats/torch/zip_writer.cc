@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-constexpr size_t kZipPiece = size_t{1} << 20;  // what a cache holds from the sums to the copy
+constexpr size_t kZipPiece = size_t{1} << 20;  // stays in the CPU cache between checksum and write
 
 template <class T>
 void put_zip(std::string& out, T value) {
@@ -27,6 +27,8 @@ uint16_t zip_flags(uint64_t size) {
 
 }  // namespace
 
+// Sizes and checksum are written behind the data (descriptor), so data needs no second pass. Only the ZIP64 field has
+// the sizes here. The padding field moves the data to a multiple of 64 bytes.
 std::string ZipWriter::local_header(const std::string& name, uint64_t size, uint64_t position) {
   const bool zip64 = size >= detail::kZip32Max;
   std::string out;
@@ -71,6 +73,7 @@ std::string ZipWriter::descriptor(const Written& entry) {
   return out;
 }
 
+// The central directory, then the ZIP64 end record, its locator, and the plain end record.
 std::string ZipWriter::directory(const std::vector<Written>& entries, uint64_t position) {
   std::string out;
   for (const auto& entry : entries) {
@@ -101,7 +104,7 @@ std::string ZipWriter::directory(const std::vector<Written>& entries, uint64_t p
     out += extra;
   }
   const uint64_t size = out.size();
-  put_zip(out, detail::kZip64End);  // torch writes it for small archives, too
+  put_zip(out, detail::kZip64End);  // torch writes the record for small archives, too
   put_zip(out, uint64_t{detail::kZip64EndBytes - 12});
   put_zip16(out, 45);  // versions
   put_zip16(out, 45);
@@ -129,6 +132,7 @@ void ZipWriter::put(const std::string& bytes) {
   position_ += bytes.size();
 }
 
+// The checksum is computed piece by piece while the data passes, each piece being small enough to stay in the cache.
 void ZipWriter::add(const std::string& name, uint64_t size_bytes, const std::function<void(const ByteSink&)>& produce) {
   TESSERA_CHECK(name.size() < 1024, ErrorKind::kInternal, "[zip] a name of {} bytes: {}", name.size(), quote(name));
   Written entry{name, position_, size_bytes, 0};
@@ -161,6 +165,7 @@ uint64_t ZipWriter::finish() {
   return position_;
 }
 
+// FNV-1a over the names, and a polynomial hash over the checksums of the data.
 std::string ZipWriter::content_id() const {
   uint64_t names = 0xcbf29ce484222325;  // FNV-1a
   uint64_t data = 0;
@@ -171,6 +176,7 @@ std::string ZipWriter::content_id() const {
   return fmt::format("{:020}{:020}", names, data);
 }
 
+// Runs the same functions as add() and finish() on empty data, so both lengths agree by construction.
 uint64_t zip_archive_bytes(std::span<const ZipEntrySize> entries) {
   std::vector<ZipWriter::Written> written;
   uint64_t position = 0;
