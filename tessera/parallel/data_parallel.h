@@ -27,7 +27,7 @@ struct DataParallelOptions {
   ReplicateOptions replicate = {};
 };
 
-// Calls replicate(root) when dp_replicate is above 1 and dp_shard is 1 or missing, and when the mesh has dp_replicate
+// Calls replicate(root) when dp_replicate is above 1 and dp_shard is 1 or missing, or when the mesh has dp_replicate
 // alone. Otherwise calls fully_shard_blocks over dp_shard, with replicas over dp_replicate if that dim is above 1.
 // Gradients are averaged over both dims. COLLECTIVE over the mesh when its process groups do not exist yet. Error
 // kShape for no mesh, or a mesh with neither dim.

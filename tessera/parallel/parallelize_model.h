@@ -24,7 +24,7 @@ struct ParallelizeModelOptions {
   MeshPtr mesh = {};
   MixedPrecisionPolicy mp_policy = {};
   // Expert-parallel size: the number of ranks that share the experts of a layer. It must divide the number of experts,
-  // and the product of the sizes of all dims of the mesh.
+  // and the product of the sizes of the four dims above.
   int64_t ep = 1;
   // How context parallelism exchanges keys and values: "allgather", or "alltoall" for the ring
   // (apply_context_parallel).

@@ -11,7 +11,7 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// A torch::autograd::Node and no torch::autograd::Function: apply() of a Node owns the gradients, so the sink can free
+// A torch::autograd::Node, not a torch::autograd::Function: apply() of a Node owns the gradients, so the sink can free
 // each gradient as soon as it has been packed.
 struct GatheredParameters : torch::autograd::Node {
   using Node::Node;

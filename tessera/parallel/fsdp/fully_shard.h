@@ -95,8 +95,9 @@ void unshard(nn::Module& module);
 void reshard(nn::Module& module);
 // Turns prefetch on or off: the all-gather of the next group starts while this group computes. All ranks must pass the
 // same value, because prefetch changes the order of collectives. A difference is an Error kShape in the first forward;
-// a difference after that makes ranks wait for one another until the timeout. Default: all ranks agree in the first
-// forward, on accelerators and when every host has a CPU core (by affinity) for each of its ranks: on; otherwise: off.
+// a difference after that makes ranks wait for one another until the timeout. Default, on which all ranks agree in the
+// first forward: on for accelerators, and when every host has a CPU core (by affinity) for each of its ranks; otherwise
+// off.
 void set_prefetch(nn::Module& module, bool on);
 
 struct FsdpStats {

@@ -17,10 +17,10 @@
 namespace tessera::pipeline {
 
 enum class ActionKind : uint8_t {
-  kForward,          // F
+  kForward,          // F: a stage's forward
   kBackward,         // B: gradients of the inputs and the parameters
-  kInputBackward,    // I: gradients of the inputs, and of the parameters that are not deferred to W
-  kWeightBackward,   // W: gradients of the weights that I deferred
+  kInputBackward,    // I: gradients of the inputs, and of the parameters that are not deferred
+  kWeightBackward,   // W: gradients of the weights, which action I deferred
   kUnshard,          // UNSHARD: the stage's parameters are all-gathered
   kReshard,          // RESHARD: the stage's parameters are freed
   kSendForward,      // SEND_F: the stage's output is sent to the next stage

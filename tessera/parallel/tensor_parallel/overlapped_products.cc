@@ -184,8 +184,8 @@ struct GatheredProducts : torch::autograd::Function<GatheredProducts> {
   }
 };
 
-// The mirror image: forward multiplies chunk c + 1 while the reduce-scatter of chunk c runs; backward all-gathers the
-// gradient in chunks.
+// The reverse of GatheredProducts: forward multiplies chunk c + 1 while the reduce-scatter of chunk c runs, and
+// backward all-gathers the gradient in chunks.
 struct ScatteredProduct : torch::autograd::Function<ScatteredProduct> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const OverlapOptions& options) {

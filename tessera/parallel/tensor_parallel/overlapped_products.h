@@ -4,9 +4,9 @@
 //   auto qkv = gathered_products(x, {wq, wk, wv}, {}, along);   // from this rank's tokens: products for all tokens
 //   at::Tensor part = scattered_product(y, w, along);           // from all tokens: the product for this rank's tokens
 //
-// Tokens are sharded as by Shard(1); their number need not be divisible. All functions and their backwards are
-// COLLECTIVE over `along`, and all ranks must pass the same number of chunks. Differentiable once. Plain tensors.
-// Errors kShape.
+// Tokens are sharded as by Shard(1); the number of ranks need not divide their number. All functions and their
+// backwards are COLLECTIVE over `along`, and all ranks must pass the same number of chunks. Differentiable once. Plain
+// tensors. Errors kShape.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -142,7 +142,7 @@ void Execution::backward(const Action& action) {
     gradient = is_here(action.stage + 1) ? taken(gradients_, place, "the gradient of its output")
                                          : taken(gradients_in_, place, "the gradient of its output").take();
   }
-  // I leaves the gradients of weights to W; B computes all gradients.
+  // Action I leaves the gradients of weights to action W; action B computes all gradients.
   const bool keep_weights = action.kind == ActionKind::kInputBackward;
   auto of_input = runs_.backward(action.stage, action.micro_batch, gradient, keep_weights);
   if (range.is_first) return;

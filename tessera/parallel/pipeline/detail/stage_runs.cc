@@ -35,9 +35,9 @@ StageRuns::~StageRuns() {
   if (dropout_) dropout_->end_step();
 }
 
-// Runs the model inside a scope of deferred gradients in two cases. If the backward is split, I will defer the
-// gradients of linear weights to W. If the head's gradient goes to its parameter at once, the fused loss defers it
-// during forward, scaled like the loss that backward would start from.
+// Runs the model inside a scope of deferred gradients in two cases. If the backward is split, its action I defers the
+// gradients of linear weights to its action W. If the head's gradient goes to its parameter at once, the fused loss
+// defers it during forward, scaled like the loss that backward would start from.
 at::Tensor StageRuns::run_model(Run& run, ModelInputs&& inputs, const ForwardHow& how) {
   run.weights = std::make_unique<DeferredGradients>();
   run.weights->takes_weights = how.splits_backward;

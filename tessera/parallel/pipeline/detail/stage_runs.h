@@ -22,7 +22,7 @@ namespace tessera::pipeline::detail {
 // How a forward is run.
 struct ForwardHow {
   double loss_divisor = 1;
-  bool splits_backward = false;  // I and W will follow
+  bool splits_backward = false;  // the actions I and W will follow
   // The head's weight gradient, which the fused loss computes in forward, is added to the parameter at once. Set when
   // the backward does not follow directly, so it is not held for each micro-batch in flight.
   bool hands_on_head = false;

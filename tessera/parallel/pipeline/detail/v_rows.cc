@@ -29,7 +29,7 @@ class VRow {
     both.parts.push_back(next_whole(backward_way));
     row_.push_back(std::move(both));
   }
-  // Adds the W of the oldest I that has none, if there is one.
+  // Adds the W of the oldest I that has no W yet, if there is one.
   void oldest_weight() {
     if (waiting_.empty()) return;
     row_.push_back(waiting_.front());
@@ -90,6 +90,7 @@ ActionRow zbv_row(const ScheduleSize& size, int rank) {
     row.forward(1);
     input_and_weight(row, 1);
   }
+  // The remaining I of both ways, then I and W of way 0, then the remaining W.
   for (int i = 0; i < rank; ++i) {
     row.input(0);
     row.input(1);
