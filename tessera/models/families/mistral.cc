@@ -3,8 +3,8 @@
 
 namespace tessera {
 
-// transformers makes a config.json with layer_types a MinistralForCausalLM, which is this model with layers that see
-// all.
+// For a config.json with layer_types transformers makes a MinistralForCausalLM, which is this model with some
+// full-attention layers.
 const ModelFamily& mistral_family() {
   static const ModelFamily family{
       .architecture = "MistralForCausalLM",

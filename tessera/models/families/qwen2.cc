@@ -1,4 +1,4 @@
-// Qwen2 and Qwen2.5: a Llama whose queries, keys and values have a bias; layers may slide.
+// Qwen2 and Qwen2.5: a Llama with biases on queries, keys and values; layers may have a sliding window.
 #include "tessera/base/text/json.h"
 #include "tessera/models/families/families.h"
 

@@ -1,4 +1,5 @@
-// Qwen3: a Llama with a norm over each head of queries and keys, and a head size of its own; layers may slide.
+// Qwen3: a Llama with a norm over each head of queries and keys, and a separate head_dim; layers may have a sliding
+// window.
 #include "tessera/models/decoder/decoder.h"
 #include "tessera/models/families/families.h"
 

@@ -1,4 +1,4 @@
-// Qwen3-MoE: a Qwen3 whose layers have experts in place of the MLP, all of them or some.
+// Qwen3-MoE: a Qwen3 in which all or some layers have experts in place of the MLP.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -12,9 +12,10 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kMostExperts = 1 << 12;
-constexpr int64_t kMostElements = int64_t{1} << 40;  // of the stacked experts of a layer
+constexpr int64_t kMostElements = int64_t{1} << 40;  // elements of the stacked experts of one layer
 
 std::shared_ptr<CausalLM> make_qwen3_moe(const ModelConfig& config, const nn::ParameterOptions& options) {
+  // All layers share one statistics object, because the load-balancing loss is computed over the layers together.
   const auto& experts = config.experts;
   const auto statistics = std::make_shared<nn::RouterStatistics>(experts.count, experts.balance_coefficient);
   const auto layer = [&](int64_t index) {
@@ -27,7 +28,8 @@ std::shared_ptr<CausalLM> make_qwen3_moe(const ModelConfig& config, const nn::Pa
   return std::make_shared<DecoderForCausalLM>(config, DecoderParts{.layer = layer}, options);
 }
 
-// Layers that mlp_only_layers names, and those that decoder_sparse_step leaves out, have an MLP.
+// Returns for each layer whether it has experts. Layers in mlp_only_layers have an MLP, and so do the layers between
+// every decoder_sparse_step-th layer.
 std::vector<bool> layers_with_experts(const JsonReader& in, int64_t layers) {
   const int64_t step = in.integer("decoder_sparse_step", 1, 1, kMostExperts);
   const auto dense = in.integers("mlp_only_layers", 0, kMostExperts);
@@ -38,7 +40,7 @@ std::vector<bool> layers_with_experts(const JsonReader& in, int64_t layers) {
 
 void read_expert_keys(const JsonReader& in, const JsonReader& /*top*/, ModelConfig& config) {
   auto& experts = config.experts;
-  // Of both spellings transformers takes num_local_experts.
+  // When a file has both names of the key, transformers uses num_local_experts.
   const char* key = in.has("num_local_experts") ? "num_local_experts" : "num_experts";
   experts.count = in.integer(key, 128, 0, kMostExperts);
   experts.inner = in.integer("moe_intermediate_size", 768, 1, int64_t{1} << 31);
@@ -56,12 +58,13 @@ void read_expert_keys(const JsonReader& in, const JsonReader& /*top*/, ModelConf
   if (std::ranges::none_of(experts.layers, [](bool has) { return has; })) experts.count = 0;
 }
 
-// llama.cpp's Qwen3-MoE has experts in every layer and makes the weights of the chosen ones sum to 1.
+// llama.cpp's Qwen3-MoE has experts in every layer and always normalises the router weights of a token's experts to sum
+// to 1.
 void set_expert_keys(const ModelConfig& config, const std::string& where, GgufWriter& writer) {
   const auto& experts = config.experts;
   const bool everywhere = experts.count > 0 && std::ranges::find(experts.layers, false) == experts.layers.end();
   TESSERA_CHECK(everywhere, ErrorKind::kConfig,
-                "[gguf] {}: layers without experts (mlp_only_layers, decoder_sparse_step), which a GGUF of a "
+                "[gguf] {}: found layers without experts (mlp_only_layers, decoder_sparse_step), which a GGUF of a "
                 "Qwen3MoeForCausalLM cannot have",
                 where);
   TESSERA_CHECK(experts.normalise, ErrorKind::kConfig,
@@ -76,7 +79,7 @@ void read_expert_keys_of_gguf(const GgufFile& file, nlohmann::ordered_json& conf
   TESSERA_CHECK(used > 0, ErrorKind::kFormat, "[gguf] {}: qwen3moe.expert_used_count is 0", file.path().string());
   config["num_experts"] = file.require_uint("qwen3moe.expert_count");
   config["num_experts_per_tok"] = used;
-  // As llama.cpp does where a file leaves it out.
+  // llama.cpp's default when the file has no such key.
   config["moe_intermediate_size"] = file.find_uint("qwen3moe.expert_feed_forward_length")
                                         .value_or(config.at("intermediate_size").get<uint64_t>() / used);
   config["norm_topk_prob"] = true;
@@ -100,7 +103,8 @@ const ModelFamily& qwen3_moe_family() {
                  .windows = {.known = true, .switched = true},
                  .more = read_expert_keys},
       .make = make_qwen3_moe,
-      // transformers cuts experts inside, too; here they are replicas beside tensor parallelism, or expert-parallel.
+      // transformers also shards inside the experts. Here experts are replicated over tensor-parallel ranks, or are
+      // expert-parallel.
       .plan = {.name = "qwen_moe", .top = {{"lm_head", "colwise_gather_output"}}, .layers = normed_layer_styles()},
       .weights = {.stacks = {{".experts.gate_up_proj", {"gate_proj.weight", "up_proj.weight"}},
                              {".experts.down_proj", {"down_proj.weight"}}}},

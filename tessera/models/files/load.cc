@@ -25,11 +25,12 @@ bool is_weight_dtype(c10::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf || dtype == at::kDouble;
 }
 
-// Tensors that older files hold although they are computed.
+// Tensors that older files have although they are computed from the config.
 bool is_computed(std::string_view name) { return name.ends_with("rotary_emb.inv_freq"); }
 
 std::string shape_text(c10::IntArrayRef shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
+// All problems of a folder, for one error. The error is kShape only when every problem is a wrong shape.
 struct Problems {
   std::vector<std::string> lines;
   bool only_shapes = true;
@@ -48,19 +49,19 @@ struct Problems {
   }
 };
 
-// Where the folder holds a parameter: under a name, or in tensors of which it is stacked.
+// The tensors of the folder that a parameter is read from: one tensor, or the tensors of a stack.
 struct Source {
   std::string name;
   std::vector<StackedTensor> stacked;
-  std::vector<std::string> other_names{};  // further tensors of the folder that stand for the same parameter
+  std::vector<std::string> other_names{};  // further tensors of the folder for the same parameter (a tied head)
 };
 
-// Tensors of the folder that the model has no place for. transformers leaves them unused and names them.
+// Warns of tensors that the model does not have. transformers also leaves them unused and lists them.
 void warn_of_unused(const std::vector<std::string>& names, const std::filesystem::path& dir) {
   if (names.empty()) return;
   const auto shown = std::min(kShownProblems, names.size());
   const auto further = names.size() > shown ? fmt::format(" and {} more", names.size() - shown) : "";
-  log_warning_once("[models.load] {}: {} tensors are not of this model and stay unused: {}{}", dir.string(),
+  log_warning_once("[models.load] {}: {} tensors do not belong to this model and stay unused: {}{}", dir.string(),
                    names.size(), fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(shown), ", "),
                    further);
 }
@@ -75,7 +76,8 @@ void check_stored(const std::string& name, const StoredTensor& entry, c10::IntAr
   }
 }
 
-// Up to the first that is missing: a file may claim more experts than it has room for.
+// Checks the tensors of a stack up to the first missing one. A config may claim more experts than the folder has, so
+// the list of problems must stay short.
 bool has_stacked(const std::vector<StackedTensor>& stacked, int64_t columns, const TensorFiles& folder,
                  Problems& problems) {
   for (const auto& each : stacked) {
@@ -88,8 +90,8 @@ bool has_stacked(const std::vector<StackedTensor>& stacked, int64_t columns, con
   return true;
 }
 
-// The tensors of which a parameter with these names may be stacked: those that the folder holds, else those of the
-// first name. None for a parameter that is no stack.
+// Returns the tensors of which a parameter with these names may be stacked: under the name that the folder uses, else
+// under the first name. Empty for a parameter that is not a stack.
 std::vector<StackedTensor> stack_of(const WeightMap& map, const std::vector<std::string>& names,
                                     const SharedParameter& parameter, const TensorFiles& folder) {
   for (const auto& name : names) {
@@ -99,7 +101,8 @@ std::vector<StackedTensor> stack_of(const WeightMap& map, const std::vector<std:
   return stacked_tensors(map, names.front(), parameter.tensor.sizes());
 }
 
-// What files call the parameters that a model of this config has and this one has not.
+// Returns the names in files of the parameters that a whole model of this config has and this model does not have
+// (other pipeline stages).
 std::set<std::string, std::less<>> names_of_rest(const ModelConfig& config, const WeightMap& map,
                                                  const std::vector<SharedParameter>& own, const TensorFiles& folder) {
   std::set<std::string> held;
@@ -109,7 +112,7 @@ std::set<std::string, std::less<>> names_of_rest(const ModelConfig& config, cons
   for (const auto& parameter : shared_parameters(*model)) {
     const auto is_held = [&](const std::string& name) { return held.contains(name); };
     if (std::ranges::any_of(parameter.names, is_held)) {
-      // Of a tied weight the other name.
+      // For a tied weight that this model has under one name only: the other name.
       for (const auto& name : parameter.names) {
         for (const auto& each : is_held(name) ? std::vector<std::string>() : map.names_of(name)) all.insert(each);
       }
@@ -124,8 +127,8 @@ std::set<std::string, std::less<>> names_of_rest(const ModelConfig& config, cons
   return all;
 }
 
-// The name of a tensor of the same stack of experts, which a model with fewer experts has no place for. transformers
-// stacks all of them, so that the shape is wrong.
+// Whether the name belongs to a stack of experts that the model reads. An expert that the model does not have is an
+// error: transformers stacks all experts of the file and would then find a wrong shape.
 bool is_of_stack(std::string_view name, const std::vector<Source>& sources) {
   constexpr std::string_view kExperts = ".experts.";
   const auto at = name.find(kExperts);
@@ -136,7 +139,7 @@ bool is_of_stack(std::string_view name, const std::vector<Source>& sources) {
   });
 }
 
-// All other names of a parameter that the folder holds, too.
+// Returns all names other than `name` under which the folder has the parameter too.
 std::vector<std::string> other_names(const std::vector<std::string>& names, const std::string& name,
                                      const TensorFiles& folder) {
   std::vector<std::string> others;
@@ -147,6 +150,9 @@ std::vector<std::string> other_names(const std::vector<std::string>& names, cons
   return others;
 }
 
+// Matches every parameter with tensors of the folder and checks names, shapes and dtypes. Then every tensor of the
+// folder must belong to a parameter, be computed, be foreign, or belong to another stage. All problems are thrown
+// together before any value is read.
 std::vector<Source> match_names(const CausalLM& model, const std::vector<SharedParameter>& parameters,
                                 const TensorFiles& folder, UnusedTensors allowed) {
   const auto& map = family_of(model.config().architecture).weights;
@@ -178,7 +184,8 @@ std::vector<Source> match_names(const CausalLM& model, const std::vector<SharedP
       found.push_back({names.front(), std::move(stacked)});
     }
   }
-  std::optional<std::set<std::string, std::less<>>> elsewhere;  // in other stages of a pipeline
+  // names in other pipeline stages; computed at the first use
+  std::optional<std::set<std::string, std::less<>>> elsewhere;
   const auto lies_elsewhere = [&](const std::string& name) {
     if (!elsewhere) elsewhere = names_of_rest(model.config(), map, parameters, folder);
     return elsewhere->contains(name);
@@ -192,7 +199,7 @@ std::vector<Source> match_names(const CausalLM& model, const std::vector<SharedP
       unused.push_back(name);
     }
   }
-  // Beside what is missing they show how else it may be called.
+  // When tensors are missing, list the unused ones too: they may be the missing tensors under other names.
   for (const auto& name : problems.lines.empty() ? std::vector<std::string>() : unused) {
     problems.add(fmt::format("{} is unexpected", escape(name)));
   }
@@ -201,8 +208,8 @@ std::vector<Source> match_names(const CausalLM& model, const std::vector<SharedP
   return found;
 }
 
-// Error kFormat for values that are not finite, in the file or in the dtype of the model. `offset`: of `read` in the
-// tensor.
+// Error kFormat for values that are not finite, in the file or after conversion to the model's dtype. `read` was read
+// at `offset` of the tensor. The stored values are read again only when some value is not finite.
 void check_read(const TensorFiles& folder, const std::string& name, c10::IntArrayRef offset, const at::Tensor& read) {
   if (!find_non_finite(read)) return;
   const auto stored = at::empty(read.sizes(), at::TensorOptions(folder.at(name).dtype));
@@ -210,7 +217,8 @@ void check_read(const TensorFiles& folder, const std::string& name, c10::IntArra
   check_converted(stored, read, name, "[models.load] " + folder.path().string(), offset);
 }
 
-// Whether two tensors of the folder hold the same values in this box, in `dtype`. Some rows at a time.
+// Whether two tensors of the folder have equal values in this box, in `dtype`. Reads some rows at a time to bound the
+// memory.
 bool are_equal(const TensorFiles& folder, const std::string& left, const std::string& right, const LocalBox& box,
                c10::ScalarType dtype) {
   constexpr int64_t kElements = int64_t{1} << 22;
@@ -226,15 +234,16 @@ bool are_equal(const TensorFiles& folder, const std::string& left, const std::st
     const auto one = at::empty(shape, at::TensorOptions(dtype)), other = at::empty_like(one);
     folder.read(left, offset, one);
     folder.read(right, offset, other);
-    check_read(folder, left, offset, one);  // a NaN equals nothing, and is its own error
+    check_read(folder, left, offset, one);  // a NaN is never equal; report it as the error instead
     check_read(folder, right, offset, other);
     if (!at::equal(one, other)) return false;
   }
   return true;
 }
 
-// A parameter that the folder holds under two names, a tied head beside the embedding. transformers unties a head whose
-// values differ, whatever config.json says; a model here is tied or not before its weights are read.
+// Compares the tensors of a parameter that the folder has under two names, such as a tied head and the embedding.
+// transformers unties a head whose values differ, whatever config.json has. A model here is tied or not before its
+// weights are read, so different values are an error.
 void check_tied(const std::vector<SharedParameter>& parameters, const std::vector<Source>& sources,
                 const TensorFiles& folder) {
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -242,7 +251,7 @@ void check_tied(const std::vector<SharedParameter>& parameters, const std::vecto
     for (const auto& other : sources[i].other_names) {
       TESSERA_CHECK(are_equal(folder, sources[i].name, other, local_part_box(parameters[i].tensor),
                               parameters[i].tensor.scalar_type()),
-                    ErrorKind::kFormat, "[models.load] {}: {} and {} are one parameter{} and differ. {}.",
+                    ErrorKind::kFormat, "[models.load] {}: {} and {} are one parameter{}, but their values differ. {}.",
                     folder.path().string(), sources[i].name, other,
                     tied ? " (tie_word_embeddings in config.json)" : " under two names",
                     tied ? "Set tie_word_embeddings to false to use both, as transformers does, or remove the wrong one"
@@ -251,7 +260,7 @@ void check_tied(const std::vector<SharedParameter>& parameters, const std::vecto
   }
 }
 
-// The part of `source` that lies in the box of `local`; its bytes in the folder.
+// Reads the part of `source` in the box of `local`. Returns the number of bytes that it has in the folder.
 int64_t read_source(const TensorFiles& folder, const Source& source, const LocalBox& box, const at::Tensor& local) {
   const auto read = [&](const std::string& name, c10::IntArrayRef offset, const at::Tensor& into) {
     folder.read(name, offset, into);
@@ -261,6 +270,7 @@ int64_t read_source(const TensorFiles& folder, const Source& source, const Local
   if (source.stacked.empty()) return read(source.name, box.offset, local);
   int64_t bytes = 0;
   for (const auto& each : source.stacked) {
+    // Intersect the rows of each tensor of the stack with the box: dim 0 is the expert, dim 1 the row.
     const int64_t expert = each.expert - box.offset[0];
     const int64_t begin = std::max(each.first_row, box.offset[1]);
     const int64_t end = std::min(each.first_row + each.rows, box.offset[1] + box.shape[1]);
@@ -320,7 +330,8 @@ void load_pretrained(CausalLM& model, const std::filesystem::path& dir, c10::Dev
   }
   auto source = sources.begin() + static_cast<std::ptrdiff_t>(parameters.size());
   for (const auto& [name, packed] : nn::packed_weights(model)) {
-    const auto values = at::empty({packed->out, packed->in}, at::kFloat);  // one at a time
+    // float32 values of one packed weight at a time
+    const auto values = at::empty({packed->out, packed->in}, at::kFloat);
     bytes += read_source(*folder, *source++, {values.sizes().vec(), {0, 0}}, values);
     packed->pack(values);
   }

@@ -25,16 +25,16 @@ bool holds_weights(const std::filesystem::path& dir) {
          std::filesystem::exists(dir / "model.safetensors.index.json");
 }
 
-// The tensors of the folder that a model came from, where its family has any that the model does not own.
+// Opens the folder from which the model was loaded, when its family has tensors that the model does not own.
 std::optional<SafetensorsFolder> foreign_tensors(const WeightMap& map, const std::filesystem::path& source_dir) {
   if (map.foreign.empty()) return std::nullopt;
   if (!source_dir.empty() && holds_weights(source_dir)) return SafetensorsFolder::open(source_dir);
-  log_warning("[models.save] '{}' holds no weights: what the model does not own ({}...) is not saved",
+  log_warning("[models.save] '{}' holds no weights, so tensors that the model does not own ({}...) are not saved",
               source_dir.string(), map.foreign.front());
   return std::nullopt;
 }
 
-// The folder as it grows; lives on the writing rank alone.
+// The folder while it is written. Only the writing rank has one.
 class FolderInProgress {
  public:
   FolderInProgress(const CausalLM& model, const std::vector<SharedParameter>& parameters,
@@ -60,7 +60,7 @@ class FolderInProgress {
   }
 
  private:
-  // As the source calls it; where there is none, the first of its names.
+  // Returns the name in the source folder, or the first of the parameter's names without a source folder.
   std::string saved_name(const SharedParameter& parameter) const {
     const auto names = file_names(map_, parameter);
     for (const auto& name : names) {
@@ -99,8 +99,8 @@ class FolderInProgress {
   SafetensorsFolderWriter weights_;
 };
 
-// Gives the whole of a parameter by any of its names, with its adapter in it where that is wanted. COLLECTIVE over its
-// mesh.
+// Returns a function that gives the whole value of a parameter by any of its names, with its adapter merged when
+// `merge_adapters` is set. COLLECTIVE over the parameter's mesh.
 std::function<at::Tensor(const SharedParameter&)> value_getter(CausalLM& model, const std::vector<SharedParameter>& own,
                                                                const SaveOptions& options) {
   std::map<std::string, nn::LoraLinear*> adapted;
@@ -126,7 +126,7 @@ std::function<at::Tensor(const SharedParameter&)> value_getter(CausalLM& model, 
       whole = is_dtensor(tensor) ? full_tensor(tensor) : tensor;
     }
     const auto adapter = adapted.find(parameter.names.front());
-    // In float32, so that the sum is rounded once.
+    // The sum is computed in float32, so that it is rounded once.
     return adapter == adapted.end() ? whole : merged_weight(*adapter->second, whole.to(at::kFloat));
   };
 }
@@ -143,7 +143,9 @@ void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const st
   const auto parameters = whole_model ? shared_parameters(*whole_model) : own;
   const bool writes = stages.writes();
   const auto value_of = value_getter(model, own, options);
-  std::optional<Error> error;  // of the writing rank
+  // After an error of the writing rank the loop continues on all ranks, because the other ranks wait for it in the next
+  // collective. attempt_on_all then throws the error on every rank.
+  std::optional<Error> error;  // first error of the writing rank
   const auto attempt = [&](const auto& step) {
     if (error) return;
     try {
@@ -155,7 +157,7 @@ void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const st
   std::optional<FolderInProgress> folder;
   if (writes) attempt([&] { folder.emplace(model, parameters, dir, source_dir, options); });
   for (const auto& parameter : parameters) {
-    // Also after an error: the other ranks are in the same collective.
+    // Called also after an error: the other ranks are in the same collective.
     const auto whole = stages.collect(parameter, value_of);
     if (!writes) continue;
     attempt([&] {

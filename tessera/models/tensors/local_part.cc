@@ -12,6 +12,7 @@ namespace tessera {
 
 std::vector<SharedParameter> shared_parameters(nn::Module& module, Parameters which) {
   std::vector<SharedParameter> out;
+  // Slots with the same tensor are one parameter.
   std::unordered_map<const at::TensorImpl*, size_t> seen;
   for (const auto& named : module.named_parameters(/*all=*/true)) {
     const bool of_adapter = dynamic_cast<nn::AdapterPart*>(named.owner) != nullptr;
@@ -54,13 +55,12 @@ LocalBox local_part_box(const at::Tensor& parameter) {
   if (!is_dtensor(parameter)) return {shape, std::vector<int64_t>(shape.size(), 0)};
   for (size_t i = 0; i < placements(parameter).size(); ++i) {
     const auto& placement = placements(parameter)[i];
-    TESSERA_CHECK(
-        placement.is_replicate() || placement.is_shard() ||
-            is_nested_last(*device_mesh(parameter), placements(parameter), i),
-        ErrorKind::kShape,
-        "[models.weights] a parameter lies as {}: wanted Shard or Replicate on every mesh dim, or the strided "
-        "shards that FSDP makes of tensor-parallel parameters",
-        to_string(placements(parameter)));
+    TESSERA_CHECK(placement.is_replicate() || placement.is_shard() ||
+                      is_nested_last(*device_mesh(parameter), placements(parameter), i),
+                  ErrorKind::kShape,
+                  "[models.weights] a parameter has placements {}: wanted Shard or Replicate on every mesh dim, or the "
+                  "strided shards that FSDP makes of tensor-parallel parameters",
+                  to_string(placements(parameter)));
   }
   return local_box(shape, *device_mesh(parameter), placements(parameter));
 }
@@ -73,6 +73,7 @@ at::Tensor writable_part(SharedParameter& parameter, c10::Device device) {
   if (!local.is_meta()) return local;
   const auto where = distributed ? device_mesh(old)->device() : device;
   const auto fresh = at::empty(local.sizes(), local.options().device(where));
+  // The new DTensor keeps the sharding of the old one. All slots get it, so that tied weights stay tied.
   auto value = fresh;
   if (distributed) {
     value = from_local(fresh, device_mesh(old), placements(old),

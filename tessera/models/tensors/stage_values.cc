@@ -18,6 +18,7 @@ StageValues::StageValues(const MeshPtr& pipeline, const std::vector<SharedParame
   std::vector<std::string> names;
   for (const auto& parameter : own) names.insert(names.end(), parameter.names.begin(), parameter.names.end());
   const auto all = comm::gather_names(*pipeline_, names);
+  // The first rank that has a name is its owner.
   for (size_t rank = 0; rank < all.size(); ++rank) {
     for (const auto& name : all[rank]) owners_.try_emplace(name, static_cast<int>(rank));
   }
@@ -27,7 +28,7 @@ int StageValues::owner(const SharedParameter& parameter) const {
   for (const auto& name : parameter.names) {
     if (const auto found = owners_.find(name); found != owners_.end()) return found->second;
   }
-  raise(ErrorKind::kInternal, "[models.save] {}: no stage of the pipeline holds it", parameter.names.front());
+  raise(ErrorKind::kInternal, "[models.save] {}: no stage of the pipeline has this parameter", parameter.names.front());
 }
 
 at::Tensor StageValues::collect(const SharedParameter& parameter,
@@ -35,6 +36,8 @@ at::Tensor StageValues::collect(const SharedParameter& parameter,
   if (!pipeline_) return value_of(parameter);
   const int from = owner(parameter), rank = pipeline_->rank();
   const at::Tensor value = rank == from ? value_of(parameter) : at::Tensor();
+  // One rank per stage sends to the writing rank: the first rank of the stage's mesh. The owner and rank 0 both compute
+  // `from`, so send and receive match.
   if (from == 0 || !speaks_) return value;
   if (rank == from) comm::send(*pipeline_, value.to(parameter.tensor.scalar_type()).contiguous(), 0).wait();
   if (rank != 0) return value;
@@ -44,6 +47,7 @@ at::Tensor StageValues::collect(const SharedParameter& parameter,
 }
 
 void StageValues::attempt_on_all(const std::function<void()>& action) const {
+  // The inner agreement is over the mesh, the outer over the pipeline, so an error reaches all ranks of all stages.
   const auto on_mesh = [&] {
     if (!mesh_) return action();
     std::vector<int64_t> dims(static_cast<size_t>(mesh_->ndim()));
