@@ -1,4 +1,4 @@
-// `tessera doctor`: what this machine, this build and libtorch can do, in well under a second.
+// `tessera doctor`: reports what this machine, this build and libtorch support, in well under a second.
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
@@ -48,7 +48,7 @@ Json report_versions() {
   };
 }
 
-// The instruction sets of the first processor that decide about kernels.
+// The instruction sets of the first processor that the choice of kernels depends on.
 Json deciding_cpu_flags() {
   constexpr std::array<std::string_view, 14> kDeciding{"avx",         "avx2",        "fma",      "f16c",     "avx512f",
                                                        "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_bf16", "amx_int8",
@@ -139,7 +139,7 @@ Json report_files() {
   return files;
 }
 
-// What will hurt a run on this machine, one sentence each.
+// One sentence for each condition that will slow down or break a run on this machine.
 Json report_warnings(const Json& cpu, const Json& files) {
   Json warnings = Json::array();
   if (!files["temp_folder_writable"].get<bool>()) {
@@ -147,7 +147,7 @@ Json report_warnings(const Json& cpu, const Json& files) {
                                    files["temp_folder"].get<std::string>()));
   }
   if (!files["memfd"].get<bool>()) warnings.push_back("memfd_create is refused: local ranks cannot share memory");
-  // MKL bounds what libtorch starts, but not what other OpenMP code in the process does.
+  // MKL limits the threads of libtorch to the cores, but other OpenMP code in the process starts OMP_NUM_THREADS.
   const char* asked = std::getenv("OMP_NUM_THREADS");
   const int threads = std::max(at::get_num_threads(), asked ? std::atoi(asked) : 0);
   if (const auto cores = cpu["cores_allowed"].get<int64_t>(); threads > cores) {

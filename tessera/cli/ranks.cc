@@ -13,12 +13,14 @@ namespace tessera::cli {
 void add_launch_flags(CLI::App& app, LaunchFlags& flags) {
   app.add_option(
          "--max-restarts", flags.max_restarts,
-         "Start all ranks again when one fails, so often without progress; two alike failures at one step end it")
+         "Restart all ranks when one fails, at most N times without progress; the same failure twice at one step ends "
+         "the run")
       ->option_text("N [0]");
-  app.add_option("--log-dir", flags.log_dir, "Output of ranks in files: DIR/RUN/attempt_N/RANK/stdout.log, stderr.log")
+  app.add_option("--log-dir", flags.log_dir,
+                 "Write the output of each rank to DIR/RUN/attempt_N/RANK/stdout.log and stderr.log")
       ->option_text("DIR");
-  app.add_flag("--tee", flags.tee, "Show it here too, each line with its rank");
-  app.add_option("--log-rank", flags.log_rank, "Show only these local ranks' output here: 0 or 0,2 [LOG_RANK]")
+  app.add_flag("--tee", flags.tee, "With --log-dir: also show the output here, each line with its rank");
+  app.add_option("--log-rank", flags.log_rank, "Show only the output of these local ranks: 0 or 0,2 [LOG_RANK]")
       ->option_text("RANKS [all]");
   app.add_option("--pin", flags.pin, "Bind ranks to their share of the cores and memory nodes: auto, on or off")
       ->option_text("MODE [auto]");
@@ -48,11 +50,11 @@ std::vector<std::string> command_of(const std::string& verb, VerbArguments args,
 
 bool is_rank() { return comm::who_started(comm::process_environment()) != "single"; }
 
-// Whoever started this rank starts it again, or nobody does: a flag that says otherwise is told once.
+// Warns on rank 0 that --max-restarts has no effect when another launcher started this rank: only the launcher can
+// restart ranks. Our own launcher passes its flags on to its ranks, which is no reason to warn.
 void tell_ignored_restarts(int max_restarts) {
   const auto environment = comm::process_environment();
   const auto source = comm::who_started(environment);
-  // Our own launcher hands its flags on to its ranks.
   const bool launched_with_it =
       source == "flags" && environment("TORCHELASTIC_MAX_RESTARTS") == std::to_string(max_restarts);
   if (max_restarts == 0 || launched_with_it) return;
@@ -61,9 +63,8 @@ void tell_ignored_restarts(int max_restarts) {
     if (rank && *rank != "0") return;
     if (rank) break;
   }
-  log_warning(
-      "[launch] --max-restarts {}: has no effect, as {} started this rank. Give it there what starts ranks again.",
-      max_restarts, source == "flags" ? "'tessera launch'" : source);
+  log_warning("[launch] --max-restarts {}: has no effect, because {} started this rank. Configure restarts there.",
+              max_restarts, source == "flags" ? "'tessera launch'" : source);
 }
 
 }  // namespace
@@ -85,7 +86,7 @@ std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int
   options.saved_mark = [checkpoints]() -> std::optional<std::string> {
     try {
       return CheckpointFolder::latest_name(checkpoints).value_or("");
-    } catch (const Error&) {  // the run itself says what is wrong with it
+    } catch (const Error&) {  // the run itself reports a damaged folder
       return std::nullopt;
     }
   };

@@ -16,6 +16,7 @@
 namespace tessera::cli {
 namespace {
 
+// Whether tensor parallelism over `ranks` ranks gives each rank whole query and key-value heads.
 bool cuts_heads(const ModelConfig& config, int64_t ranks) {
   return config.num_key_value_heads % ranks == 0 && config.num_attention_heads % ranks == 0;
 }
@@ -37,12 +38,15 @@ std::shared_ptr<CausalLM> load_shared(const std::string& dir, const std::string&
   auto model = make_parallel_model(config, wanted, {.mesh = mesh});
   load_pretrained(*model, dir);
   if (world->rank() == 0) {
-    log_info("[models.generation] {} ranks: {}", ranks,
-             cuts ? "tensor parallel" : "each holds a part of every layer, as their number does not divide the heads");
+    log_info(
+        "[models.generation] {} ranks: {}", ranks,
+        cuts ? "tensor parallel" : "every layer is sharded, because the number of ranks does not divide the heads");
   }
   return model;
 }
 
+// All ranks must have caches of the same size, so the smallest room of a rank decides. With tensor parallelism a rank
+// holds only its heads of the cache, and so has room for more tokens.
 int64_t shared_cache_tokens(CausalLM& model, int64_t wanted, comm::World& world) {
   const int64_t ranks = world.size();
   const int64_t own = cache_tokens(model, wanted, cuts_heads(model.config(), ranks) ? ranks : 1);
@@ -56,7 +60,7 @@ void check_shared_cache(CausalLM& model, int64_t tokens, comm::World& world) {
   const auto weight = model.parameters().front();
   if (!weight.device().is_cpu()) return;
   const int64_t ranks = world.size();
-  // A model in rows computes in float32.
+  // load_for_generation() gives a model that computes in float32, whatever the dtype of its weights.
   const int64_t element = ranks == 1 ? sizeof(float) : weight.element_size();
   const int64_t page = Engine::page_bytes(model.config(), element);
   const int64_t of_rank = cuts_heads(model.config(), ranks) ? page / ranks : page;

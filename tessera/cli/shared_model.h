@@ -1,7 +1,7 @@
-// A model for generation that the ranks of a world hold together, be it one.
+// A model for generation that is sharded over the ranks of a world, which may also be a single rank.
 //
 //   const auto model = load_shared(dir, "bfloat16", config, device, world);
-//   if (world->rank() > 0) return follow_steps(*model, *world->group());      // the first has the engine
+//   if (world->rank() > 0) return follow_steps(*model, *world->group());      // rank 0 has the engine
 #pragma once
 
 #include <memory>
@@ -16,16 +16,17 @@ class World;
 
 namespace tessera::cli {
 
-// One rank: load_for_generation's. Several: tensor parallel where the ranks divide its heads, else its layers are
-// sharded and gathered one by one. COLLECTIVE over the world. Error kConfig for packed dtypes, which run on one rank.
+// On one rank: load_for_generation(). On several ranks: tensor parallel if their number divides the head counts, else
+// the layers are sharded and gathered one after the other. COLLECTIVE over the world. Error kConfig for a packed dtype
+// (int8, int4) on several ranks.
 std::shared_ptr<CausalLM> load_shared(const std::string& dir, const std::string& dtype, const ModelConfig& config,
                                       at::Device device, const std::shared_ptr<comm::World>& world);
-// What a cache of that model should hold, cache_room.h's, at most what each rank has room for. COLLECTIVE over the
-// world.
+// The size of the KV cache in tokens: `wanted`, or less if a rank has no room for it (cache_tokens() of cache_room.h).
+// COLLECTIVE over the world.
 int64_t shared_cache_tokens(CausalLM& model, int64_t wanted, comm::World& world);
-// Before a cache of so many tokens is made: check_cache_fits of cache_room.h, where the model lies in the CPU's memory.
+// Call before a KV cache of `tokens` tokens is created: for a model in CPU memory, check_cache_fits() of cache_room.h.
 void check_shared_cache(CausalLM& model, int64_t tokens, comm::World& world);
-// Of an engine with such a model: none for one rank.
+// The group for EngineOptions: the group of the world, null for one rank.
 std::shared_ptr<comm::Group> engine_group(comm::World& world);
 
 }  // namespace tessera::cli

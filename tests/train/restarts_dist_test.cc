@@ -70,7 +70,7 @@ TEST(Restarts, AFlagThatHasNoEffectIsTold) {
                                                      {"MASTER_ADDR", "127.0.0.1"},
                                                      {"MASTER_PORT", std::to_string(testing::free_port())}}});
   EXPECT_EQ(run.exit_code, 0) << run.err;
-  EXPECT_THAT(run.err, HasSubstr("--max-restarts 3: has no effect, as torchrun started this rank"));
+  EXPECT_THAT(run.err, HasSubstr("--max-restarts 3: has no effect, because torchrun started this rank"));
   command.insert(command.begin(), {testing::program(), "launch", "--nproc", "2", "--"});
   const auto launched = testing::run_process(command);
   EXPECT_EQ(launched.exit_code, 0) << launched.err;

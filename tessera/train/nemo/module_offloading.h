@@ -19,10 +19,10 @@
 
 namespace tessera::train {
 
-// Moves buffers, parameters and their gradients, and the packed weights of quantized linears. DTensors stay where their
-// mesh is. When the model leaves an accelerator, the memory that its caching allocator keeps is freed. Error kShape,
-// before anything moves: a DTensor whose mesh is on another kind of device, or a parameter without values (meta
-// device).
+// Moves buffers first, because sharding does not move them, then parameters with their gradients, and the packed
+// weights of quantized linears. DTensors are not moved: their mesh must be on this kind of device already. When the
+// model leaves an accelerator, the memory that its caching allocator keeps is freed. Error kShape, before anything
+// moves: a DTensor whose mesh is on another kind of device, or a parameter without values (meta device).
 void move_to_device(nn::Module& model, c10::Device device);
 
 struct OffloadPlaces {
