@@ -24,6 +24,7 @@ std::optional<int64_t> free_device_bytes(c10::Device device) {
   }
 }
 
+// At most a quarter of the memory that the process may use, and a quarter of the free memory stays free.
 int64_t cache_bytes_within(const MemoryRoom& memory) {
   return std::min(memory.total_bytes() / 4, memory.available_bytes() / 4 * 3);
 }
@@ -38,7 +39,7 @@ int64_t cache_tokens(CausalLM& model, int64_t wanted, int64_t ranks) {
   const auto weight = model.parameters().front();
   CacheRoom room;
   if (const auto free = free_device_bytes(weight.device())) {
-    room = {.bytes = *free / 4 * 3,  // the rest is for what a step computes
+    room = {.bytes = *free / 4 * 3,  // the rest is for the activations of a step
             .page_bytes = Engine::page_bytes(config, weight.element_size()) / ranks};
   } else {
     room = {.bytes = cache_bytes_within(read_memory_room()), .page_bytes = Engine::page_bytes(config, sizeof(float))};

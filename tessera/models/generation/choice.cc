@@ -14,24 +14,27 @@
 namespace tessera {
 namespace {
 
-constexpr uint64_t kSamplingStream = 0x73616d706c65;  // apart from the streams of init_weights
+constexpr uint64_t kSamplingStream = 0x73616d706c65;  // differs from the streams of init_weights
 constexpr float kNever = -std::numeric_limits<float>::infinity();
-constexpr size_t kFirstSorted = 256;  // of a long tail, of which a small part is mostly enough
+constexpr size_t kFirstSorted = 256;  // tokens that are sorted first; mostly enough for top-p
 
 struct Candidate {
   int64_t token;
-  double weight;  // logit, then probability
+  double weight;  // first the scaled logit, then its exponential
 };
 
-// Most probable first, equal ones by token.
+// Larger weights first, and of equal weights the smaller token, so that the order does not depend on the sort.
 bool before(const Candidate& a, const Candidate& b) {
   return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
 }
 
+// The generated tokens of the context.
 std::span<const int64_t> made_of(const ChoiceContext& context) {
   return context.tokens.subspan(std::min(context.prompt_tokens, context.tokens.size()));
 }
 
+// Applies logit_bias, then the repetition penalty (prompt and generated tokens), then presence and frequency penalties
+// (generated tokens only).
 void penalise(std::span<float> scores, const ChoiceContext& context, const GenerationOptions& options) {
   for (const auto& [token, bias] : options.logit_bias) {
     if (static_cast<size_t>(token) < scores.size()) scores[static_cast<size_t>(token)] += bias;
@@ -67,7 +70,8 @@ double sum_of(std::span<const Candidate> candidates) {
                          [](double sum, const auto& c) { return sum + c.weight; });
 }
 
-// How many of the first reach the share; candidates are sorted up to `sorted`. All of `sorted` may be too few.
+// Returns how many of the first candidates reach the share of `total`. Only the first `sorted` candidates are in order.
+// `enough` becomes false when these do not reach the share although there are more candidates.
 size_t reaching(std::span<const Candidate> candidates, size_t sorted, double share, double total, bool& enough) {
   double sum = 0;
   size_t kept = 0;
@@ -76,14 +80,14 @@ size_t reaching(std::span<const Candidate> candidates, size_t sorted, double sha
   return kept;
 }
 
-// Top-k, then top-p, then min-p, with weights that add up to about one.
+// Applies top-k, then top-p, then min-p. The weights of the result are unnormalised: exp((score - max) / temperature).
 std::vector<Candidate> likeliest(std::span<const float> scores, const GenerationOptions& options) {
   std::vector<Candidate> all;
   all.reserve(scores.size());
   const double most = *std::ranges::max_element(scores);
   for (size_t i = 0; i < scores.size(); ++i) {
     if (scores[i] == kNever) continue;
-    // Below the largest, so that no temperature makes them endless.
+    // Relative to the largest score, so that exp() cannot overflow at any temperature.
     all.push_back({static_cast<int64_t>(i), (static_cast<double>(scores[i]) - most) / options.temperature});
   }
   const auto sort_first = [&all](size_t count) {
@@ -92,6 +96,8 @@ std::vector<Candidate> likeliest(std::span<const float> scores, const Generation
   if (options.top_k > 0 && static_cast<size_t>(options.top_k) < all.size()) {
     sort_first(static_cast<size_t>(options.top_k));
     all.resize(static_cast<size_t>(options.top_k));
+    // The full vocabulary is large and top-p mostly keeps few tokens, so the first 256 are sorted first. When they do
+    // not reach the share, all candidates are sorted.
   } else if (options.top_p < 1) {
     sort_first(std::min(kFirstSorted, all.size()));
   }
@@ -112,6 +118,8 @@ std::vector<Candidate> likeliest(std::span<const float> scores, const Generation
 }
 
 int64_t sample_from(std::span<const float> scores, size_t position, const GenerationOptions& options) {
+  // Draws a point in the total weight and returns the candidate at which the running sum reaches it. The random number
+  // depends only on the seed and the position.
   const auto candidates = likeliest(scores, options);
   const double point = philox_uniform(philox(options.seed, position, kSamplingStream)) * sum_of(candidates);
   double sum = 0;
@@ -131,7 +139,7 @@ int64_t choose_from(std::span<float> scores, const ChoiceContext& context, const
   const auto most = std::ranges::max_element(scores);
   TESSERA_CHECK(
       std::isfinite(*most), ErrorKind::kInternal,
-      "[models.generate] position {}: the largest score of a token that may come is {}. The model overflows there: "
+      "[models.generate] position {}: the largest score of an allowed token is {}. The model overflows there: "
       "take a wider --dtype, or look at its weights with 'tessera ckpt verify'.",
       context.tokens.size(), *most);
   return options.sample ? sample_from(scores, context.tokens.size(), options) : most - scores.begin();
@@ -153,6 +161,7 @@ std::vector<size_t> largest_places(std::span<const float> values, size_t count) 
   return places;
 }
 
+// log p = logit - log(sum(exp(logits))), with the maximum subtracted before exp() so that it cannot overflow.
 TokenLogProbs log_probs_of(std::span<const float> logits, int64_t chosen, int64_t likeliest) {
   const double most = *std::ranges::max_element(logits);
   double total = 0;

@@ -13,25 +13,26 @@
 
 namespace tessera {
 
-// A token that is being chosen.
+// The token that is being chosen for a sequence.
 struct PendingChoice {
   NewToken made{};
-  bool has_token = false;       // chosen, but whether another may follow is not known yet
-  std::vector<float> logits{};  // while it waits
+  // the token is chosen, but the mask of the token after it is not ready, so the end is not known
+  bool has_token = false;
+  std::vector<float> logits{};  // kept while the choice waits for a mask
 };
 
 struct Engine::Sequence {
   int64_t id = 0;
   GenerationRequest request{};
-  std::vector<int64_t> tokens{};  // the prompt and what was made
-  int64_t most_tokens = 0;        // where it ends
+  std::vector<int64_t> tokens{};  // the prompt and the generated tokens
+  int64_t most_tokens = 0;        // length at which the sequence ends
   std::vector<int32_t> pages{};
   int64_t computed = 0;                   // tokens whose keys and values are in pages
-  int64_t published = 0;                  // pages
-  Pages::Place place = Pages::kStart;     // behind those
-  std::vector<TokenLogProbs> scores{};    // of the prompt's tokens from the second on, where they are wanted
-  int64_t scored = 0;                     // of them
-  std::optional<PendingChoice> choice{};  // until it is made nothing else is computed of the sequence
+  int64_t published = 0;                  // number of published pages
+  Pages::Place place = Pages::kStart;     // the place after the published pages
+  std::vector<TokenLogProbs> scores{};    // log-probs of the prompt's tokens from the second on, if requested
+  int64_t scored = 0;                     // number of computed scores
+  std::optional<PendingChoice> choice{};  // while it is set, nothing else is computed for the sequence
 
   int64_t to_score() const {
     return request.log_probs && request.prompt_log_probs ? static_cast<int64_t>(request.prompt.size()) - 1 : 0;
@@ -49,7 +50,8 @@ struct Engine::Step {
 
     int64_t first() const { return sequence->computed; }
     int64_t end() const { return sequence->computed + rows; }
-    // Positions whose logits are wanted: before tokens of the prompt that are to be scored, and before the next one.
+    // The positions whose logits are needed: each position before a prompt token that gets a score, and the last
+    // position before the next new token.
     std::vector<int64_t> wanted() const {
       std::vector<int64_t> positions;
       const int64_t scored_end = std::min(end(), sequence->to_score());
@@ -61,13 +63,13 @@ struct Engine::Step {
   std::vector<Part> parts{};
 };
 
-// What the logits at a position are wanted for: the score of the token behind it, or the choice of one.
+// The use of the logits at one position: a score of the next prompt token, or the choice of a new token.
 struct Engine::Reading {
   Sequence* sequence;
   size_t position;
   bool chooses;
   bool chosen = false;
-  std::optional<Error> error{};  // of logits that give no score
+  std::optional<Error> error{};  // set when the logits give no score
 };
 
 Engine::Engine(const std::shared_ptr<CausalLM>& model, const EngineOptions& options)
@@ -94,6 +96,7 @@ Engine::Engine(ModelConfig config, RowsForward forward, at::Device device, const
 }
 
 Engine::~Engine() {
+  // A destructor must not throw. After a failure the other ranks have left follow_steps, so no message is sent.
   if (!options_.group || failed_) return;
   try {
     tell_end(*options_.group);
@@ -104,6 +107,8 @@ Engine::~Engine() {
 
 void Engine::allocate_pages() {
   const at::NoGradGuard no_grad;
+  // One token in page 0 makes the store allocate all pages of all layers. The page is not published, so no sequence
+  // finds its content.
   const int32_t page = 0;
   const StepRows rows{.tokens = {0},
                       .positions = {0},
@@ -134,11 +139,11 @@ int64_t Engine::page_bytes(const ModelConfig& config, int64_t element_bytes) {
 int64_t Engine::add(GenerationRequest request) {
   auto sequence = std::make_unique<Sequence>();
   sequence->most_tokens = generation_capacity(config_, request.prompt, request.options);
-  // The keys of the last token are not computed.
+  // The keys and values of the last token are never read, so they need no page.
   TESSERA_CHECK(
       pages_for(sequence->most_tokens - 1) <= pages_.count(), ErrorKind::kConfig,
-      "[models.generation] a prompt of {} tokens and up to {} more do not fit into a cache of {} tokens. Make it "
-      "larger, or ask for fewer tokens.",
+      "[models.generation] a prompt of {} tokens and up to {} more do not fit into a cache of {} tokens. Set a "
+      "larger --cache-tokens, or ask for fewer tokens.",
       request.prompt.size(), sequence->most_tokens - static_cast<int64_t>(request.prompt.size()),
       pages_.count() * kernels::kPageTokens);
   sequence->id = next_id_++;
@@ -158,7 +163,8 @@ void Engine::cancel(int64_t id) {
   running_.erase(found);
 }
 
-// Back to the state before its first page, in running_ still. The last pages are to be forgotten first.
+// Resets a sequence to the state before its first page; it stays in running_. The last pages are released first, so
+// that pages near the start, which other sequences are most likely to share, stay longest.
 void Engine::preempt(Sequence& sequence) {
   for (auto page = sequence.pages.rbegin(); page != sequence.pages.rend(); ++page) pages_.release(*page);
   sequence.pages.clear();
@@ -166,7 +172,8 @@ void Engine::preempt(Sequence& sequence) {
   sequence.place = Pages::kStart;
 }
 
-// A sequence whose mask is being made takes no place: however many such sequences there are, others are computed.
+// Starts waiting sequences. Sequences whose mask is being made do not count, so any number of these leaves room for
+// other sequences.
 void Engine::admit() {
   auto computing = std::ranges::count_if(running_, [](const auto& one) { return !one->choice; });
   for (; !waiting_.empty() && computing < options_.max_sequences; ++computing) {
@@ -175,8 +182,9 @@ void Engine::admit() {
   }
 }
 
-// Tokens from the start of a sequence whose keys are the same in every sequence that begins with them. The dynamic
-// rotary kind turns the keys of longer sequences by their length.
+// Returns the number of tokens from the start whose keys are equal in every sequence with this prefix. With dynamic
+// rotary embeddings, the keys of sequences longer than max_position_embeddings depend on the length, so only the part
+// up to that length can be shared.
 int64_t Engine::shareable_tokens(const Sequence& sequence) const {
   const auto tokens = static_cast<int64_t>(sequence.tokens.size());
   if (!config_.has_dynamic_rope()) return tokens;
@@ -184,9 +192,12 @@ int64_t Engine::shareable_tokens(const Sequence& sequence) const {
   return is_long ? 0 : std::min(tokens, config_.max_position_embeddings);
 }
 
-// Takes over whole pages that others have computed, but for the last token, whose logits are wanted.
+// Takes over whole pages that other sequences have computed. The last token is always computed here, because its logits
+// are needed. Sharing works only while the sequence is page-aligned and all its pages are published, so that its place
+// is known.
 void Engine::share_prefix(Sequence& sequence) {
-  if (sequence.scored < sequence.to_score()) return;  // their logits are in no page
+  // logits are not stored in pages, and unscored prompt tokens need them
+  if (sequence.scored < sequence.to_score()) return;
   while (sequence.computed % kernels::kPageTokens == 0 && sequence.pending() > kernels::kPageTokens &&
          sequence.computed + kernels::kPageTokens <= shareable_tokens(sequence) &&
          sequence.published * kernels::kPageTokens == sequence.computed &&
@@ -201,8 +212,8 @@ void Engine::share_prefix(Sequence& sequence) {
   }
 }
 
-// Those that wait for a mask give theirs first, then those that came later. False where all have and it is still not
-// enough.
+// Gives the sequence pages for `tokens` tokens. When no page is free, other sequences are preempted: first those that
+// wait for a mask, then the newest. Returns false when the sequence itself was preempted.
 bool Engine::give_pages(Sequence& sequence, int64_t tokens) {
   while (static_cast<int64_t>(sequence.pages.size()) < pages_for(tokens)) {
     if (const auto page = pages_.take()) {
@@ -224,6 +235,8 @@ bool Engine::give_pages(Sequence& sequence, int64_t tokens) {
   return true;
 }
 
+// Chooses the rows of the next step, oldest sequences first: one row for each generating sequence, and up to
+// prompt_block rows of prompts in total.
 Engine::Step Engine::plan() {
   Step step;
   int64_t budget = options_.prompt_block;
@@ -231,11 +244,12 @@ Engine::Step Engine::plan() {
   const auto most = static_cast<size_t>(options_.max_sequences);
   for (auto at = running_.begin(); at != running_.end() && step.parts.size() < most; ++at) {
     auto& sequence = **at;
-    if (sequence.choice) continue;  // its mask is not there yet
+    if (sequence.choice) continue;  // its mask is not ready
     share_prefix(sequence);
     int64_t rows = 1;
     if (sequence.pending() > 1) {
-      // One sequence computes what several begin with; the others find it in the next step.
+      // When several sequences need the same page of tokens, one of them computes it in this step. The others wait and
+      // find the published page in the next step.
       if (sequence.computed % kernels::kPageTokens == 0 && sequence.pending() > kernels::kPageTokens) {
         const auto tokens = sequence.page_tokens(sequence.computed / kernels::kPageTokens);
         if (!being_filled.emplace(sequence.place, std::vector(tokens.begin(), tokens.end())).second) continue;
@@ -244,7 +258,7 @@ Engine::Step Engine::plan() {
       if (rows == 0) continue;
       budget -= rows;
     }
-    if (!give_pages(sequence, sequence.computed + rows)) break;  // it was the last
+    if (!give_pages(sequence, sequence.computed + rows)) break;  // the sequence was preempted, and it was the last one
     step.parts.push_back({&sequence, rows});
   }
   return step;
@@ -261,15 +275,17 @@ at::Tensor Engine::run(const Step& step) {
     for (int64_t position = part.first(); position < part.end(); ++position) {
       all.tokens.push_back(part.sequence->tokens[static_cast<size_t>(position)]);
       all.positions.push_back(position);
-      // As in transformers the whole prompt is one call, and each new token another.
+      // As in transformers, the whole prompt is one call and each new token is another call.
       if (dynamic) all.rotary_lengths.push_back(std::max(prompt, position + 1));
     }
     for (const int64_t position : part.wanted()) all.wanted.push_back(first_row + position - part.first());
   }
+  // The other ranks run the same forward in follow_steps, so they get its inputs first.
   if (options_.group) tell_rows(*options_.group, all);
   return forward_(store_, all);
 }
 
+// Publishes every page that is full and shareable.
 void Engine::publish(Sequence& sequence) {
   const int64_t end = std::min(sequence.computed, shareable_tokens(sequence));
   for (; (sequence.published + 1) * kernels::kPageTokens <= end; ++sequence.published) {
@@ -278,6 +294,9 @@ void Engine::publish(Sequence& sequence) {
   }
 }
 
+// Chooses the next token in two phases that may each wait for a mask: the mask of allowed tokens before the choice, and
+// afterwards the check whether the constraint is complete. choice.has_token records the first phase, so a later call
+// continues with the second. Errors end this sequence only.
 bool Engine::choose(Sequence& sequence, std::span<const float> logits, int64_t mask_steps) {
   const auto& request = sequence.request;
   auto& choice = *sequence.choice;
@@ -287,7 +306,8 @@ bool Engine::choose(Sequence& sequence, std::span<const float> logits, int64_t m
     const auto since_prompt = [&] { return std::span<const int64_t>(sequence.tokens).subspan(request.prompt.size()); };
     auto* constraint = request.options.constraint.get();
     if (!choice.has_token) {
-      if (constraint) check_logits(logits, sequence.tokens.size());  // before it does any work
+      // check the logits before the constraint does any work
+      if (constraint) check_logits(logits, sequence.tokens.size());
       if (constraint && !constraint->prepare_allowed(since_prompt(), steps)) return false;
       std::vector<float> scores(logits.begin(), logits.end());
       made.token = choose_from(scores, {sequence.tokens, request.prompt.size()}, request.options);
@@ -311,7 +331,7 @@ bool Engine::choose(Sequence& sequence, std::span<const float> logits, int64_t m
   return true;
 }
 
-// Hands the token that is made to the callback, and ends the sequence where it was the last one.
+// Passes the new token to the callback, and ends the sequence after its last token.
 void Engine::deliver(Sequence& sequence) {
   auto made = std::move(sequence.choice->made);
   const bool first = sequence.tokens.size() == sequence.request.prompt.size() + (sequence.choice->has_token ? 1 : 0);
@@ -322,7 +342,8 @@ void Engine::deliver(Sequence& sequence) {
   if (made.finish || !goes_on) cancel(sequence.id);
 }
 
-// The sequences that wait take turns in the order of their numbers.
+// Advances one waiting mask per step. Waiting sequences take turns in the order of their numbers: the next is the first
+// number after last_advanced_, then the smallest.
 void Engine::advance_waiting_mask() {
   Sequence* next = nullptr;
   for (const auto& sequence : running_) {
@@ -335,6 +356,8 @@ void Engine::advance_waiting_mask() {
   if (choose(*next, next->choice->logits, options_.mask_steps)) deliver(*next);
 }
 
+// Runs on several threads, one row of logits each. Rows of one sequence write different elements of `scores`, and only
+// one row per sequence chooses a token.
 void Engine::read(Reading& reading, std::span<const float> logits, int64_t mask_steps) const {
   auto& sequence = *reading.sequence;
   const auto& request = sequence.request;
@@ -344,7 +367,7 @@ void Engine::read(Reading& reading, std::span<const float> logits, int64_t mask_
       sequence.scores[reading.position] =
           log_probs_of(logits, request.prompt[reading.position + 1], *request.log_probs);
     } catch (const std::exception& error) {
-      reading.error = as_error(error);  // other positions of the sequence are read on other threads
+      reading.error = as_error(error);  // stored per row: other rows of the sequence are read on other threads
     }
     return;
   }
@@ -354,7 +377,7 @@ void Engine::read(Reading& reading, std::span<const float> logits, int64_t mask_
 }
 
 void Engine::finish_step(const Step& step, const at::Tensor& logits) {
-  std::vector<Reading> readings;  // of each row of the logits
+  std::vector<Reading> readings;  // for each row of the logits
   for (const auto& part : step.parts) {
     auto& sequence = *part.sequence;
     for (const int64_t position : part.wanted()) {
@@ -370,7 +393,7 @@ void Engine::finish_step(const Step& step, const at::Tensor& logits) {
   const auto vocabulary = static_cast<size_t>(logits.size(1));
   const float* all = logits.const_data_ptr<float>();
   const int64_t share = std::max<int64_t>(1, 16384 / logits.size(1));
-  // A few masks may take all the steps that the work of one may take; of many each takes its share or waits.
+  // Up to four masks may each take all the steps. More masks share four times the steps; a mask that needs more waits.
   constexpr int64_t kFew = 4;
   const auto masks = std::ranges::count_if(
       readings, [](const Reading& reading) { return reading.chooses && reading.sequence->request.options.constraint; });
@@ -381,7 +404,8 @@ void Engine::finish_step(const Step& step, const at::Tensor& logits) {
       read(readings[row], {all + row * vocabulary, vocabulary}, mask_steps);
     }
   });
-  std::set<const Sequence*> ended;  // and freed
+  // Callbacks run on this thread, in row order. An error ends its sequence, whose other rows are then skipped.
+  std::set<const Sequence*> ended;  // ended and freed
   for (auto& reading : readings) {
     if (ended.contains(reading.sequence)) continue;
     if (reading.error) {
@@ -415,13 +439,14 @@ bool Engine::step() {
   const at::NoGradGuard no_grad;
   advance_waiting_mask();
   const auto step = plan();
-  if (step.parts.empty()) {  // all of them wait
+  if (step.parts.empty()) {  // all sequences wait for masks
     constexpr int64_t kTellAfter = 1000;
     if (++steps_without_rows_ % kTellAfter == 0) keep_alive();
     return !running_.empty() || !waiting_.empty();
   }
   if (!try_step(step)) return !running_.empty() || !waiting_.empty();
-  // What one sequence brought about ends that one: each by itself.
+  // The forward of the whole batch failed. Each sequence is computed alone, so that only a sequence that fails again
+  // ends with an error.
   for (const auto& part : step.parts) {
     const auto error = try_step({{part}});
     if (!error) continue;

@@ -33,6 +33,7 @@ void warn_of_unsupported(const JsonReader& settings) {
                                                               {"forced_bos_token_id", nullptr},
                                                               {"forced_eos_token_id", nullptr},
                                                               {"sequence_bias", nullptr}};
+  // A setting at its neutral value has no effect, so only other values are worth a warning.
   for (const auto& [key, neutral] : kUnsupported) {
     const auto found = settings.find(key);
     if (found && found->value() != neutral) log_warning("{}: not supported and not applied", found->name());
@@ -45,15 +46,16 @@ int64_t context_of(const ModelConfig& config, int64_t asked) { return asked > 0 
 
 void check_prompt(const ModelConfig& config, std::span<const int64_t> prompt, int64_t context_tokens) {
   const int64_t context = context_of(config, context_tokens);
-  TESSERA_CHECK(!prompt.empty(), ErrorKind::kConfig, "[models.generate] the prompt holds no token. Give a text.");
+  TESSERA_CHECK(!prompt.empty(), ErrorKind::kConfig,
+                "[models.generate] the prompt holds no tokens. Pass a text that is not empty.");
   TESSERA_CHECK(static_cast<int64_t>(prompt.size()) < context, ErrorKind::kConfig,
                 "[models.generate] the prompt has {} tokens, the context is {}. Shorten it, or raise --max-model-len.",
                 prompt.size(), context);
   for (const int64_t token : prompt) {
-    TESSERA_CHECK(
-        0 <= token && token < config.vocab_size, ErrorKind::kConfig,
-        "[models.generate] token {} of the prompt: the model knows {} tokens. Do tokenizer and model belong together?",
-        token, config.vocab_size);
+    TESSERA_CHECK(0 <= token && token < config.vocab_size, ErrorKind::kConfig,
+                  "[models.generate] token {} of the prompt is outside the model's vocabulary of {} tokens. Use the "
+                  "model's own tokenizer.",
+                  token, config.vocab_size);
   }
 }
 
@@ -75,7 +77,7 @@ GenerationOptions GenerationOptions::from_folder(const std::filesystem::path& di
   options.repetition_penalty = settings.number("repetition_penalty", options.repetition_penalty, 0, kMost);
   options.folder_samples = settings.boolean("do_sample", false) && options.temperature > 0;
   warn_of_unsupported(settings);
-  if (options.temperature == 0) options.temperature = 1.0;  // some files say greedy this way
+  if (options.temperature == 0) options.temperature = 1.0;  // some files express greedy decoding this way
   options.check();
   return options;
 }
@@ -115,11 +117,13 @@ int64_t generation_capacity(const ModelConfig& config, std::span<const int64_t> 
 std::vector<int64_t> generate(const ModelConfig& config, const GenerationSource& source,
                               std::span<const int64_t> prompt, const GenerationOptions& options,
                               const TokenCallback& on_token) {
-  // Its errors are those of every rank.
+  // All ranks compute this from equal arguments, so its errors are thrown on all ranks.
   const int64_t capacity = generation_capacity(config, prompt, options);
   auto* const group = source.group != nullptr && source.group->size() > 1 ? source.group : nullptr;
   std::vector<int64_t> made;
-  // In the choice of a token, which the leader alone makes: rounding may differ between ranks.
+  // An error in choosing a token, which happens on the leader only. It is thrown on all ranks after the engine has
+  // ended, so that no rank waits in a collective. Only the leader chooses, because logits may round differently on
+  // different ranks.
   std::exception_ptr failed;
   if (group != nullptr && group->rank() != source.leader) {
     follow_steps(config, source.forward, *group, source.leader);

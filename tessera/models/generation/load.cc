@@ -24,7 +24,7 @@ std::shared_ptr<CausalLM> load_for_generation(const std::filesystem::path& dir, 
   TESSERA_CHECK(dtype.empty() || packed || named != names.end(), ErrorKind::kConfig,
                 "--dtype: found {}, wanted float32, bfloat16, float16, int8 or int4", quote(dtype));
   TESSERA_CHECK(!packed || device.is_cpu(), ErrorKind::kConfig,
-                "--dtype {}: packed weights are for the CPU alone in this version, found {}. Take bfloat16.", dtype,
+                "--dtype {}: packed weights are supported on the CPU only, found {}. Use bfloat16.", dtype,
                 device.str());
   const auto wanted = named == names.end() ? std::nullopt : std::optional(named->second);
   const auto model = from_pretrained(dir, wanted, device);

@@ -27,6 +27,8 @@ Pages::Pages(int64_t count) : pages_(static_cast<size_t>(count)) {
   for (int64_t page = count; page-- > 0;) free_.push_back(static_cast<int32_t>(page));
 }
 
+// A page without key comes first: reusing a published page loses tokens that another sequence might share. A reused
+// page is removed from published_, so find() no longer returns it.
 std::optional<int32_t> Pages::take() {
   int32_t page = 0;
   if (!free_.empty()) {
@@ -48,6 +50,7 @@ std::optional<int32_t> Pages::find(Place before, std::span<const int64_t> tokens
   const auto found = published_.find(key_of(before, tokens));
   if (found == published_.end()) return std::nullopt;
   auto& page = pages_[static_cast<size_t>(found->second)];
+  // A published page without owner gets its first owner again and leaves the list of reusable pages.
   if (page.owners++ == 0) {
     unused_.erase(page.unused);
     ++owned_;
@@ -55,6 +58,8 @@ std::optional<int32_t> Pages::find(Place before, std::span<const int64_t> tokens
   return found->second;
 }
 
+// `place` numbers are never reused. A place stands for one list of tokens, so the key (place, tokens of a page)
+// identifies all tokens from the start, and comparing one page of tokens is enough.
 Pages::Place Pages::publish(int32_t index, Place before, std::span<const int64_t> tokens) {
   const auto [entry, is_new] = published_.try_emplace(key_of(before, tokens), index);
   auto& page = pages_[static_cast<size_t>(entry->second)];

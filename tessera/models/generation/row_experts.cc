@@ -20,6 +20,7 @@ class RowExperts : public nn::MoE {
         router_(kernels::RowWeight::of(from.gate->weight, kernels::RowDtype::kFloat32)),
         gelu_(config.activation != nn::Activation::kSilu),
         normalise_(config.experts.normalise) {
+    // gate_up_proj has the rows of gate, then of up.
     const auto &both = from.experts->gate_up_proj, &down = from.experts->down_proj;
     const int64_t inner = from.experts->inner();
     for (int64_t i = 0; i < both.size(0); ++i) {
@@ -32,8 +33,11 @@ class RowExperts : public nn::MoE {
   at::Tensor forward(const at::Tensor& x, const nn::RealTokens&) override {
     const auto rows = x.reshape({-1, x.size(-1)});
     const int64_t tokens = rows.size(0), width = rows.size(1), taken = chosen();
+    // Each expert computes its tokens with row products, whose result per row does not depend on the other rows. The
+    // results are then added per token in the order of the choices, so that the sum also rounds the same in every
+    // batch.
     const auto logits = kernels::row_product(rows, router_);
-    std::vector<std::vector<int64_t>> choices(experts_.size());  // of each expert: token * taken + rank of the choice
+    std::vector<std::vector<int64_t>> choices(experts_.size());  // for each expert: token * taken + rank of the choice
     std::vector<float> weights(static_cast<size_t>(tokens * taken));
     for (int64_t token = 0; token < tokens; ++token) {
       choose(logits.const_data_ptr<float>() + token * logits.size(1), token, choices, weights);
@@ -59,7 +63,7 @@ class RowExperts : public nn::MoE {
   }
 
  private:
-  // Softmax over all experts, of which the largest are taken.
+  // Softmax over all experts, of which the largest are chosen; equal probabilities are chosen by the smaller index.
   void choose(const float* logits, int64_t token, std::vector<std::vector<int64_t>>& choices,
               std::vector<float>& weights) const {
     const auto count = experts_.size();

@@ -29,6 +29,7 @@ struct RowLinear : nn::Linear {
 struct RowHead : nn::Head {
   RowHead(const nn::Head& from, const ModelConfig& config, kernels::RowDtype dtype)
       : Head(from.weight.size(1), from.weight.size(0), kNothing),
+        // With int4 the head stays int8: its rounding changes the logits directly.
         values(
             kernels::RowWeight::of(from.weight, dtype == kernels::RowDtype::kInt4 ? kernels::RowDtype::kInt8 : dtype)),
         softcap(static_cast<float>(config.final_logit_softcapping)) {}
@@ -80,7 +81,8 @@ struct RowAttention : nn::Attention {
   RowLinear q, k, v, o;
 };
 
-// Angles by table: a cosine of a library may round otherwise at another place of its vector.
+// Angles from a table, because the cosine of a vector library may round differently at another position in its vector.
+// The table grows in blocks with fixed limits, so a position always has the same angle.
 struct RowAngles : RotaryEmbedding {
   RowAngles(const RopeConfig& rope, const ModelConfig& config)
       : RotaryEmbedding(rope, config.head_dim, config.max_position_embeddings), most(config.max_position_embeddings) {}
@@ -89,7 +91,7 @@ struct RowAngles : RotaryEmbedding {
     const int64_t wanted = positions.max().item<int64_t>() + 1;
     if (is_dynamic() && wanted > most) return forward_by_lengths(x, positions, at::full_like(positions, wanted));
     for (int64_t known = cos.defined() ? cos.size(0) : 0; known < wanted; known = cos.size(0)) {
-      // Not beyond max_position_embeddings, where the dynamic kind turns all angles.
+      // A block ends at max_position_embeddings, because the dynamic kind changes all angles beyond it.
       const int64_t end = known < most ? std::min(known + kBlock, most) : known + kBlock;
       const auto block = RotaryEmbedding::forward(x, at::arange(known, end, at::kLong).unsqueeze(0));
       cos = known == 0 ? block.cos[0] : at::cat({cos, block.cos[0]});
@@ -105,7 +107,7 @@ struct RowAngles : RotaryEmbedding {
   at::Tensor cos, sin;  // [positions, head_dim / 2]
 };
 
-// Exactly of this type: what derives from it computes something else.
+// Returns the module only when its type is exactly M: a derived class computes something else.
 template <class M>
 M* exactly(nn::Module* module) {
   auto* typed = dynamic_cast<M*>(module);
@@ -133,6 +135,7 @@ std::shared_ptr<nn::Module> twin_of(nn::Module* child, const std::string& name, 
   return nullptr;
 }
 
+// Replaces the children that have a row version, depth first, and keeps all others.
 void exchange_children(nn::Module& parent, const std::string& path, const ModelConfig& config,
                        kernels::RowDtype dtype) {
   const auto children = parent.named_children();
@@ -175,6 +178,8 @@ void make_row_model(CausalLM& model, kernels::RowDtype dtype) {
   }
   model.set_requires_grad(false);
   exchange_children(model, "", model.config(), dtype);
+  // Row products take and give fp32. Norm weights are converted, and the embedding's output is converted by a hook, so
+  // that its table may stay in the stored dtype.
   for (const auto& [path, module] : model.named_modules()) {
     if (dynamic_cast<nn::RMSNorm*>(module) != nullptr) {
       for (auto& slot : module->own_parameters()) nn::Module::set_parameter(slot, wide(slot.parameter));

@@ -8,12 +8,12 @@
 namespace tessera {
 namespace {
 
-// The first number of what is told.
+// The first number of a message.
 enum Told : int64_t { kEnd, kWait, kBegin, kRows };
 
 void tell(comm::Group& group, const std::vector<int64_t>& numbers) { broadcast_numbers(group, numbers, group.rank()); }
 
-// Reads what tell_rows wrote; `pages` holds what the rows' spans point to.
+// Decodes the message of tell_rows. `pages` owns the page lists that the rows' spans refer to.
 StepRows rows_of(const std::vector<int64_t>& numbers, std::vector<std::vector<int32_t>>& pages) {
   size_t at = 1;
   const auto next = [&] { return numbers.at(at++); };
@@ -48,6 +48,7 @@ void tell_begin(comm::Group& group, int64_t pages) { tell(group, {kBegin, pages}
 void tell_wait(comm::Group& group) { tell(group, {kWait}); }
 void tell_end(comm::Group& group) { tell(group, {kEnd}); }
 
+// The layout is: kRows, then four lists (length, numbers), then for each sequence three numbers and its list of pages.
 void tell_rows(comm::Group& group, const StepRows& rows) {
   std::vector<int64_t> numbers = {kRows};
   const auto add = [&](const auto& list) {
@@ -72,6 +73,8 @@ void follow_steps(const ModelConfig& config, const RowsForward& forward, comm::G
   std::optional<nn::PageStore> store;
   std::vector<std::vector<int32_t>> pages;
   while (true) {
+    // The leader broadcasts one message per forward. This rank has no sequences and no own decisions, so it stays in
+    // step with the leader.
     const auto numbers = broadcast_numbers(group, {}, leader);
     switch (numbers.at(0)) {
       case kEnd:

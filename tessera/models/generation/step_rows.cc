@@ -18,7 +18,7 @@ ModelInputs inputs_of_rows(const StepRows& rows, nn::PagedStep& step, at::Device
 
 at::Tensor logits_of_rows(const at::Tensor& found) {
   if (!found.defined()) return found;
-  // A tensor-parallel head has a part of the vocabulary.
+  // A tensor-parallel head has a shard of the vocabulary on each rank.
   const auto logits = is_dtensor(found) ? full_tensor(found) : found;
   return logits.to(at::kCPU, at::kFloat).reshape({-1, logits.size(-1)}).contiguous();
 }

@@ -16,7 +16,9 @@ std::string StopStrings::push(std::string_view piece) {
     held_.resize(found);
     return std::exchange(held_, "");
   }
-  size_t kept = 0;  // bytes at the end with which a stop string begins
+  // Text at the end that may become a stop string is held back: the longest end of held_ with which some stop string
+  // begins. The loop lets `kept` only grow, so it is the longest over all stop strings.
+  size_t kept = 0;  // length of the end of held_ that is held back
   for (const auto& stop : stops_) {
     for (size_t length = std::min(stop.size() - 1, held_.size()); length > kept; --length) {
       if (std::string_view(held_).substr(held_.size() - length) == std::string_view(stop).substr(0, length)) {
