@@ -211,6 +211,7 @@ void pack_gradients(const FlatLayout& layout, const std::vector<at::Tensor>& gra
   at::_chunk_cat_out(out, rows, 0, layout.ranks);
 }
 
+// Zeroes the ranges between the filled rows of each part. Padding after the rows of a chunk is such a range, too.
 void zero_unfilled(const FlatLayout& layout, const at::Tensor& parts, const std::vector<bool>& filled) {
   const at::Tensor bytes = parts.device().is_cpu() ? at::Tensor() : as_bytes(parts);
   const auto zero = [&](int64_t begin, int64_t end) {

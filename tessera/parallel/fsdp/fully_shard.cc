@@ -111,6 +111,7 @@ std::vector<GatheredState*> gathered_states_of(nn::Module& module) {
 void fully_shard(nn::Module& module, const FullyShardOptions& options) {
   check_mesh(options);
   TESSERA_CHECK(!module.sharding(), ErrorKind::kShape, "[fsdp.shard] fully_shard was called on this module already");
+  // Another kind of data parallelism below this module would reduce its gradients a second time.
   TESSERA_CHECK(data_parallel_states(module).size() == fsdp_states(module).size(), ErrorKind::kShape,
                 "[fsdp.shard] replicate or wrap_fsdp1 was called on a module below this one. Use one of the two.");
   // Everything is checked and collected before ParamGroup replaces the first parameter, so an error leaves the module
@@ -218,6 +219,7 @@ void to_empty(nn::Module& module, c10::Device device) {
     }
     nn::Module::set_parameter(*named.slot, fresh);
   }
+  // A packed weight is not a parameter. A load allocates it later, on this device.
   for (const auto& [name, packed] : nn::packed_weights(module)) {
     if (!packed->weight.defined()) packed->device = device;
   }

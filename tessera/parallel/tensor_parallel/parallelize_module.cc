@@ -92,11 +92,12 @@ std::vector<std::string> parallelize_module(nn::Module& module, const MeshPtr& m
       log_warning("[parallel.parallelize_module] pattern '{}' matches no module, so its style has no effect.", pattern);
     }
   }
+  // A module that has a DTensor parameter already was sharded by an earlier call and needs no style in this one.
   std::set<nn::Module*> styled;
   for (const auto& [path, each] : module.named_modules()) {
     const auto& own = each->own_parameters();
     if (std::ranges::any_of(own, [](const auto& slot) { return is_dtensor(slot.parameter); })) {
-      styled.insert(each);  // sharded by an earlier call
+      styled.insert(each);
     }
   }
   const TiedSlots tied(module);

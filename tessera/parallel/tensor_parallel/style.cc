@@ -29,6 +29,7 @@ void StyleContext::show(nn::ParameterSlot& slot, at::Tensor made) const {
 }
 
 void StyleContext::distribute(nn::ParameterSlot& slot, const Placement& placement) const {
+  // A tied parameter may have been made a DTensor through another slot. The placement must then be the same.
   const at::Tensor old = slot.parameter;
   if (is_dtensor(old)) {
     TESSERA_CHECK(*device_mesh(old) == *mesh && placements(old) == Placements{placement}, ErrorKind::kConfig,
