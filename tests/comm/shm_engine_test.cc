@@ -116,7 +116,7 @@ TEST(ShmMessages, ALateOneIsNamedWhileOthersMove) {
     messages.check(Clock::now() + 2s, left, true);
     ADD_FAILURE() << "no error";
   } catch (const TimedOut& error) {
-    EXPECT_STREQ(error.what(), "timed out: recv from rank 2, tag 5: the other side did not come");
+    EXPECT_STREQ(error.what(), "timed out: recv from rank 2, tag 5: the other rank did not take part");
   }
 }
 

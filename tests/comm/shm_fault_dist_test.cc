@@ -92,7 +92,7 @@ TEST(ShmFault, AnAbortWakesTheOthers) {
   });
   for (const int rank : {1, 2}) {
     EXPECT_EQ(ends[rank].exit_code, 4);
-    EXPECT_NE(ends[rank].message.find("rank 0 broke off"), std::string::npos) << ends[rank].message;
+    EXPECT_NE(ends[rank].message.find("rank 0 aborted the group"), std::string::npos) << ends[rank].message;
     EXPECT_LT(ends[rank].seconds, ends[0].seconds - 1);
   }
 }

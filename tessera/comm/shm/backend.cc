@@ -13,7 +13,7 @@ namespace {
 
 using Tensors = ShmBackend::Tensors;
 
-// Several works as one.
+// A work that has ended when all works of a coalesced call have.
 class AllWork final : public c10d::Work {
  public:
   AllWork(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works)
@@ -67,7 +67,7 @@ const Tensors& only(const char* verb, const std::vector<Tensors>& lists, int siz
 
 void require_like(const char* verb, const at::Tensor& tensor, const at::Tensor& model) {
   require(tensor.scalar_type() == model.scalar_type() && tensor.numel() == model.numel(), verb,
-          fmt::format("{} elements of {} beside {} of {}", tensor.numel(), c10::toString(tensor.scalar_type()),
+          fmt::format("{} elements of {}, but {} of {}", tensor.numel(), c10::toString(tensor.scalar_type()),
                       model.numel(), c10::toString(model.scalar_type())));
 }
 
@@ -92,7 +92,8 @@ Call call_of(Op kind, const at::Tensor& tensor, const c10d::ReduceOp& op, int64_
   return call;
 }
 
-// How an all-to-all cuts a tensor: along its first dimension.
+// Splits a tensor of an all-to-all along its first dimension into one part per rank. `splits`: rows of each part;
+// empty: equal parts.
 template <class Part, class Whole>
 std::vector<Part> cut(const char* name, const at::Tensor& tensor, const Whole& whole,
                       const std::vector<int64_t>& splits, int size) {
@@ -133,10 +134,10 @@ at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
 
 void ShmBackend::shutdown() {
   engine_->shut_down();
-  channel_->leave();  // works that are still held keep the channel
+  channel_->leave();  // needed although the destructor leaves too: living works may keep the channel
 }
 
-void ShmBackend::abort() { channel_->break_off(channel_->name_of(rank_) + " broke off"); }
+void ShmBackend::abort() { channel_->break_off(channel_->name_of(rank_) + " aborted the group"); }
 
 void ShmBackend::startCoalescing() {
   require(!coalesced_, "coalescing", "it has started already");
@@ -164,6 +165,9 @@ ShmBackend::WorkPtr ShmBackend::start(std::unique_ptr<Operation> operation, Star
   return keep(work);
 }
 
+// When one of the calls throws (wrong arguments), peers may have started more of them than this rank, and their rounds
+// could never complete: the group is aborted, and the started works are waited for, since they use the caller's
+// tensors.
 template <class Start>
 ShmBackend::WorkPtr ShmBackend::together(const Start& start_all) {
   startCoalescing();
@@ -171,7 +175,7 @@ ShmBackend::WorkPtr ShmBackend::together(const Start& start_all) {
     start_all();
   } catch (...) {
     const auto begun = endCoalescing();
-    abort();  // the peers may have begun more
+    abort();
     try {
       begun->wait();
     } catch (const std::exception&) {
@@ -342,9 +346,9 @@ ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& in
                                               const c10d::AllToAllOptions& options) {
   auto out = cut<Outgoing>("the input", input, all_of(input), input_splits, size_);
   auto in = cut<Incoming>("the output", output, into(output), output_splits, size_);
-  require(output.scalar_type() == input.scalar_type(), "all_to_all", "output and input are of two types");
+  require(output.scalar_type() == input.scalar_type(), "all_to_all", "output and input have different dtypes");
   Call call = call_of(Op::kAllToAll, input);
-  call.elements = 0;
+  call.elements = 0;  // ranks may have different sizes: compare_sizes() of the exchange checks them
   return start(make_exchange(call, std::move(out), std::move(in), false),
                {c10d::OpType::ALLTOALL_BASE, options.timeout, {output, input}, {output}});
 }
@@ -361,7 +365,7 @@ ShmBackend::WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, cons
     require_plain("all_to_all", outputs[peer]);
     require(
         inputs[peer].scalar_type() == inputs[0].scalar_type() && outputs[peer].scalar_type() == inputs[0].scalar_type(),
-        "all_to_all", "tensors of several types");
+        "all_to_all", "the tensors have different dtypes");
     out.push_back(all_of(inputs[peer]));
     in.push_back(into(outputs[peer]));
     used.push_back(inputs[peer]);
@@ -377,14 +381,14 @@ ShmBackend::WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {
                {c10d::OpType::BARRIER, options.timeout, {}, {}});
 }
 
-// Its error names all ranks that are missing, whether asked for or not.
+// The error of a barrier names all missing ranks anyway, so c10d's flag wait_all_ranks has no effect.
 void ShmBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool) { barrier(options)->wait(); }
 
 ShmBackend::WorkPtr ShmBackend::start_message(c10d::OpType type, Tensors& tensors, int peer, int tag) {
   const char* verb = type == c10d::OpType::SEND ? "send" : "recv";
   const at::Tensor& tensor = only(verb, tensors);
   require(peer >= -1 && peer < size_ && peer != rank_, verb,
-          fmt::format("no rank {} beside this one, {}", peer, rank_));
+          fmt::format("rank {} is not another rank of this group (this is rank {})", peer, rank_));
   require(tag >= 0, verb, fmt::format("tag {}: wanted 0 or more", tag));
   const auto work = c10::make_intrusive<MessageWork>(engine_, type, peer, tag, tensor, timeout_);
   announced_ = Signature();

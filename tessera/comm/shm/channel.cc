@@ -98,7 +98,8 @@ void Channel::forget_freed() {
   std::erase_if(views_, [](const auto& view) { return view.second.is_freed(); });
 }
 
-// A process that is killed closes its files a moment before it counts as ended.
+// A killed process closes its files, so its buffers cannot be opened, a moment before it counts as ended. For up to 2 s
+// this waits for that, so that the error names the dead rank.
 void Channel::fail_to_look(int rank, const Error& error) {
   for (const auto limit = Clock::now() + kEndOfAProcess; Clock::now() < limit;
        std::this_thread::sleep_for(kLookAgain)) {
@@ -109,7 +110,9 @@ void Channel::fail_to_look(int rank, const Error& error) {
   fail(fmt::format("{} cannot read the memory of {}: {}", name_of(this->rank()), name_of(rank), error.what()));
 }
 
-// In this order: who is named as missing may have arrived, and nobody arrives without being counted in the round.
+// The round's counter is incremented before the rank's own word. If the rank dies in between, it is counted in the
+// round but looks missing in error texts. The other order would be wrong: a rank could look arrived without being
+// counted, and who_left() would not notice that the round can never complete.
 void Channel::arrive() {
   rounds_.arrive();
   words(rank()).arrived.store(rounds_.round());
@@ -127,11 +130,14 @@ void Channel::break_off(const std::exception& error) noexcept {
                                                                     : Broken::kPeerFailed);
 }
 
+// `breaking` is a lock for the reason: only the first caller writes it, and sets `broken` afterwards, so a rank that
+// sees `broken` reads a complete reason. A later caller waits up to 100 ms for that, and then sets `broken` itself: the
+// first caller's process may have died in between, and the reason may then be incomplete.
 void Channel::break_off(const std::string& reason, Broken kind) noexcept {
   if (head().breaking.fetch_add(1) == 0) {
     std::strncpy(head().reason, reason.c_str(), kReasonBytes - 1);
     head().kind = kind;
-  } else {  // another rank is about to; it may end before it has
+  } else {
     for (const auto limit = Clock::now() + kHalfBroken; !is_broken() && Clock::now() < limit;) ::sched_yield();
     if (is_broken()) return;
   }
@@ -152,7 +158,7 @@ void Channel::throw_broken() const {
 
 void Channel::fail(const std::string& reason, Broken kind) {
   break_off(reason, kind);
-  throw_broken();  // a rank that ends for a reason is a reason for the next one: the first one counts
+  throw_broken();  // the first reason, which may be another rank's: later failures are its consequences
 }
 
 std::string Channel::who_died() const {

@@ -1,11 +1,12 @@
-// One rank's end of a shared-memory group: its slots, the rounds, and what waiting means.
+// One rank's access to a shared-memory group: its slots, the rounds, and the failure of the group.
 //
-//   Slot slot = channel.own_slot();   // fill in
+//   Slot slot = channel.own_slot();   // to be filled
 //   channel.arrive();
-//   if (channel.ready()) ...          // all ranks have; throws when the group is broken off
-//   channel.slot(2).data;             // what rank 2 wrote
+//   if (channel.ready()) ...          // all ranks have arrived; throws when the group was aborted
+//   channel.slot(2).data;             // the data that rank 2 wrote
 //
-// Never waits. Used by one thread at a time, but break_off(), is_broken() and the bells by any.
+// No function waits but await_readers(), and look() after an error. One thread at a time may use a Channel;
+// break_off(), is_broken() and the bells may be used by any thread.
 #pragma once
 
 #include <memory>
@@ -24,10 +25,10 @@ namespace tessera::comm::shm {
 struct ChannelOptions {
   int rank = 0;
   int size = 1;
-  std::vector<int> ranks;        // global, for messages; empty: those of the group
-  std::vector<pid_t> processes;  // of each rank
+  std::vector<int> ranks;        // global ranks, for messages; empty: positions in the group are shown
+  std::vector<pid_t> processes;  // process of each rank
   bool crowded = false;          // more ranks than cores on this host
-  bool views = false;            // every rank may open what the others share
+  bool views = false;            // every rank may open the shared buffers of the others
 };
 
 struct Slot {
@@ -51,22 +52,24 @@ class Channel {
   bool crowded() const { return options_.crowded; }
   std::string name_of(int rank) const;  // "rank 3"
 
-  // Where peers can read these bytes, while this rank keeps them as they are; nothing when they cannot.
+  // Returns the place at which peers can read these bytes in this rank's memory; nullopt when they cannot. This rank
+  // must not change the bytes until all peers have read them.
   std::optional<Place> show(const void* data, size_t bytes) const;
-  // What `rank` has shown, good for this call. Breaks the group off when it cannot be mapped.
+  // Returns the bytes that `rank` has shown, mapped into this process. Valid during the present call. Aborts the group
+  // when the bytes cannot be mapped.
   const std::byte* look(int rank, const Place& place, size_t bytes);
 
-  // Between two calls: forgets mappings of buffers that their owners have freed. After the last call, or a failure:
-  // all.
+  // forget_freed() unmaps buffers that their owners have freed; called between two calls. forget_all() unmaps all
+  // buffers; called after the last call or a failure.
   void forget_freed();
   void forget_all() { views_.clear(); }
-  // Whether what lies in shared buffers is read in place by other processes.
+  // Whether other processes read shared buffers in place.
   bool shares_buffers() const { return options_.views && !same_process_; }
 
   Slot own_slot() { return slot_at(rank(), rounds_.next()); }
   Slot slot(int rank) { return slot_at(rank, rounds_.round()); }
   void arrive();
-  // Whether all ranks have arrived in the round of this one. Throws when they never will.
+  // Whether all ranks have arrived in this rank's present round. Throws when the group was aborted before.
   bool ready() const;
 
   RankWords& words(int rank) const { return *at<RankWords>(layout_.words(rank)); }
@@ -75,26 +78,28 @@ class Channel {
   Ring<Native>& ring(int from, int to) const { return *at<Ring<Native>>(layout_.ring(from, to)); }
   std::byte* chunk(int from, int to, uint64_t number) { return memory_->data() + layout_.chunk(from, to, number); }
 
-  // Tells the peers that this rank takes part no longer.
+  // Marks this rank as having left the group, and wakes the peers.
   void leave() noexcept;
-  // Ends everybody's waits, with Disagreement or TimedOut when `error` is one, else PeerFailed. The first reason stays.
+  // Aborts the group: ends the waits of all ranks with Disagreement or TimedOut when `error` is one of them, otherwise
+  // with PeerFailed. The first reason is kept.
   void break_off(const std::string& reason, Broken kind = Broken::kPeerFailed) noexcept;
   void break_off(const std::exception& error) noexcept;
-  // Breaks off and throws the first reason.
+  // Aborts the group and throws the first reason.
   [[noreturn]] void fail(const std::string& reason, Broken kind = Broken::kPeerFailed);
   bool is_broken() const { return head().rounds.broken.load() != 0; }
   [[noreturn]] void throw_broken() const;
   bool has_left(int rank) const { return words(rank).left.load() != 0; }
-  // "rank 3 (process 4711) has ended": the process of a rank that has not left before; "" when there is none. What it
-  // did before its end is to be looked at after this.
+  // Text such as "rank 3 (process 4711) has ended", for a rank whose process has ended and that has not left before; ""
+  // when there is none. The rank may have completed its part before it ended, so the caller must make one more step
+  // before it fails.
   std::string who_died() const;
-  // After a failure: until no thread of this process reads this rank's memory in place any more. Other processes may:
-  // they have mapped it themselves, and the end of their Reading tells them.
+  // After an abort: waits until no thread of this process reads this rank's memory in place any more. Other processes
+  // are not waited for: they have mappings of their own, and Reading::end() throws there.
   void await_readers();
-  // The ranks whose leaving makes the present round impossible; "" when there is none.
+  // Name of a rank that has left without arriving in the present round, which can then never complete; "" when none.
   std::string who_left() const;
-  std::vector<bool> who_have_left() const;
-  std::string who_is_missing() const;  // "rank 1, rank 2": not yet in the round
+  std::vector<bool> who_have_left() const;  // by rank
+  std::string who_is_missing() const;       // ranks that have not arrived in the present round: "rank 1, rank 2"
 
  private:
   friend class Reading;
@@ -117,19 +122,19 @@ class Channel {
   Layout layout_;
   Rounds<Native> rounds_;
   bool same_process_;
-  std::unordered_map<uint64_t, SharedView> views_;  // by SharedPlace::buffer
-  bool mapped_ = false;                             // one of them, since forget_freed()
+  std::unordered_map<uint64_t, SharedView> views_;  // mapped buffers of other ranks, by SharedPlace::buffer
+  bool mapped_ = false;                             // a buffer was mapped since forget_freed()
   std::vector<std::pair<int, UniqueFd>> watched_;   // rank and pidfd of each other process
 };
 
-// Held while other ranks' memory is read in place.
+// Scope in which other ranks' memory is read in place.
 //
-//   Reading reading(channel);     // throws when the group is broken off
+//   Reading reading(channel);     // throws when the group was aborted
 //   ...                           // copy
-//   reading.end();                // likewise: what was copied since may be rubbish
+//   reading.end();                // throws when the group was aborted meanwhile: the copied data may be invalid
 //
-// A rank that fails frees its memory only after break_off(), and where threads of its process read it, only when they
-// no longer do.
+// A rank that fails frees its memory only after break_off(), and only after all Readings of threads of its process have
+// ended (await_readers).
 class Reading {
  public:
   explicit Reading(Channel& channel);
@@ -144,7 +149,7 @@ class Reading {
   bool reads_ = true;
 };
 
-// Lays the words out in fresh memory.
+// Constructs head, words and rings in new shared memory.
 void initialize(SharedMemory& memory, int size);
 
 }  // namespace tessera::comm::shm

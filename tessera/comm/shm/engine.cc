@@ -12,16 +12,18 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
-// How long looking again pays. A sleep and a wake cost 5 us and more on each side, pieces of large messages some 50 us.
-// The worker leaves the core to whoever computes.
+// Spin time before the futex wait. A sleep and a wake-up cost at least 5 us on each side, and a piece of a large
+// message takes about 50 us, so the caller spins longer than that. The worker spins less, to leave the core to
+// computation.
 constexpr microseconds kCallerSpin{100}, kWorkerSpin{10};
-// With more ranks than cores the core is what the peer waits for. When others than the peers want it too, a sleeper
-// gets it back sooner than one that yields.
+// With more ranks than cores, the peer needs this core to make progress, so the driver yields instead of spinning. A
+// yield that takes longer than kLongYield means that other processes want the core, too: then a sleeper gets it back
+// sooner than a thread that yields.
 constexpr int kYields = 20;
 constexpr microseconds kLongYield{50};
-// Deaths and deadlines ring no bell.
+// The futex is not woken by a peer's death or a deadline, so every sleep is bounded.
 constexpr nanoseconds kSlice = milliseconds(100);
-constexpr int kIdleSlices = 10;  // after which the worker no longer looks up
+constexpr int kIdleSlices = 10;  // number of idle slices after which the worker sleeps without a bound
 
 void pause() {
 #if defined(__x86_64__)
@@ -53,7 +55,7 @@ bool EngineWork::wait(milliseconds timeout) {
   return true;
 }
 
-void EngineWork::abort() { engine_->break_off(engine_->channel().name_of(rank_) + " broke off"); }
+void EngineWork::abort() { engine_->break_off(engine_->channel().name_of(rank_) + " aborted the group"); }
 
 CollectiveWork::CollectiveWork(std::shared_ptr<Engine> engine, c10d::OpType type, uint64_t sequence,
                                std::unique_ptr<Operation> operation, milliseconds timeout,
@@ -64,7 +66,7 @@ CollectiveWork::CollectiveWork(std::shared_ptr<Engine> engine, c10d::OpType type
       tensors_(std::move(tensors)),
       results_(std::move(results)) {}
 
-// ---- what the callers do ----
+// ---- calls of the user's threads ----
 
 Engine::~Engine() { shut_down(); }
 
@@ -80,7 +82,8 @@ void Engine::start(const c10::intrusive_ptr<MessageWork>& work) {
   begin_work(lock);
 }
 
-// Announces what was started, and goes on with what peers may be waiting for already.
+// Makes the first step of a started work: it writes and publishes the first slot. A second step follows only when peers
+// may already wait for this rank. If another thread drives, that thread is notified instead.
 void Engine::begin_work(Lock& lock) {
   if (driven_) {
     news_ = true;
@@ -110,7 +113,9 @@ void Engine::wait(EngineWork& work, Clock::time_point deadline) {
     }
   }
   if (driven_ || enlisted_ || !wanted()) return;
-  begin_driving();  // the last driver left it to this thread
+  // The last driver saw this thread waiting and did not enlist the worker for the remaining works. This thread does not
+  // drive, since its own work has ended, so it must enlist the worker.
+  begin_driving();
   end_driving(lock);
 }
 
@@ -158,12 +163,14 @@ void Engine::begin_driving() {
   enlisted_ = false;
 }
 
-// Whether peers may come to wait for this rank, so that somebody must look.
+// Whether peers may come to wait for this rank, so that some thread of this rank must look at the bell.
 bool Engine::wanted() const {
   return !queue_.empty() || !posted_.empty() || !messages_.is_idle() ||
          (front_ && (!front_is_posted_ || front_->operation_->owes()));
 }
 
+// Moves newly started works to the driver's members and computes the deadline of the collectives. `news_` is cleared
+// first: a work that is started later sets it again.
 void Engine::take_in() {
   news_ = false;
   for (auto& message : posted_) messages_.add(std::move(message));
@@ -177,7 +184,7 @@ void Engine::take_in() {
   for (const auto& work : queue_) deadline_ = std::min(deadline_, work->deadline());
 }
 
-// Tells those who wait.
+// Marks ended works as completed and notifies the threads that wait.
 void Engine::settle() {
   if (ended_.empty()) return;
   for (auto& [work, failure] : ended_) {
@@ -188,8 +195,9 @@ void Engine::settle() {
   if (waiting_ > 0) changed_.notify_all();
 }
 
-// How a thread that drives waits: looks again for a while, gives the core away for a while, then sleeps, and now and
-// then looks for what no bell announces.
+// The waiting strategy of a driving thread (a Waiter of rounds.h): spins, or yields when ranks outnumber cores, and
+// then sleeps in slices, with a check for deaths and deadlines after each. The worker (`sleeps` false) does not sleep
+// here but gives up driving after its spin time.
 struct Engine::Waiter {
   Engine& engine;
   bool sleeps;
@@ -212,7 +220,7 @@ struct Engine::Waiter {
   }
   bool give_up() {
     gave_up = !sleeps;
-    return gave_up;  // then one more look, which ends the wait
+    return gave_up;  // true: Bell::wait() calls settled() once more, which then returns true
   }
   void sleep(Native::Word32& word, uint32_t seen) {
     if (engine.check(false)) return;
@@ -224,7 +232,8 @@ struct Engine::Waiter {
   }
 };
 
-// Until `until` holds, or, for the worker, nothing has moved for a while. True: something moved.
+// Drives until `until` returns true, or, for the worker, until nothing has moved for its spin time. Returns whether
+// something moved. The lock is released while works are stepped; `driven_` keeps other threads out meanwhile.
 template <class Until>
 bool Engine::drive(Lock& lock, bool sleeps, const Until& until) {
   begin_driving();
@@ -252,7 +261,7 @@ bool Engine::drive(Lock& lock, bool sleeps, const Until& until) {
   return moved;
 }
 
-// Drives for as long as `look` takes, which never waits.
+// Drives for one call of `look`, which must not wait.
 template <class Look>
 void Engine::drive_once(Lock& lock, const Look& look) {
   begin_driving();
@@ -264,9 +273,13 @@ void Engine::drive_once(Lock& lock, const Look& look) {
   end_driving(lock);
 }
 
+// Gives up driving without losing a wake-up. If no thread waits but peers may need this rank, the worker is enlisted at
+// its bell first, and then one more step is made: a peer that acts before the enlisting is seen by this step, and one
+// that acts after it rings the bell. The worker is rung here when there is work already, or when it would miss its
+// periodic checks because it dozes. `woke_in_vain_`: the worker was rung in between, saw `driven_`, and slept again.
 void Engine::end_driving(Lock& lock) {
   take_in();
-  if (front_ && !front_is_posted_) {  // peers wait for that
+  if (front_ && !front_is_posted_) {  // peers wait for the first slot
     lock.unlock();
     step_collective();
     lock.lock();
@@ -279,7 +292,7 @@ void Engine::end_driving(Lock& lock) {
     enlisted_ = true;
     woke_in_vain_ = false;
     lock.unlock();
-    const bool moved = step();  // what came between the last look and the enlisting
+    const bool moved = step();
     lock.lock();
     settle();
     if (!wanted()) {
@@ -290,7 +303,7 @@ void Engine::end_driving(Lock& lock) {
     }
   }
   driven_ = false;
-  if (waiting_ > 0) changed_.notify_all();  // one of them goes on
+  if (waiting_ > 0) changed_.notify_all();  // one of the waiting threads will drive
 }
 
 void Engine::make_worker() {
@@ -303,6 +316,9 @@ void Engine::make_worker() {
   }
 }
 
+// The worker thread. It reads the bell's count before it looks at the state, and sleeps only while the count is
+// unchanged, so a ring after the look ends the sleep at once. While enlisted it wakes every kSlice to check for deaths
+// and deadlines; after kIdleSlices without being enlisted it sleeps until it is rung.
 void Engine::work() {
   ::pthread_setname_np(::pthread_self(), "tessera shm");
   Bell<Native>& bell = channel_->bells().worker;
@@ -331,7 +347,7 @@ void Engine::work() {
 
 // ---- steps ----
 
-// Whether anything moved.
+// Makes one step of the front collective and of the messages; returns whether something moved.
 bool Engine::step() {
   const bool collective = front_ && step_collective();
   const bool message = !messages_.is_idle() && step_messages();
@@ -367,8 +383,9 @@ bool Engine::step_messages() {
   return true;
 }
 
-// What no bell announces. Who has ended or left may have done its part before: only what does not move after that was
-// seen never will. True: something moved or ended.
+// Checks for events that ring no bell: dead ranks, ranks that have left, and deadlines. A rank may have completed its
+// part before it ended or left. Therefore deaths are read first and a step is made after that: if nothing moves then,
+// nothing ever will, and the works fail. Returns whether something moved or ended.
 bool Engine::check(bool look_for_deaths) {
   if (is_idle()) return false;
   const std::string dead = look_for_deaths ? channel_->who_died() : "";
@@ -400,7 +417,8 @@ bool Engine::check(bool look_for_deaths) {
   return !ended_.empty();
 }
 
-// While others move.
+// Checks the deadlines of messages that have not begun, at most every kSlice, while other works keep moving: a busy
+// engine never sleeps and so never calls check().
 void Engine::check_late_messages() {
   const auto now = Clock::now();
   if (messages_.is_idle() || now - looked_ < kSlice) return;
@@ -412,6 +430,7 @@ void Engine::check_late_messages() {
   }
 }
 
+// Aborts the group, then waits for readers in this process. Only after that may the tensors of failed works be freed.
 void Engine::break_off_for(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
@@ -423,6 +442,7 @@ void Engine::break_off_for(const std::exception_ptr& failure) {
   channel_->await_readers();
 }
 
+// The operation is destroyed first, because its suspended coroutine may hold a Reading of other ranks' memory.
 void Engine::fail_collective(std::exception_ptr failure) {
   front_->operation_.reset();
   break_off_for(failure);

@@ -1,4 +1,4 @@
-// The operations that move bytes.
+// The operations that only move bytes: all-gather, broadcast, scatter, gather, all-to-all and barrier.
 #include <algorithm>
 
 #include "tessera/base/error.h"
@@ -8,9 +8,13 @@
 namespace tessera::comm::shm {
 namespace {
 
-constexpr size_t kBlock = 512 * 1024;
+constexpr size_t kBlock = 512 * 1024;  // bytes read in place per step
 
-// Messages between each pair of ranks.
+// A message between each pair of ranks, possibly empty. Three ways:
+// - All messages fit their region of a slot: one round; the slots are read.
+// - Some are longer and every rank can show its long messages in place: they are read from the sender's memory in
+//   blocks, and one more round says that all have read.
+// - Otherwise: piece by piece through the slots, one round per piece.
 class Exchange final : public Operation {
  public:
   Exchange(const Call& call, std::vector<Outgoing> out, std::vector<Incoming> in, bool uniform)
@@ -20,13 +24,14 @@ class Exchange final : public Operation {
   }
 
  private:
-  // Only of all-to-all may the ranks have messages of different sizes.
+  // An all-to-all never ends in the first round: its ranks may have different sizes and cannot know those of the
+  // others.
   bool ends_in_first_round(const Channel& channel) const override {
     if (call_.kind == Op::kAllToAll) return false;
     const size_t element = call_.dtype >= 0 ? c10::elementSize(static_cast<c10::ScalarType>(call_.dtype)) : 1;
     return call_.elements * element <= region(channel) && received_ <= kLittle;
   }
-  // Of a slot, for the messages to one rank.
+  // Bytes of a slot for the message to one rank: the whole slot when all receive the same message.
   size_t region(const Channel& channel) const {
     const size_t slot = channel.layout().slot_data();
     return uniform_ ? slot : slot / size_ / 64 * 64;
@@ -83,7 +88,7 @@ class Exchange final : public Operation {
     return read_pieces(channel, longest, way == InPlace::kSome);
   }
 
-  // Of all pairs, so that every rank gets the same error.
+  // Compares the sizes of all pairs, not only this rank's own, so that every rank throws the same error.
   void compare_sizes(Channel& channel) const {
     for (int from = 0; from < size_; ++from) {
       for (int to = 0; to < size_; ++to) {
@@ -96,6 +101,8 @@ class Exchange final : public Operation {
     }
   }
 
+  // `write_first`: some ranks have shown their messages instead of writing the first piece, but others could not. All
+  // ranks then write the first piece in an additional round.
   Steps read_pieces(Channel& channel, size_t longest, bool write_first) {
     const size_t region_bytes = region(channel);
     const int rank = channel.rank();
@@ -107,7 +114,7 @@ class Exchange final : public Operation {
     for (size_t piece = 0;; ++piece) {
       read_piece(channel, piece);
       const size_t begin = piece * region_bytes;
-      if (begin < in_[rank].bytes && in_[rank].data != out_[rank].data) {  // piece by piece, while it is in the cache
+      if (begin < in_[rank].bytes && in_[rank].data != out_[rank].data) {  // own part: while the piece is in the cache
         copy_bytes(in_[rank].data + begin, out_[rank].data + begin, std::min(region_bytes, in_[rank].bytes - begin));
       }
       if (is_last(piece)) co_return;
@@ -128,7 +135,7 @@ class Exchange final : public Operation {
                       : slot.head->direct ? channel.look(from, slot.table[rank].place, in_[from].bytes)
                                           : slot.data + (uniform_ ? 0 : rank * region(channel));
     }
-    // In blocks, so that what one rank reads the others find in a cache.
+    // In blocks, so that a block which one rank has read is in a cache when the others read it.
     for (size_t begin = 0; begin < longest; begin += kBlock) {
       if (begin > 0) co_await pause();
       Reading reading(channel);
@@ -139,7 +146,7 @@ class Exchange final : public Operation {
       }
       reading.end();
     }
-    co_await meet(channel, true);  // all have read
+    co_await meet(channel, true);  // after this round, senders may change or free their memory
   }
 
   std::vector<Outgoing> out_;

@@ -19,18 +19,19 @@
 namespace tessera::comm::shm {
 namespace {
 
-// The memory that ranks of this process have mapped, by the address of its server: threads share one mapping.
+// The memory that ranks of this process have mapped, by the address of the memory's server. Ranks that are threads of
+// this process share one mapping.
 class Registry {
  public:
   static Registry& instance() {
     static Registry registry;
     return registry;
   }
-  // What an earlier make() left there, else make().
+  // Returns the memory of an earlier call if it still exists, otherwise calls make().
   template <class Make>
   std::shared_ptr<SharedMemory> get(const std::string& address, const Make& make) {
     const auto entry = entry_of(address);
-    const std::lock_guard lock(entry->mutex);  // of this group's memory alone
+    const std::lock_guard lock(entry->mutex);  // make() may wait: other groups must not wait for it
     auto memory = entry->memory.lock();
     if (!memory) entry->memory = memory = make();
     return memory;
@@ -45,7 +46,8 @@ class Registry {
     const std::lock_guard lock(mutex_);
     std::erase_if(entries_, [](const auto& item) {
       if (item.second.use_count() != 1) return false;
-      const std::lock_guard nobody_waits(item.second->mutex);  // for what its last user wrote
+      // No other thread holds the entry. The lock only makes the last user's write to `memory` visible here.
+      const std::lock_guard nobody_waits(item.second->mutex);
       return item.second->memory.expired();
     });
     auto& entry = entries_[address];
@@ -58,7 +60,7 @@ class Registry {
 
 std::string key_of(const char* what, int rank) { return fmt::format("shm/{}/{}", what, rank); }
 
-// What a rank says of itself: a line of identity, or "cannot: why", and its process.
+// The text that a rank publishes: a line with its identity, or "cannot: REASON", and a line with its process id.
 std::string introduction(const std::string& host) {
   std::string identity;
   try {
@@ -80,7 +82,7 @@ Introduction parse(const std::string& text) {
   return {text.substr(0, line), static_cast<pid_t>(std::stol(text.substr(line + 1)))};
 }
 
-// Numbered from 0 in the order in which they first appear.
+// Index of each rank's host. Hosts are numbered from 0 in the order of their first rank.
 std::vector<int> hosts_of(const std::vector<Introduction>& ranks) {
   std::map<std::string, int> numbers;
   std::vector<int> hosts;
@@ -90,12 +92,20 @@ std::vector<int> hosts_of(const std::vector<Introduction>& ranks) {
   return hosts;
 }
 
-// Answers of rank 0 start with one of these. Who may also open what the others share, or all who may, says kViews.
+// Beginnings of the answers. kViews instead of kYes: this rank (in shm/took) or every rank (in shm/verdict) may also
+// open the shared buffers of the others.
 constexpr const char* kYes = "yes\n";
 constexpr const char* kViews = "yes\nviews";
 constexpr const char* kElsewhere = "elsewhere\n";
 constexpr const char* kNo = "no\n";
 
+// Keys of the store, in the order in which they are written:
+//   shm/is/R       each rank: introduction()
+//   shm/offer      rank 0: the memory's server and all processes, or why there is no shared memory
+//   shm/refused    a rank that could not map the memory; ends hand_out() of rank 0
+//   shm/took/R     each rank but 0: whether it has mapped the memory
+//   shm/verdict    rank 0: yes or no for all
+// Every rank decides by shm/offer and shm/verdict alone, so all ranks choose the same back-end.
 class Handshake {
  public:
   Handshake(c10d::Store& store, const HandshakeOptions& options)
@@ -122,7 +132,7 @@ class Handshake {
   }
 
  private:
-  // "no\nREASON" or "elsewhere\nREASON\n0 0 1 1", with the host of each rank.
+  // Parses a refusal: "no\nREASON", or "elsewhere\nREASON\n0 0 1 1" with the host index of each rank.
   static Met refused(const std::string& answer) {
     std::istringstream lines(answer.substr(answer.find('\n') + 1));
     Met met;
@@ -132,7 +142,7 @@ class Handshake {
     }
     return met;
   }
-  // "yes\nADDRESS 4711 4712": of the memory's server, and the process of each rank.
+  // An offer: "yes\nADDRESS 4711 4712", the address of the memory's server and the process of each rank.
   struct Offer {
     std::string address;
     std::vector<pid_t> processes;
@@ -145,7 +155,7 @@ class Handshake {
     return offer;
   }
 
-  // Rank 0: looks at all ranks, makes the memory, and says where to fetch it.
+  // Rank 0: compares the introductions, makes the memory, and publishes the offer.
   void host() {
     std::vector<Introduction> ranks;
     for (int rank = 0; rank < options_.size; ++rank) ranks.push_back(parse(store_.get_to_str(key_of("is", rank))));
@@ -183,6 +193,7 @@ class Handshake {
     store_.set("shm/offer", offer);
   }
 
+  // Other ranks: map the memory and publish the outcome.
   void fetch(const Offer& offer) {
     std::string outcome = may_view_all(offer.processes) ? kViews : kYes;
     try {
@@ -192,12 +203,12 @@ class Handshake {
       });
     } catch (const std::exception& error) {
       outcome = fmt::format("{}rank {}: {}", kNo, options_.rank, error.what());
-      store_.set("shm/refused", outcome);  // so that rank 0 does not wait for it
+      store_.set("shm/refused", outcome);  // rank 0 must not wait for this rank in hand_out()
     }
     store_.set(key_of("took", options_.rank), outcome);
   }
 
-  // Rank 0: hands the memory out and hears who got it.
+  // Rank 0: sends the memory's descriptor to the other processes, collects the outcomes, and returns the verdict.
   std::string settle() {
     std::string trouble;
     try {
@@ -208,7 +219,7 @@ class Handshake {
     } catch (const Error& error) {
       trouble = error.what();
     }
-    server_.reset();  // who still waits there hears that it is closed
+    server_.reset();  // ends the connections of ranks that still wait
     bool views = may_view_all({others_.begin(), others_.end()});
     for (int rank = 1; rank < options_.size; ++rank) {
       std::string outcome = store_.get_to_str(key_of("took", rank));

@@ -7,7 +7,7 @@
 namespace tessera::comm::shm {
 namespace {
 
-constexpr size_t kReadAtOnce = 1024 * 1024;  // of a message that is read in place, in one step
+constexpr size_t kReadAtOnce = 1024 * 1024;  // bytes read in place in one step
 
 }  // namespace
 
@@ -45,7 +45,7 @@ void Messages::check(const MessageWork& message, Clock::time_point now, const st
     return fmt::format("{} {}, tag {}", message.sends() ? "send to" : "recv from",
                        message.peer_ < 0 ? "any rank" : channel_.name_of(message.peer_), message.tag_);
   };
-  if (now >= message.deadline()) throw TimedOut(fmt::format("timed out: {}: the other side did not come", what()));
+  if (now >= message.deadline()) throw TimedOut(fmt::format("timed out: {}: the other rank did not take part", what()));
   if (message.peer_ >= 0 && left[message.peer_]) throw PeerFailed(fmt::format("{}: it has left the group", what()));
 }
 
@@ -86,6 +86,8 @@ bool Messages::move(std::vector<Ended>& ended) {
   return moved;
 }
 
+// Advances the first send to a rank. A message in chunks has ended when its last chunk is in the ring; a message that
+// is read in place has ended only when the receiver has taken its chunk, because the caller may then reuse the memory.
 bool Messages::fill(int to, std::vector<Ended>& ended) {
   if (sends_[to].empty()) return false;
   MessageWork& message = *sends_[to].front();
@@ -99,7 +101,8 @@ bool Messages::fill(int to, std::vector<Ended>& ended) {
   return true;
 }
 
-// Whether there was room for it.
+// Puts the next chunk into the ring; returns false when the ring is full. A message longer than a chunk to a thread of
+// this process is one chunk that only holds the address.
 bool Messages::put_chunk(int to, MessageWork& message) {
   Ring<Native>& ring = channel_.ring(channel_.rank(), to);
   if (!ring.has_room()) return false;
@@ -120,6 +123,7 @@ bool Messages::put_chunk(int to, MessageWork& message) {
   return true;
 }
 
+// Takes a chunk from a rank. The chunk is removed from the ring only when all its bytes have been copied.
 bool Messages::empty(int from, std::vector<Ended>& ended) {
   Ring<Native>& ring = channel_.ring(from, channel_.rank());
   if (!ring.has_chunk()) return false;
@@ -139,9 +143,11 @@ void Messages::require_fit(int from, size_t bytes, const MessageWork& message) c
                                  message.tag_, channel_.name_of(channel_.rank()), message.bytes_));
 }
 
-// Finds who takes the message. False: nobody wants anything from this rank, so it stays where it is.
+// Finds the receive for a new message. Without a match the message is set aside if another receive from this rank
+// waits: it may be for a message behind this one in the ring. Otherwise returns false and the message stays in the
+// ring, which stops the sender when the ring is full.
 bool Messages::begin_message(int from, const ChunkHead& head, std::vector<Ended>& ended) {
-  deliver_set_aside(ended);  // nothing overtakes these
+  deliver_set_aside(ended);  // first: a message must not overtake an earlier one of the same tag
   const auto from_here = [&](const Message& message) { return message->peer_ == from || message->peer_ < 0; };
   const auto match = std::ranges::find_if(
       receives_, [&](const Message& message) { return from_here(message) && message->tag_ == head.tag; });
@@ -160,7 +166,8 @@ bool Messages::begin_message(int from, const ChunkHead& head, std::vector<Ended>
   return true;
 }
 
-// Whether all of it has been taken.
+// Copies the chunk, or up to 1 MiB of a message that is read in place; returns whether all of the chunk has been
+// copied.
 bool Messages::take_chunk(int from, const ChunkHead& head, const std::byte* data) {
   Arriving& arriving = arriving_[from];
   std::byte* target = arriving.message ? arriving.message->data_ : arriving.aside->data.data();

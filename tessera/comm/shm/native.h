@@ -1,4 +1,4 @@
-// The real platform of rounds.h: atomics in memory that processes share, and futexes.
+// The Platform of rounds.h for production: atomics in memory that processes share, and futexes.
 #pragma once
 
 #include <linux/futex.h>
@@ -20,7 +20,7 @@ struct Native {
   static_assert(Word32::is_always_lock_free && Word64::is_always_lock_free);
 
   static void wake_all(Word32& word) { ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
-  // Sleeps while word == seen, until a wake, for `limit` at most.
+  // Sleeps until wake_all(), for `limit` at most. Returns at once when word != seen.
   static void sleep(Word32& word, uint32_t seen, std::chrono::nanoseconds limit) {
     const timespec time{.tv_sec = limit.count() / 1'000'000'000, .tv_nsec = limit.count() % 1'000'000'000};
     ::syscall(SYS_futex, &word, FUTEX_WAIT, seen, &time, nullptr, 0);

@@ -17,7 +17,7 @@ std::string describe(const Call& call) {
   return text;
 }
 
-// Names the first two ranks that differ, the same two on every rank.
+// Throws Disagreement for rank 0 and the first rank whose call differs; the two are the same on every rank.
 void compare_calls(Channel& channel, int size) {
   const Slot first = channel.slot(0);
   for (int rank = 1; rank < size; ++rank) {
@@ -40,6 +40,7 @@ void Operation::post(Channel& channel) {
   channel.arrive();
 }
 
+// Computed from the heads of all slots, which every rank reads in the same round, so all ranks take the same way.
 Operation::InPlace Operation::in_place(Channel& channel, size_t fits) const {
   bool some = false, all = true;
   for (int rank = 0; rank < size_; ++rank) {
@@ -50,6 +51,8 @@ Operation::InPlace Operation::in_place(Channel& channel, size_t fits) const {
   return !some ? InPlace::kNone : all ? InPlace::kAll : InPlace::kSome;
 }
 
+// Compares the announced signatures when every rank has one, and the Call in any case. Every rank compares the slots of
+// all ranks, so all of them throw or none does.
 void Operation::compare(Channel& channel) const {
   bool announced = true, differ = false;
   for (int rank = 0; rank < size_; ++rank) {

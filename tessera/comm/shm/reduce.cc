@@ -11,8 +11,8 @@
 #include "tessera/base/error.h"
 #include "tessera/base/files/copy_bytes.h"
 
-// These loops are worth vectors, which -O2 of GCC does not make of loops of unknown length, nor of comparisons that
-// could trap.
+// These loops must be vectorized. GCC's -O2 does not vectorize loops of unknown length, nor comparisons that could
+// trap.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3", "no-trapping-math")
 #endif
@@ -26,9 +26,9 @@
 namespace tessera::comm::shm {
 namespace {
 
-constexpr size_t kBlock = 1024;  // elements; the accumulators of a block stay in the first cache
+constexpr size_t kBlock = 1024;  // elements; the accumulators of a block fit the L1 cache
 
-// What a type is accumulated in, and how it gets there and back.
+// The accumulator type of an element type, and the conversions to and from it.
 template <class T>
 struct Element {
   using Accumulator = T;
@@ -45,7 +45,7 @@ struct Element<BFloat16Bits> {
   static TESSERA_INLINE float load(BFloat16Bits value) {
     return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
   }
-  // To nearest, ties to even; a NaN stays one.
+  // Rounds to nearest, ties to even. A NaN stays a NaN.
   static TESSERA_INLINE BFloat16Bits store(float value) {
     const auto bits = std::bit_cast<uint32_t>(value);
     const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
@@ -63,8 +63,8 @@ struct Element<c10::Half> {
   }
 };
 
-// Signed overflow is undefined, so integers are added and multiplied as unsigned ones; 16 bits would be promoted to
-// int.
+// The unsigned type in which integers are added and multiplied, since signed overflow is undefined. Integers below 32
+// bits use uint32_t: as uint16_t they would be promoted to int, whose multiplication can overflow.
 template <class T>
 struct WrappingType {
   using type = T;
@@ -95,7 +95,7 @@ struct Product {
 struct Min {
   template <class T>
   static TESSERA_INLINE T apply(T a, T b) {
-    return ((a < b) | (a != a)) ? a : b;  // b when it is a NaN: no comparison with it holds
+    return ((a < b) | (a != a)) ? a : b;  // a NaN in b is returned, too: comparisons with a NaN are false
   }
 };
 struct Max {
@@ -131,7 +131,8 @@ struct Arguments {
   bool average;
 };
 
-// out[i] = what becomes of a[i] and b[i]. Results may lie where a source is, at the same index and nowhere else.
+// The last operation: out[i] = a[i] op b[i], divided for averages, converted to T. `out` may be a source: element i is
+// read before it is written, and no other element is used, so the loop may be vectorized.
 template <class T, class Op, bool average, class First>
 TESSERA_INLINE void combine(T* out, const First* a, const T* b, size_t count,
                             typename Element<T>::Accumulator divisor) {
@@ -150,6 +151,8 @@ TESSERA_INLINE void combine(T* out, const First* a, const T* b, size_t count,
   }
 }
 
+// Two sources are combined in one pass. More sources are accumulated block by block in the accumulator type, and the
+// last source is combined with the conversion to T.
 template <class T, class Op, bool average>
 TESSERA_INLINE void run(const Arguments& arguments) {
   using E = Element<T>;
@@ -177,7 +180,7 @@ TESSERA_INLINE void run(const Arguments& arguments) {
   arguments.average ? run<T, Op, true>(arguments) : run<T, Op, false>(arguments);
 }
 
-// The same loops for the vector units that this processor may have.
+// The same loops compiled for AVX2, which run_best() chooses at run time.
 #if defined(__x86_64__)
 template <class T, class Op>
 __attribute__((target("avx2"))) void run_avx2(const Arguments& arguments) {

@@ -1,4 +1,4 @@
-// The operations that compute.
+// The operations that compute: all-reduce, reduce and reduce-scatter.
 #include <algorithm>
 
 #include "tessera/base/files/copy_bytes.h"
@@ -7,8 +7,8 @@
 namespace tessera::comm::shm {
 namespace {
 
-constexpr size_t kAlone = 128 * 1024;         // bytes read in all up to which each rank reduces everything itself
-constexpr size_t kPartInCache = 1024 * 1024;  // of a block, one rank's
+constexpr size_t kAlone = 128 * 1024;         // bytes of all ranks together, up to which each rank reduces everything
+constexpr size_t kPartInCache = 1024 * 1024;  // bytes of a block that one rank reduces
 
 class Reduction : public Operation {
  public:
@@ -21,7 +21,7 @@ class Reduction : public Operation {
         bytes_(count * element_) {}
 
  protected:
-  // Elements of rank `part` when `count` are divided among the ranks, in whole cache lines.
+  // The range of rank `part` when `count` elements are divided among the ranks in whole cache lines.
   struct Range {
     size_t begin, count;
   };
@@ -31,18 +31,19 @@ class Reduction : public Operation {
     const size_t begin = std::min(count, each * part);
     return {begin, part == size_ - 1 ? count - begin : std::min(count, begin + each) - begin};
   }
-  // Starts the call: shows what exceeds `fits` bytes, else writes it piece by piece.
+  // Fills the first slot: shows the data in place if they are more than `fits` bytes and can be shown, otherwise writes
+  // the first piece.
   void start(Channel& channel, const Slot& slot, size_t fits) {
     slot.head->longest = slot.head->outgoing = bytes_;
     slot.head->direct = bytes_ > fits && show(channel, slot);
     if (!slot.head->direct) write_piece(channel, slot, 0);
   }
-  // In the table of the slot, what each rank is to read; false when it cannot.
+  // Writes to the slot's table the place that each rank reads; returns false when the data cannot be read in place.
   virtual bool show(const Channel& channel, const Slot& slot) const = 0;
-  // What the others read of the piece that begins with element `begin`.
+  // Writes to the slot the data that other ranks need of the piece that begins with element `begin`.
   virtual void write_piece(const Channel& channel, const Slot& slot, size_t begin) const = 0;
 
-  // Where each rank has shown what this one is to read; its own is at `own`.
+  // Returns the data that each rank has shown to this one, by rank; this rank's own data are at `own`.
   std::vector<const std::byte*> shown_to(Channel& channel, const std::byte* own) const {
     std::vector<const std::byte*> places;
     for (int rank = 0; rank < size_; ++rank) {
@@ -51,7 +52,7 @@ class Reduction : public Operation {
     }
     return places;
   }
-  // All elements, block by block, from where the ranks have shown them; the own ones are at `own`.
+  // Reduces all elements, block by block, from the places that the ranks have shown; this rank's own data are at `own`.
   Steps reduce_in_place(Channel& channel, std::byte* out, const std::byte* own) {
     const auto places = shown_to(channel, own);
     for (size_t begin = 0; begin < count_; begin += kPartInCache / element_) {
@@ -73,7 +74,7 @@ class Reduction : public Operation {
   size_t element_, count_, bytes_;
 };
 
-// Also the reduction to a root: there only the root computes and keeps the result.
+// All-reduce, and reduce to a root (`to_root_`), in which only the root computes and keeps the result (`keeps_`).
 class AllReduce final : public Reduction {
  public:
   AllReduce(const Call& call, int size, void* data, size_t count, bool keeps, bool to_root)
@@ -101,6 +102,8 @@ class AllReduce final : public Reduction {
     return keeps_ ? reduce_in_place(channel, data_, data_) : only_meet(channel);
   }
 
+  // Per piece one round if every rank reduces everything, two if the work is shared: in the first round each rank reads
+  // and reduces its part of the piece, in the second the ranks fetch the reduced parts of the others.
   Steps by_pieces(Channel& channel, bool write_first) {
     const auto is_last = [&](size_t begin) { return begin + piece(channel) >= count_; };
     if (write_first) {
@@ -123,9 +126,10 @@ class AllReduce final : public Reduction {
     }
   }
 
-  // Each rank reduces its part of a piece, rather than everything that it needs.
+  // Whether each rank reduces only its part of a piece and fetches the other parts.
   bool shared() const { return !to_root_ && bytes_ * size_ > kAlone; }
 
+  // When the work is shared, this rank's own part is left out: only this rank reads it, in its own memory.
   void write_piece(const Channel& channel, const Slot& slot, size_t begin) const override {
     if (to_root_ && keeps_) return;
     const size_t count = std::min(piece(channel), count_ - begin);
@@ -138,7 +142,7 @@ class AllReduce final : public Reduction {
     write(behind, count);
   }
 
-  // Of each rank, `offset` elements into the piece at `begin`; the own one where it is.
+  // The data of each rank at `offset` elements into the piece at `begin`; this rank's own data in its own memory.
   std::vector<const void*> contributions(Channel& channel, size_t begin, size_t offset) const {
     std::vector<const void*> sources;
     for (int rank = 0; rank < size_; ++rank) {
@@ -148,7 +152,7 @@ class AllReduce final : public Reduction {
     return sources;
   }
 
-  // This rank's part of the piece, to be passed on in the next round.
+  // Reduces this rank's part of the piece and writes it to the slot of the next round.
   void reduce_part(Channel& channel, size_t begin, size_t count) const {
     const Range own = part_of(count, channel.rank());
     std::byte* const result = data_ + (begin + own.begin) * element_;
@@ -165,10 +169,13 @@ class AllReduce final : public Reduction {
     }
   }
 
-  // Block by block, so that what one rank has just written is read by the others from a cache. Rank r writes part r of
-  // a block of its own tensor, which nobody else reads until all have, and then fetches the other parts.
+  // Works block by block, so that the result of one rank is in a cache when the others read it. In each block:
+  // 1. Rank r reads part r of all tensors and writes the result to part r of its own tensor. The other ranks read only
+  //    other parts of that tensor meanwhile.
+  // 2. After a round, rank r copies part d from the tensor of each rank d to its own. Part d of other tensors is not
+  //    needed any more, since rank d has finished step 1, and no rank writes part d of rank d's tensor.
   Steps all_in_place(Channel& channel) {
-    const auto tensors = shown_to(channel, data_);  // the slots change with the rounds
+    const auto tensors = shown_to(channel, data_);  // before the first meet(): later rounds overwrite the slots
     const size_t block = kPartInCache / element_ * size_;
     for (size_t begin = 0; begin < count_; begin += block) {
       const size_t count = std::min(block, count_ - begin);
@@ -199,13 +206,14 @@ class AllReduce final : public Reduction {
     reading.end();
   }
 
-  // While the root reads what this rank has shown.
+  // For ranks other than the root: waits until the root has read the shown data.
   Steps only_meet(Channel& channel) { co_await meet(channel, true); }
 
   std::byte* data_;
   bool keeps_, to_root_;
 };
 
+// A slot is divided into one region for each other rank; each rank reduces the pieces that the others wrote for it.
 class ReduceScatter final : public Reduction {
  public:
   ReduceScatter(const Call& call, void* output, std::vector<const void*> parts, size_t count)
@@ -217,11 +225,11 @@ class ReduceScatter final : public Reduction {
   bool ends_in_first_round(const Channel& channel) const override {
     return count_ <= region(channel) && bytes_ * size_ <= kLittle;
   }
-  // Elements of a slot for one of the other ranks.
+  // Number of elements in the region for one rank.
   size_t region(const Channel& channel) const {
     return channel.layout().slot_data() / std::max(1, size_ - 1) / 64 * 64 / element_;
   }
-  // Which region of the slot of `from` is for `to`.
+  // Index of the region for `to` in the slot of `from`.
   int place(int from, int to) const { return (to - from - 1 + size_) % size_; }
 
   bool show(const Channel& channel, const Slot& slot) const override {

@@ -23,7 +23,8 @@ using std::chrono::milliseconds;
 
 [[noreturn]] void fail(const char* what) { raise(ErrorKind::kIo, "{}: {}", what, std::strerror(errno)); }
 
-// A file size limit (RLIMIT_FSIZE) is to be an error of the call, not the end of the process.
+// Blocks SIGXFSZ in a scope, so that a file size limit (RLIMIT_FSIZE) is an error of the call and not the end of the
+// process. A signal that is pending at the end is removed.
 class WithoutFileSizeSignal {
  public:
   WithoutFileSizeSignal() {
@@ -46,7 +47,8 @@ class WithoutFileSizeSignal {
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
 
-// Where vm.memfd_noexec is 2 the kernel makes only files that can never be run; those before 6.3 do not know the flag.
+// With vm.memfd_noexec = 2 the kernel refuses files that could be executed, so MFD_NOEXEC_SEAL is set. Kernels
+// before 6.3 do not know this flag.
 UniqueFd anonymous_file() {
   constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   int number = ::memfd_create("tessera", kFlags | MFD_NOEXEC_SEAL);
@@ -74,7 +76,7 @@ sockaddr_un abstract_address(const std::string& name, socklen_t& length) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   TESSERA_CHECK(!name.empty() && name.size() < sizeof address.sun_path, ErrorKind::kIo, "'{}' is no socket name", name);
-  std::memcpy(address.sun_path + 1, name.data(), name.size());  // a zero in front: abstract
+  std::memcpy(address.sun_path + 1, name.data(), name.size());  // a leading zero byte: abstract namespace
   length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   return address;
 }
@@ -85,7 +87,7 @@ bool same_user(int socket) {
   return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == ::geteuid();
 }
 
-// Whether `socket` has something for us before the deadline; looks at it for 100 ms at most.
+// Whether `socket` is readable; waits 100 ms at most. Error kIo after the deadline.
 bool ready(int socket, Clock::time_point deadline, const char* what) {
   const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
   TESSERA_CHECK(left.count() > 0, ErrorKind::kIo, "{}: timed out", what);
@@ -95,6 +97,7 @@ bool ready(int socket, Clock::time_point deadline, const char* what) {
   return count > 0;
 }
 
+// A message of one byte that carries a file descriptor (SCM_RIGHTS); -1: to receive one.
 struct DescriptorMessage {
   explicit DescriptorMessage(int descriptor) {
     header.msg_iov = &part;
@@ -135,10 +138,10 @@ std::unique_ptr<SharedMemory> SharedMemory::receive(const std::string& address, 
   socklen_t length = 0;
   const sockaddr_un name = abstract_address(address, length);
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&name), length) != 0) {
-    fail("connecting to the rank with the memory");
+    fail("connecting to the rank that made the shared memory");
   }
   TESSERA_CHECK(same_user(socket.get()), ErrorKind::kIo,
-                "the socket of the rank with the memory belongs to another user");
+                "the socket of the rank that made the shared memory belongs to another user");
   while (!ready(socket.get(), deadline, "waiting for shared memory")) {
   }
   DescriptorMessage message(-1);
@@ -146,7 +149,7 @@ std::unique_ptr<SharedMemory> SharedMemory::receive(const std::string& address, 
   if (count < 0) fail("receiving shared memory");
   const cmsghdr* first = CMSG_FIRSTHDR(&message.header);
   TESSERA_CHECK(count == 1 && first && first->cmsg_type == SCM_RIGHTS, ErrorKind::kIo,
-                "the rank with the memory hung up");
+                "the rank that made the shared memory closed the connection");
   int number = -1;
   std::memcpy(&number, CMSG_DATA(first), sizeof number);
   UniqueFd file(number);
@@ -167,6 +170,8 @@ MemoryServer::MemoryServer() : socket_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_C
   if (::listen(socket_.get(), SOMAXCONN) != 0) fail("listening on a Unix socket");
 }
 
+// Failed connections and connections of other users do not count: the loop ends when the descriptor was sent to
+// `processes` processes.
 void MemoryServer::hand_out(const SharedMemory& memory, int processes, Clock::time_point deadline,
                             const std::function<void()>& check) {
   while (processes > 0) {

@@ -1,12 +1,12 @@
-// Memory that the ranks of one host share: an anonymous file (memfd), mapped by all of them.
+// Memory that the ranks of one host share: an anonymous file (memfd) that all of them map.
 //
 //   auto memory = SharedMemory::create(bytes);                    // one rank
 //   MemoryServer server;  publish(server.address());  server.hand_out(*memory, 3, deadline);
 //   auto memory = SharedMemory::receive(address, bytes, deadline);   // the other processes
 //
-// The file never has a name, is readable by its owner only, all of it is allocated when it is made, and its size is
-// sealed, so no access can fail later. The server has a Unix socket in the abstract namespace, which is no file either,
-// and serves processes of the same user only. Errors: kIo, with the reason. A SharedMemory may be used by any thread.
+// The file has no name and only its owner may read it. It is allocated in full when it is made, and its size is sealed,
+// so no later access can fail. The server has a Unix socket in the abstract namespace, which is no file either, and
+// serves only processes of the same user. Error kIo with the reason. Any thread may use a SharedMemory.
 #pragma once
 
 #include <chrono>
@@ -23,9 +23,9 @@ using Clock = std::chrono::steady_clock;
 
 class SharedMemory {
  public:
-  // All zero.
+  // Makes new memory, filled with zeros.
   static std::unique_ptr<SharedMemory> create(size_t bytes);
-  // From the process behind `address`.
+  // Receives the memory from the MemoryServer at `address`.
   static std::unique_ptr<SharedMemory> receive(const std::string& address, size_t bytes, Clock::time_point deadline);
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
@@ -46,7 +46,7 @@ class MemoryServer {
  public:
   MemoryServer();
   const std::string& address() const noexcept { return address_; }
-  // Gives `memory` to as many processes. check() is called every 100 ms and may throw.
+  // Sends `memory` to `processes` processes that connect. check() is called about every 100 ms and may throw.
   void hand_out(const SharedMemory& memory, int processes, Clock::time_point deadline,
                 const std::function<void()>& check);
 

@@ -23,10 +23,11 @@
 namespace tessera::comm::shm {
 namespace {
 
-constexpr size_t kLeast = 64 * 1024;
+constexpr size_t kLeast = 64 * 1024;  // bytes; smaller allocations are ordinary memory
 constexpr size_t kPage = 4096;
 
-// In front of the bytes, a page of its own. Zero when the buffer has been freed.
+// The id of a buffer, in a page of its own before the data. It is zero once the buffer has been freed, because the
+// owner's fallocate() then removes all pages. Peers thereby recognise freed buffers and reused descriptors.
 using BufferId = std::atomic<uint64_t>;
 static_assert(BufferId::is_always_lock_free);
 
@@ -45,7 +46,8 @@ class Buffer {
   explicit Buffer(size_t bytes) : memory_(SharedMemory::create(kPage + bytes)) {
     new (memory_->data()) BufferId(fresh_id());
   }
-  // Gives the pages back although peers may still map them. A forked process leaves them to its parent.
+  // Returns the pages to the system although peers may still map them: a late reader reads zeros and gets no SIGBUS. A
+  // forked child must not do so, since its parent still uses the pages.
   ~Buffer() {
     if (::getpid() != owner_) return;
     ::fallocate(memory_->descriptor(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
@@ -92,7 +94,7 @@ class SharedBuffers final : public c10::Allocator {
     buffers_.emplace(data, std::move(buffer));
     return {data, data, &release, c10::Device(c10::kCPU)};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }  // two kinds of memory
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }  // the deleter depends on the kind of memory
   void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
 
   std::optional<SharedPlace> find(const std::byte* data, size_t bytes) {
@@ -105,7 +107,7 @@ class SharedBuffers final : public c10::Allocator {
   }
 
  private:
-  // Every buffer holds a descriptor; half of what the process may have is for others.
+  // Every buffer needs a file descriptor. Buffers may use half of the process's limit; the rest is for other uses.
   void check_descriptors() {
     rlimit limit{};
     if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -117,7 +119,7 @@ class SharedBuffers final : public c10::Allocator {
   static c10::Allocator& ordinary() { return *c10::GetDefaultCPUAllocator(); }
   static void release(void* data) { instance().erase(static_cast<const std::byte*>(data)); }
   void erase(const std::byte* data) {
-    std::unique_ptr<Buffer> buffer;  // freed after the lock
+    std::unique_ptr<Buffer> buffer;  // declared before the lock, so that the buffer is freed after unlocking
     const std::unique_lock lock(mutex_);
     buffer = std::move(buffers_.extract(data).mapped());
   }
@@ -141,7 +143,7 @@ std::optional<SharedPlace> find_shared(const void* data, size_t bytes) {
 
 size_t viewed_bytes() { return viewed; }
 
-// The kernel asks the same of a look at the program of a process as of one at its files.
+// The kernel requires the same permission to read /proc/PID/exe as to open /proc/PID/fd/N.
 bool may_view(pid_t process) {
   char program[8];
   return ::readlink(fmt::format("/proc/{}/exe", process).c_str(), program, sizeof program) >= 0;

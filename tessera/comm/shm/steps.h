@@ -1,14 +1,14 @@
-// A function that is left where it would have to wait, and gone on with later: a coroutine.
+// A coroutine: a function that is suspended where it would have to wait, and resumed later.
 //
 //   Steps run(Channel& channel) {
 //     write(channel);
-//     co_await arrive(channel);        // a std::suspend_always: left here
+//     co_await arrive(channel);        // a std::suspend_always: suspended here
 //     read(channel);
 //   }
 //   Steps steps = run(channel);        // does nothing yet
-//   while (!steps.go_on()) ...         // up to the next co_await; true: it has ended. Throws what it throws
+//   while (!steps.go_on()) ...         // runs to the next co_await; true: it has ended. Rethrows its exceptions
 //
-// Not thread-safe; go_on() may come from different threads one after the other.
+// Not thread-safe; different threads may call go_on() one after the other.
 #pragma once
 
 #include <coroutine>
