@@ -38,7 +38,7 @@ struct CheckpointOptions {
   std::shared_ptr<comm::World> world;
   int64_t keep_last = 2;  // number of latest checkpoints to keep; 0: all
   int64_t keep_best = 1;  // number of checkpoints with the lowest validation loss to keep
-  bool async = true;  // write in a thread during training; false: write inside save(), without a copy of the tensors
+  bool async = true;  // write in a thread during training; false: write inside save(), without copies of CPU tensors
   // Only with async. true: save() does not wait for the copy of the tensors. The writer thread copies CPU tensors;
   // tensors of an accelerator are copied on a separate stream. The caller must call wait_for_snapshot() before one of
   // the tensors changes; that call makes the caller's stream wait for the copies of the accelerator tensors.
@@ -60,15 +60,15 @@ class CheckpointWriter {
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  // Copies this rank's shards of `tensors` (see defer_copy) and starts to write them. Returns at once with async, else
-  // when the checkpoint is written. A save that is still running is finished first.
-  // `tensors` must have the same names on all ranks of a pipeline stage, and other names on other stages. A replicated
-  // tensor, or a tensor under two names, is written once. `objects` must be equal on the ranks of a stage, too. PyTorch
-  // finds "model.NAME" as NAME in its state dict "model". `validation_loss` orders checkpoints for keep_best. Ranks may
-  // take any time to write: no collective waits for them.
-  // Errors: kIo when this or the previous save failed on any rank, or when the ranks together did not hold each element
-  // exactly once; a failed save leaves no files. kShape for placements that cannot be saved (Partial), before anything
-  // is done. A failure to delete old checkpoints is only logged. COLLECTIVE over the world.
+  // Copies this rank's shards of `tensors` and starts to write them. Returns when the copies are made (with defer_copy
+  // at once; without async when the checkpoint is written). A save that is still running is finished first. `tensors`
+  // must have the same names on all ranks of a pipeline stage, and other names on other stages. A replicated tensor, or
+  // a tensor under two names, is written once. `objects` must be equal on the ranks of a stage, too. PyTorch finds
+  // "model.NAME" as NAME in its state dict "model". `validation_loss` orders checkpoints for keep_best. Ranks may take
+  // any time to write: no collective waits for them. Errors: kIo when this or the previous save failed on any rank, or
+  // when the ranks together did not hold each element exactly once; a failed save leaves no files. kShape for
+  // placements that cannot be saved (Partial), before anything is done. A failure to delete old checkpoints is only
+  // logged. COLLECTIVE over the world.
   void save(int64_t step, const NamedTensors& tensors, const nlohmann::json& extra,
             std::optional<double> validation_loss = std::nullopt, const NamedObjects& objects = {});
   // Returns when the tensors of the last save() may change; without defer_copy that is at once. Before this call the

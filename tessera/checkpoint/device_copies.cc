@@ -2,6 +2,9 @@
 
 namespace tessera {
 
+// The first tensor of a snapshot makes the copy stream wait for the work launched so far, so the copies read finished
+// values. The caching allocator may reuse a tensor's memory once the tensor is freed; sources_ keeps it until the
+// owner's stream waits for the copies.
 c10::OptionalStreamGuard DeviceCopies::of(const at::Tensor& tensor) {
   if (!has_streams(tensor.device())) return c10::OptionalStreamGuard();
   if (!stream_.exists()) stream_ = SideStream(tensor.device(), /*high_priority=*/false);

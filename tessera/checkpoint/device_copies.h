@@ -1,13 +1,13 @@
-// Copies of tensors of an accelerator to the host on a stream of its own: the host starts them and goes on, what
-// computes comes behind them only before it changes the tensors. Internal to checkpoint.
+// Copies tensors of an accelerator to the host on a separate stream. The host continues after launching the copies; the
+// computing stream waits for them only before it changes the tensors. Internal to checkpoint.
 //
 //   DeviceCopies copies;
-//   { const auto beside = copies.of(tensor); copy = pool.copy(tensor); }     // for each, on the owner's thread
+//   { const auto entered = copies.of(tensor); copy = pool.copy(tensor); }    // for each, on the owner's thread
 //   copies.launched();
 //   copies.hold_current();              // the owner's thread, before it changes one of them
 //   copies.wait();                      // any thread: the copies may be read
 //
-// Without tensors of an accelerator nothing here does anything.
+// For CPU tensors all functions do nothing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,8 +20,9 @@ namespace tessera {
 
 class DeviceCopies {
  public:
-  // The stream, entered, behind all that this thread has launched when the first of a snapshot came. Keeps the tensor
-  // until hold_current(). Nothing for a tensor of the CPU.
+  // Makes the copy stream current until the returned guard is destroyed. At the first tensor of a snapshot, the copy
+  // stream waits for all work that this thread has launched. Keeps `tensor` alive until hold_current(). Does nothing
+  // for a CPU tensor.
   [[nodiscard]] c10::OptionalStreamGuard of(const at::Tensor& tensor);
   void launched() { done_ = stream_.mark(); }
   void hold_current();

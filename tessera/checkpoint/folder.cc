@@ -28,7 +28,7 @@ bool all_in(std::string_view text, std::string_view characters) {
   return !text.empty() && text.find_first_not_of(characters) == text.npos;
 }
 
-// step-00000050 or step-00000050-2.
+// Matches step-00000050 and step-00000050-2.
 bool is_step_name(std::string_view name) {
   constexpr std::string_view kDigits = "0123456789";
   if (!name.starts_with("step-")) return false;
@@ -38,7 +38,8 @@ bool is_step_name(std::string_view name) {
          (dash == name.npos || all_in(name.substr(dash + 1), kDigits));
 }
 
-// .STEM.RANDOM.tmp, as make_new() calls it, of a checkpoint or of LATEST; and step-XXXXXXXX.tmp of earlier versions.
+// Matches the names that make_new() gives to folders of a checkpoint or to LATEST while they are written,
+// .STEM.RANDOM.tmp, and step-XXXXXXXX.tmp of earlier versions.
 bool is_staged_name(std::string_view name) {
   if (!name.ends_with(".tmp")) return false;
   name.remove_suffix(4);
@@ -67,7 +68,7 @@ std::optional<std::string> CheckpointFolder::latest_name(const fs::path& folder)
   std::string name = read_file(pointer, 4096);
   while (!name.empty() && name.back() == '\n') name.pop_back();
   TESSERA_CHECK(is_step_name(name), ErrorKind::kFormat,
-                "[checkpoint.load] {}: does not name a checkpoint, step-XXXXXXXX", pointer.string());
+                "[checkpoint.load] {}: does not name a checkpoint (wanted step-XXXXXXXX)", pointer.string());
   return name;
 }
 
@@ -90,14 +91,14 @@ void CheckpointFolder::sweep() noexcept {
       if (is_staged_name(entry.path().filename().string())) fs::remove_all(entry.path());
     }
   } catch (const std::exception& error) {
-    log_warning("[checkpoint.save] {}: what an earlier save left cannot be removed: {}", folder_.string(),
+    log_warning("[checkpoint.save] {}: the remains of an earlier save cannot be removed: {}", folder_.string(),
                 error.what());
   }
 }
 
 fs::path CheckpointFolder::stage(int64_t step) {
   std::error_code failed;
-  fs::create_directories(folder_, failed);  // make_new() says why there is none
+  fs::create_directories(folder_, failed);  // an error is reported by make_new()
   return make_new(folder_, step_name(step), make_folder);
 }
 
@@ -106,6 +107,9 @@ void CheckpointFolder::drop(const fs::path& staged) noexcept {
   fs::remove_all(staged, ignored);
 }
 
+// Everything is written and synced before the rename, and LATEST is replaced after it. So a crash at any point leaves
+// LATEST on a complete checkpoint. If LATEST cannot be written, the rename is undone, because save() reports this
+// checkpoint as failed.
 std::string CheckpointFolder::publish(const fs::path& staged, Manifest manifest) {
   look_around();
   manifest.number = 1;
@@ -129,6 +133,8 @@ std::string CheckpointFolder::publish(const fs::path& staged, Manifest manifest)
   return name;
 }
 
+// Whether a folder was written by a save alone: it has a valid manifest and no file that the manifest does not list.
+// Anything else is kept, because it may hold a user's files.
 CheckpointFolder::Known CheckpointFolder::examine(const std::string& name) const {
   const auto path = folder_ / name;
   try {
@@ -137,16 +143,16 @@ CheckpointFolder::Known CheckpointFolder::examine(const std::string& name) const
     for (const auto& file : manifest.files) ours.insert(file.name);
     for (const auto& entry : fs::directory_iterator(path)) {
       const auto inside = entry.path().filename().string();
-      TESSERA_CHECK(ours.contains(inside), ErrorKind::kFormat, "it holds {}, which no save wrote", inside);
+      TESSERA_CHECK(ours.contains(inside), ErrorKind::kFormat, "it holds {}, which its manifest does not list", inside);
     }
     return {true, manifest.number, manifest.step, manifest.validation_loss};
   } catch (const std::exception& error) {
-    log_warning("[checkpoint.prune] {} is left alone: {}", path.string(), error.what());
+    log_warning("[checkpoint.prune] {} is not deleted: {}", path.string(), error.what());
     return {};
   }
 }
 
-// Learns what is there now; a checkpoint is examined once.
+// Updates known_ to the present contents of the folder. Each checkpoint is examined once.
 void CheckpointFolder::look_around() {
   std::map<std::string, Known> found;
   for (const auto& entry : fs::directory_iterator(folder_)) {
@@ -158,6 +164,8 @@ void CheckpointFolder::look_around() {
   known_ = std::move(found);
 }
 
+// LATEST is changed before later checkpoints are moved. So an interruption leaves LATEST on the chosen checkpoint, with
+// some of the later ones still in the folder.
 std::vector<std::string> CheckpointFolder::go_back_to(const std::string& name, const std::function<fs::path()>& aside) {
   look_around();
   const auto manifest = folder_ / name / kManifest;
@@ -168,7 +176,7 @@ std::vector<std::string> CheckpointFolder::go_back_to(const std::string& name, c
   }
   const auto into = later.empty() ? fs::path() : aside();
   TESSERA_CHECK(later.empty() || on_one_device(folder_, into), ErrorKind::kIo,
-                "[checkpoint.resume] {}: later checkpoints cannot be put aside in {}, which is on another file system. "
+                "[checkpoint.resume] {}: later checkpoints cannot be moved to {}, which is on another file system. "
                 "Move them yourself, or resume into another checkpoint.dir.",
                 folder_.string(), into.string());
   publish_file(folder_ / kLatest, name + "\n");
@@ -185,8 +193,8 @@ std::vector<std::string> CheckpointFolder::go_back_to(const std::string& name, c
 
 namespace {
 
-// Several at once: the call that unlinks a file gives its pages back, a sixth of a second a GB. What stays is left to
-// the caller's remove_all.
+// Deletes the files of a folder in 4 threads: unlink() frees the pages of a file, about 1/6 s per GB. Files that cannot
+// be deleted are left to the caller's remove_all().
 void unlink_files(const fs::path& folder) {
   constexpr size_t kAtOnce = 4;
   std::vector<fs::path> files;
@@ -205,7 +213,8 @@ void unlink_files(const fs::path& folder) {
 
 }  // namespace
 
-// Out of sight first, so that what is seen is always whole.
+// Renames the folder to a staged name before deleting, so a visible checkpoint is always complete. An interrupted
+// deletion is finished by sweep().
 void CheckpointFolder::remove(const std::string& name) const {
   const auto hidden = make_new(folder_, name, make_folder);
   std::error_code failed;
@@ -214,7 +223,8 @@ void CheckpointFolder::remove(const std::string& name) const {
   if (!reason) unlink_files(hidden);
   fs::remove_all(hidden, failed);
   if (!reason && !failed) return;
-  log_warning("[checkpoint.prune] {} stays: {}", (folder_ / name).string(), (reason ? reason : failed).message());
+  log_warning("[checkpoint.prune] {} cannot be deleted: {}", (folder_ / name).string(),
+              (reason ? reason : failed).message());
 }
 
 void CheckpointFolder::prune(int64_t keep_last, int64_t keep_best) noexcept {
@@ -240,11 +250,11 @@ void CheckpointFolder::prune(int64_t keep_last, int64_t keep_best) noexcept {
     for (size_t i = 0; i < std::min(ours.size(), static_cast<size_t>(keep_last)); ++i) kept.insert(ours[i]->first);
     for (size_t i = 0; i < std::min(ranked.size(), static_cast<size_t>(keep_best)); ++i) kept.insert(ranked[i]->first);
     for (const Item* item : ours) {
-      // Looked at again: somebody may have put a file of his own there since.
+      // Examined again, because a user may have put a file there since.
       if (!kept.contains(item->first) && examine(item->first).ours) remove(item->first);
     }
   } catch (const std::exception& error) {
-    log_warning("[checkpoint.prune] {}: {}. Nothing is removed.", folder_.string(), error.what());
+    log_warning("[checkpoint.prune] {}: {}. No more checkpoints are deleted.", folder_.string(), error.what());
   }
 }
 

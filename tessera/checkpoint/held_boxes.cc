@@ -6,6 +6,7 @@
 namespace tessera {
 namespace {
 
+// The index ranges of one dimension that this rank holds.
 Runs held_runs(const at::Tensor& tensor, int64_t dim) {
   const int64_t n = tensor.size(dim);
   if (is_dtensor(tensor)) {
@@ -17,6 +18,8 @@ Runs held_runs(const at::Tensor& tensor, int64_t dim) {
 
 }  // namespace
 
+// The boxes are the cross product of the ranges of all dimensions. Along each dimension the ranges are stored one after
+// another in the local tensor.
 std::vector<HeldBox> held_boxes(const at::Tensor& tensor) {
   if (is_dtensor(tensor) && !device_mesh(tensor)->coordinate()) return {};
   std::vector<HeldBox> boxes(1);

@@ -1,10 +1,10 @@
-// Which boxes of a tensor lie on this rank. Internal to checkpoint.
+// The boxes of a tensor that this rank holds. Internal to checkpoint.
 //
-//   for (const HeldBox& box : held_boxes(tensor)) use(box.offset, held_part(local, box));     // local:
-//   to_local(tensor)
+//   const at::Tensor local = to_local(tensor);
+//   for (const HeldBox& box : held_boxes(tensor)) use(box.offset, held_part(local, box));
 //
-// One box for plain tensors, replicas and shards in one piece; several for strided shards in pieces; none where the
-// rank holds nothing. No communication.
+// A plain tensor, a replica, and a contiguous shard are one box; a strided shard can be several; no box where the rank
+// holds no element. No communication.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,12 +15,12 @@
 namespace tessera {
 
 struct HeldBox {
-  std::vector<int64_t> offset;  // in the global tensor
+  std::vector<int64_t> offset;  // index of the box's first element in the global tensor
   std::vector<int64_t> shape;
-  std::vector<int64_t> at;  // where it begins in the local part
+  std::vector<int64_t> at;  // index of the box's first element in the local tensor
 };
 std::vector<HeldBox> held_boxes(const at::Tensor& tensor);
-// The box in the local part; a view.
+// A view of the box in the local tensor.
 at::Tensor held_part(const at::Tensor& local, const HeldBox& box);
 
 }  // namespace tessera

@@ -22,7 +22,7 @@ namespace {
 
 constexpr JsonLimits kReportLimits{.max_bytes = size_t{1} << 30, .max_depth = 8, .max_keys = 20'000'000};
 
-// This rank's boxes of a tensor; views.
+// This rank's boxes of a tensor, as views.
 std::vector<Share::Chunk> held_chunks(const at::Tensor& tensor) {
   const at::Tensor local = is_dtensor(tensor) ? to_local(tensor) : tensor;
   std::vector<Share::Chunk> chunks;
@@ -30,7 +30,7 @@ std::vector<Share::Chunk> held_chunks(const at::Tensor& tensor) {
   return chunks;
 }
 
-// Tied weights are one handle under two names.
+// Tied weights are one tensor object under two names.
 const void* tensor_identity(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl(); }
 
 nlohmann::json place_to_json(const DcpStorageInfo& place) { return {{"at", place.offset}, {"bytes", place.length}}; }
@@ -62,6 +62,7 @@ void CheckpointContents::add_chunk(DcpEntry& entry, DcpChunk box, DcpStorageInfo
   chunks.push_back(std::move(box));
 }
 
+// check() rejects metadata that parse() would reject, so a checkpoint that cannot be loaded is never published.
 void CheckpointContents::publish_metadata(const std::filesystem::path& folder) {
   metadata.check(folder.string());
   const auto bytes = metadata.dump();
@@ -69,6 +70,7 @@ void CheckpointContents::publish_metadata(const std::filesystem::path& folder) {
   files.push_back({".metadata", bytes.size(), hash_bytes(bytes)});
 }
 
+// torch's state dict has "model" and "optim" as dicts whose keys are flat FQNs, so only the first dot separates levels.
 DcpPath planner_path(const std::string& name) {
   for (const std::string_view top : {"model", "optim"}) {
     if (name.starts_with(top) && name.size() > top.size() + 1 && name[top.size()] == '.') {
@@ -83,13 +85,15 @@ void check_placements(const NamedTensors& tensors) {
     if (!is_dtensor(tensor)) continue;
     for (const auto& placement : placements(tensor)) {
       TESSERA_CHECK(!placement.is_partial(), ErrorKind::kShape,
-                    "[checkpoint.save] {}: placements {}; what is still to be reduced cannot be saved. Redistribute it "
-                    "first.",
+                    "[checkpoint.save] {}: placements {}; a partial tensor, which is still to be reduced, cannot be "
+                    "saved. Redistribute it first.",
                     name, to_string(placements(tensor)));
     }
   }
 }
 
+// An item is listed by every rank, with chunks or without, so rank 0 learns of tensors that no rank wrote. A tensor
+// without elements has one empty chunk, written by the first holder.
 Share plan_share(const NamedTensors& tensors, const NamedObjects& objects, Writers writers) {
   const at::NoGradGuard no_grad;
   Share share;
@@ -112,6 +116,8 @@ Share plan_share(const NamedTensors& tensors, const NamedObjects& objects, Write
   return share;
 }
 
+// A CPU tensor can be copied later by the writer thread, unless it was made in inference mode: such a tensor has no
+// version counter, so SnapshotGate could not detect a change.
 void copy_share(Share& share, SnapshotPool& pool, DeviceCopies& copies, CopyWhat what) {
   const at::NoGradGuard no_grad;
   for (auto& item : share.items) {
@@ -126,6 +132,7 @@ void copy_share(Share& share, SnapshotPool& pool, DeviceCopies& copies, CopyWhat
   copies.launched();
 }
 
+// Returns the memory of the copies for the next snapshot.
 void give_back(const Share& share, SnapshotPool& pool) {
   for (const auto& item : share.items) {
     for (const auto& chunk : item.chunks) {
@@ -152,7 +159,7 @@ std::string write_share(const Share& share, const std::filesystem::path& staged,
                        {"shape", item.shape},
                        {"chunks", std::move(chunks)}});
   }
-  std::map<std::string, DcpStorageInfo> written;  // by their pickles: equal objects share a record
+  std::map<std::string, DcpStorageInfo> written;  // by pickle: equal objects share a record
   for (const auto& [name, value] : share.objects) {
     const auto object = to_pickle(value);
     const auto [found, is_new] = written.try_emplace(pickle(object, {.protocol = 2}));
@@ -176,6 +183,8 @@ std::string failure_report(int rank, const std::exception& error) {
 
 namespace {
 
+// Adds one tensor of a rank's report. All ranks that report a tensor must agree on dtype and shape; the chunks of all
+// ranks are collected. A dtype is sent as its number in c10::ScalarType, as all ranks run the same program.
 void add_tensor(CheckpointContents& contents, const std::string& file, const JsonReader& report) {
   const std::string name = report.string("name");
   const auto dtype = report.at("dtype").as_unsigned();
@@ -187,7 +196,7 @@ void add_tensor(CheckpointContents& contents, const std::string& file, const Jso
   const bool is_new = !contents.position.contains(name);
   auto& entry =
       is_new ? contents.entry_of(name, planner_path(name)) : contents.metadata.entries[contents.position.at(name)];
-  TESSERA_CHECK(is_new || entry.tensor, ErrorKind::kShape, "{}: a tensor on one rank, an object on another",
+  TESSERA_CHECK(is_new || entry.tensor, ErrorKind::kShape, "{}: is a tensor on one rank and an object on another",
                 quote(name));
   if (is_new) entry.tensor = told;
   const auto& tensor = *entry.tensor;

@@ -1,10 +1,11 @@
-// What one rank contributes to a checkpoint: copies of its parts, and the file that holds them. Internal to checkpoint.
+// One rank's contribution to a checkpoint: the tensors and objects that it writes, and the file that holds them.
+// Internal to checkpoint.
 //
 //   check_placements(tensors);
 //   Share share = plan_share(tensors, objects, Writers(rank, holders, chosen));  // views
-//   copy_share(share, pool, device_copies);                                      // from now on the tensors may change
-//   std::string report = write_share(share, staged, rank);                       // what the metadata needs to know
-//   add_report(contents, report);                                                // on rank 0, rank by rank
+//   copy_share(share, pool, device_copies);                                      // now the tensors may change
+//   std::string report = write_share(share, staged, rank);                       // JSON for the metadata
+//   add_report(contents, report);                                                // on rank 0, for each rank
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -27,56 +28,57 @@ namespace tessera {
 struct Share {
   struct Chunk {
     std::vector<int64_t> offset;  // of the box in the global tensor
-    at::Tensor data;              // the box: a view of the tensor, or its copy, contiguous, on the CPU
+    at::Tensor data;              // the box: a view of the tensor, or a contiguous CPU copy
     bool is_copy = false;
   };
   struct Item {
     std::string name;
     c10::ScalarType dtype;
-    std::vector<int64_t> shape;      // the global one
-    std::vector<Chunk> chunks = {};  // none where another rank is to write them
-    size_t same_as = kItself;        // position of the item that is the very same tensor under another name
+    std::vector<int64_t> shape;      // global shape
+    std::vector<Chunk> chunks = {};  // empty when other ranks write the tensor
+    size_t same_as = kItself;        // index of the item that is the same tensor under another name
   };
   static constexpr size_t kItself = SIZE_MAX;
   std::vector<Item> items;
-  NamedObjects objects;  // those that this rank writes
+  NamedObjects objects;  // the objects that this rank writes
 };
 
-// What a checkpoint will hold, as far as ranks have reported.
+// The contents of a checkpoint, as far as ranks have reported.
 struct CheckpointContents {
   CheckpointContents();
-  // The entry of a name, new where it was not asked for before; `path` is where it lies in the nested state dict.
+  // The entry of a name, created at first use. `path` is the name's path in the nested state dict.
   DcpEntry& entry_of(const std::string& name, const DcpPath& path);
-  // One more box of a tensor's entry, and the record that holds it.
+  // Adds a chunk to a tensor's entry, and the record that holds the chunk.
   void add_chunk(DcpEntry& entry, DcpChunk box, DcpStorageInfo place);
-  // Checks the metadata and writes it into the folder, as one more of the files. Error kFormat, kIo.
+  // Checks the metadata, writes it into the folder and adds it to `files`. Errors kFormat, kIo.
   void publish_metadata(const std::filesystem::path& folder);
 
   std::vector<ManifestFile> files;
   DcpMetadata metadata;
-  std::unordered_map<std::string, size_t> position = {};  // of a name in metadata.entries
+  std::unordered_map<std::string, size_t> position = {};  // index in metadata.entries, by name
 };
 
-// Where its path in the nested state dict is cut: torch knows "model" and "optim" as dicts of flat names.
+// The path of a name in the nested state dict: {"model", "a.weight"} for "model.a.weight".
 DcpPath planner_path(const std::string& name);
 
 // Error kShape for placements that cannot be saved.
 void check_placements(const NamedTensors& tensors);
-// What this rank writes, as views of the tensors.
+// Selects the tensors and objects that this rank writes, as views.
 Share plan_share(const NamedTensors& tensors, const NamedObjects& objects, Writers writers);
 enum class CopyWhat { kAll, kWhatCannotWait };
-// Puts copies in place of the views. kWhatCannotWait: only of what another thread could not copy later (tensors of a
-// device, whose work is ordered by the caller's stream) or could not see changed (tensors made in inference mode).
-// Copies of a device's tensors are on their way then, as `copies` says.
+// Replaces views by copies. kWhatCannotWait copies only tensors that the writer thread could not copy later (tensors of
+// a device, whose work is ordered by the caller's stream) or whose changes could not be detected (tensors made in
+// inference mode). Copies of a device's tensors are only launched: see `copies`.
 void copy_share(Share& share, SnapshotPool& pool, DeviceCopies& copies, CopyWhat what = CopyWhat::kAll);
-// The copies go back to the pool they came from.
+// Returns the memory of the copies to the pool.
 void give_back(const Share& share, SnapshotPool& pool);
-// Writes the rank's file into `staged` and syncs it; the tensors of views must not change meanwhile. Errors are Error
-// kIo or kFormat.
+// Writes the rank's file into `staged` and syncs it. Tensors that are still views must not change during the call.
+// Returns the report for rank 0. Errors kIo or kFormat.
 std::string write_share(const Share& share, const std::filesystem::path& staged, int rank);
-// The report of a rank that has nothing else to report.
+// The report of a rank whose copy or file failed.
 std::string failure_report(int rank, const std::exception& error);
-// Error kIo for a failure, kFormat for what no rank writes, kShape for a tensor of which ranks report unlike shapes.
+// Adds a rank's report to the contents. Errors: kIo for a failure report, kFormat for an invalid report, kShape for a
+// tensor whose dtype or shape differs between ranks.
 void add_report(CheckpointContents& contents, const std::string& report);
 
 }  // namespace tessera

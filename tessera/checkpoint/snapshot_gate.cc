@@ -16,7 +16,7 @@ SnapshotGate::SnapshotGate(const NamedTensors& tensors) {
   }
 }
 
-// Those of inference mode have no counter, and are copied at once.
+// Tensors made in inference mode have no version counter; copy_share() copies them at once.
 uint64_t SnapshotGate::version_of(const Seen& seen) {
   const auto version = [](const at::Tensor& tensor) {
     return !tensor.defined() || tensor.is_inference() ? 0 : static_cast<uint64_t>(tensor._version());
@@ -30,6 +30,8 @@ void SnapshotGate::copied() {
   changed_.notify_all();
 }
 
+// Runs on the owner's thread: only this thread changes the tensors, so between the end of the copies and the return of
+// this function no change can happen. A counter that has moved therefore moved before or during the copies.
 void SnapshotGate::settle() {
   std::unique_lock lock(mutex_);
   if (settled_) return;
@@ -37,8 +39,9 @@ void SnapshotGate::settle() {
   for (const auto& seen : seen_) {
     if (version_of(seen) == seen.version) continue;
     problem_ = fmt::format(
-        "{}: changed before its copy was taken. Call wait_for_snapshot() between save() and the first change, or leave "
-        "CheckpointOptions::defer_copy out",
+        "{}: changed before its copy was taken. Call wait_for_snapshot() between save() and the first change, or do "
+        "not set "
+        "CheckpointOptions::defer_copy",
         quote(seen.name));
     break;
   }

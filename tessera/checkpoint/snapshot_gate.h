@@ -1,13 +1,14 @@
-// A snapshot that a writer's thread takes while its owner goes on: who waits for whom, and whether the owner changed
-// what was still to be copied. Internal to checkpoint.
+// Synchronizes a snapshot that the writer thread copies while the owner's thread continues: the owner waits for the
+// copies before it changes tensors, and the writer learns whether the owner changed a tensor too early. Internal to
+// checkpoint.
 //
 //   SnapshotGate gate(tensors);              // the owner's thread
-//   ... gate.copied(); ... gate.wait_settled() ...      // the writer's thread: "" or what is wrong
-//   gate.settle();                           // the owner's thread, before it changes anything
+//   gate.copied(); ... gate.wait_settled();  // the writer thread: "" or the problem
+//   gate.settle();                           // the owner's thread, before it changes a tensor
 //
-// Writes are told by PyTorch's version counters, which in-place operations, collectives and optimizers count up once
-// they have written; so only the owner's own thread can say that there were none. What no counter tells (writes through
-// a data pointer) is not seen.
+// Changes are detected by PyTorch's version counters. In-place operations, collectives and optimizers increase the
+// counter after they have written, so only the owner's thread can know that no write is in progress. Writes through a
+// data pointer have no counter and are not detected.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,18 +27,18 @@ class SnapshotGate {
  public:
   explicit SnapshotGate(const NamedTensors& tensors);
 
-  // The writer has its copies, or has given up. May be called again.
+  // The writer thread has made its copies, or has failed. May be called several times.
   void copied();
-  // Waits for that, and says whether the tensors are still as they were given. The owner's thread; the first call
-  // counts.
+  // Waits for copied(), then compares the version counters. The owner's thread calls this; only the first call has an
+  // effect.
   void settle();
-  // Waits for the owner. "" or which tensor it changed too early.
+  // Waits for settle(). Returns "", or a message that names the tensor that was changed too early.
   std::string wait_settled();
 
  private:
   struct Seen {
     std::string name;
-    at::Tensor tensor;  // the one given, and its part of this rank: a write may count at either
+    at::Tensor tensor;  // the tensor, and below its local shard: a write may increase either counter
     at::Tensor local;
     uint64_t version;
   };

@@ -27,7 +27,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// The bytes of every rank, on rank 0 alone.
+// Gathers the bytes of every rank on rank 0; the result is empty on other ranks. COLLECTIVE over the group.
 std::vector<std::string> gather_bytes(comm::Group& group, const std::string& own) {
   const int size = group.size();
   auto lengths = at::empty({size}, at::kLong);
@@ -50,7 +50,7 @@ std::vector<std::string> gather_bytes(comm::Group& group, const std::string& own
 void check_written(const DcpMetadata& metadata) {
   for (const auto& entry : metadata.entries) {
     TESSERA_CHECK(!entry.tensor || !entry.tensor->chunks.empty(), ErrorKind::kIo,
-                  "{}: no rank wrote any of it. Not all ranks that are taken to hold it do; give "
+                  "{}: no rank wrote any of it, because not all ranks that should hold it do. Set "
                   "CheckpointOptions::holders",
                   quote(entry.name));
   }
@@ -58,24 +58,25 @@ void check_written(const DcpMetadata& metadata) {
 
 }  // namespace
 
-// A save has two threads on each rank: one writes, the other, `thread`, meets its peers in `group`. They meet in short
-// rounds, so that no rank waits for a slow one longer than a round and the death of one is noticed as anywhere else.
+// A save uses two threads on each rank: one task writes the file; `thread` runs the collectives of `group`. These are
+// short all-gathers, one round at a time, so no collective lasts longer than a round while a rank is slow, and the
+// death of a rank is detected as in any other collective.
 struct CheckpointWriter::Impl {
   explicit Impl(CheckpointOptions given) : options(std::move(given)), folder(options.folder) {}
 
   CheckpointOptions options;
-  CheckpointFolder folder;  // rank 0 uses it
+  CheckpointFolder folder;  // used by rank 0
   SnapshotPool pool;
-  DeviceCopies device_copies;          // of the save under way
-  std::shared_ptr<comm::Group> group;  // of all ranks and of the saves alone; made by the first one
+  DeviceCopies device_copies;          // of the running save
+  std::shared_ptr<comm::Group> group;  // all ranks; used by saves only, created by the first save
   std::atomic<bool> failed{false};
   bool under_way = false;
   std::thread thread;
   std::atomic<bool> thread_over{false};
-  std::unique_ptr<SnapshotGate> gate;  // of the save under way, where its copy is made in its thread
-  Share share;                // what the save under way writes; this and the next two are the thread's until it ends
-  std::string problem;        // why it failed
-  std::exception_ptr broken;  // the ranks lost each other
+  std::unique_ptr<SnapshotGate> gate;  // of the running save, when its copy is deferred
+  Share share;                         // of the running save; until `thread` ends it owns this and the next two members
+  std::string problem;                 // error of the save; empty: none
+  std::exception_ptr broken;           // a collective of the save failed
 
   int rank() const { return options.world->rank(); }
   int size() const { return options.world->size(); }
@@ -96,9 +97,9 @@ struct CheckpointWriter::Impl {
   void leave_failed_step();
 };
 
-// Rank 0 makes the folder, all ranks learn its name. COLLECTIVE over the world.
+// Rank 0 creates the folder and broadcasts its name. COLLECTIVE over the world.
 std::filesystem::path CheckpointWriter::Impl::stage(int64_t step) {
-  std::string outcome;  // "+NAME" or "-ERROR"; the folder may be mounted elsewhere on another host
+  std::string outcome;  // "+NAME" or "-ERROR"; only the name is sent, as hosts may mount the folder at other paths
   if (chief()) {
     try {
       outcome = "+" + folder.stage(step).filename().string();
@@ -112,7 +113,8 @@ std::filesystem::path CheckpointWriter::Impl::stage(int64_t step) {
   return options.folder / outcome.substr(1);
 }
 
-// Waits until the task of every rank has ended. Returns this rank's result.
+// Waits until the tasks of all ranks have ended. Returns this rank's result. COLLECTIVE over `group`, in rounds of a
+// quarter of the world's timeout, but 50 ms to 1 s.
 std::string CheckpointWriter::Impl::await_all(std::future<std::string> own) {
   const auto round = std::clamp<milliseconds>(options.world->timeout() / 4, milliseconds(50), milliseconds(1000));
   auto all = at::empty({size()}, at::kByte);
@@ -125,12 +127,12 @@ std::string CheckpointWriter::Impl::await_all(std::future<std::string> own) {
   return own.get();
 }
 
-// This rank's report as JSON, {"error": ...} when it could not copy its tensors or write its file, or when they changed
-// too early.
+// Makes this rank's copies and writes its file. Returns the report as JSON, {"error": ...} when the copies or the file
+// failed, or a tensor changed too early.
 std::string CheckpointWriter::Impl::write(const std::filesystem::path& staged) {
   std::string report;
   try {
-    if (DeviceCopies none; gate) copy_share(share, pool, none);  // those of a device are under way
+    if (DeviceCopies none; gate) copy_share(share, pool, none);  // device tensors are being copied already
     if (gate) gate->copied();
     device_copies.wait();
     report = write_share(share, staged, rank());
@@ -140,19 +142,20 @@ std::string CheckpointWriter::Impl::write(const std::filesystem::path& staged) {
     failed = true;
     report = failure_report(rank(), error);
   }
-  if (gate) gate->copied();  // or given up
+  if (gate) gate->copied();  // also after a failure
   return report;
 }
 
-// On rank 0. Returns "" or what went wrong.
+// Publishes the checkpoint on rank 0. Returns "" or the error.
 std::string CheckpointWriter::Impl::publish(const std::vector<std::string>& reports, Manifest manifest,
                                             const std::filesystem::path& staged) {
-  const auto hold = options.world->monitor().hold();  // all parts are there: nothing that happens to a peer undoes that
+  // All files are written, so the failure of a peer must not stop the publishing.
+  const auto hold = options.world->monitor().hold();
   try {
     CheckpointContents contents;
     for (const auto& report : reports) add_report(contents, report);
     check_written(contents.metadata);
-    contents.publish_metadata(staged);  // what could not be loaded is not published
+    contents.publish_metadata(staged);  // throws for metadata that could not be loaded
     manifest.files = std::move(contents.files);
     folder.publish(staged, std::move(manifest));
     return "";
@@ -162,7 +165,8 @@ std::string CheckpointWriter::Impl::publish(const std::vector<std::string>& repo
   }
 }
 
-// The whole save, in a thread of its own.
+// The body of `thread`: write, gather the reports, publish on rank 0, broadcast the result. Every rank takes part in
+// every step even if its own copy or file failed, so the collectives match. COLLECTIVE over `group`.
 void CheckpointWriter::Impl::save(const std::string& not_taken, Manifest manifest,
                                   const std::filesystem::path& staged) {
   try {
@@ -182,6 +186,7 @@ void CheckpointWriter::Impl::save(const std::string& not_taken, Manifest manifes
   if (gate) gate->copied();
 }
 
+// The order matters: the gate must be settled before the join, because `thread` waits for it.
 void CheckpointWriter::Impl::join_and_check() {
   if (!under_way) return;
   under_way = false;
@@ -202,8 +207,10 @@ CheckpointWriter::CheckpointWriter(CheckpointOptions options) : impl_(std::make_
   if (impl_->chief()) impl_->folder.sweep();
 }
 
-// A rank that fails alone between save() and its next wait_for_snapshot() leaves its peers' writers waiting for owners
-// that are in the middle of a step with it. Ranks that fail together still publish.
+// Called when the writer is destroyed. If an exception of this rank alone ends the step, the peers' `thread`s wait for
+// owners that wait for this rank in a collective of the step. So this rank first lets its own save end, for up to 20 s:
+// if all ranks failed together, the checkpoint is still published. Otherwise it reports its failure to the peers, and
+// aborts the world if they do not react.
 void CheckpointWriter::Impl::leave_failed_step() {
   if (!under_way || !gate || std::uncaught_exceptions() == 0) return;
   gate->settle();
@@ -218,7 +225,7 @@ void CheckpointWriter::Impl::leave_failed_step() {
   if (thread_over) return;
   options.world->monitor().give_up();
   wait_for(kToHear);
-  if (!thread_over) options.world->abort();  // ranks that are threads hear of it once this one has unwound
+  if (!thread_over) options.world->abort();  // ranks that are threads get the report after this thread has unwound
 }
 
 CheckpointWriter::~CheckpointWriter() {
@@ -234,7 +241,7 @@ void CheckpointWriter::save(int64_t step, const NamedTensors& tensors, const nlo
                             std::optional<double> validation_loss, const NamedObjects& objects) {
   impl_->join_and_check();
   if (!impl_->group) impl_->group = impl_->options.world->new_group(impl_->all_ranks(), "checkpoint");
-  comm::attempt_together(*impl_->group, [&] { check_placements(tensors); });  // stages have tensors of their own
+  comm::attempt_together(*impl_->group, [&] { check_placements(tensors); });  // pipeline stages have different tensors
   const auto claims = comm::all_gather_bytes(*impl_->group, partial_mesh_claims(tensors, impl_->holders()));
   const auto staged = impl_->stage(step);
   Manifest manifest;
@@ -243,11 +250,11 @@ void CheckpointWriter::save(int64_t step, const NamedTensors& tensors, const nlo
   manifest.validation_loss = validation_loss;
   manifest.extra = extra;
   const bool defer = impl_->options.async && impl_->options.defer_copy;
-  std::string not_taken;  // the other ranks are told in the same way as of a file that cannot be written
+  std::string not_taken;  // sent to the other ranks like a failed write
   try {
     impl_->share =
         plan_share(tensors, objects, Writers(impl_->rank(), impl_->holders(), choose_meshes(claims, impl_->holders())));
-    // A save that its caller waits for is written from where the tensors lie.
+    // Without async the caller waits, so the tensors are written without a copy where possible.
     const bool at_once = impl_->options.async && !defer;
     copy_share(impl_->share, impl_->pool, impl_->device_copies, at_once ? CopyWhat::kAll : CopyWhat::kWhatCannotWait);
     if (!defer) impl_->device_copies.hold_current();

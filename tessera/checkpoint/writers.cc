@@ -9,14 +9,15 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kRecordBytes = 1024;  // what a record takes beside its data, so that small ones are spread too
+constexpr int64_t kRecordBytes =
+    1024;  // size of a record without its data; counted so that small tensors are spread, too
 
 std::vector<int> sorted(std::vector<int> ranks) {
   std::ranges::sort(ranks);
   return ranks;
 }
 
-// `holders` are in ascending order.
+// Whether the tensor's mesh consists of exactly the holders. `holders` is in ascending order.
 bool lies_on_all(const at::TensorBase& tensor, const std::vector<int>& holders) {
   const auto& ranks = device_mesh(tensor)->ranks();
   return ranks.size() == holders.size() &&
@@ -43,6 +44,7 @@ std::string partial_mesh_claims(const NamedTensors& tensors, const std::vector<i
   return {reinterpret_cast<const char*>(claims.data()), claims.size() * sizeof(Claim)};
 }
 
+// All ranks receive the same claims in the same order, so they choose the same mesh for each tensor.
 ChosenMeshes choose_meshes(const std::vector<std::string>& claims, const std::vector<int>& holders) {
   ChosenMeshes chosen;
   for (const int holder : holders) {
@@ -68,12 +70,15 @@ bool Writers::write_here(const at::TensorBase& tensor, size_t position) {
   return lies_on_all(tensor, holders_) ? write_part(tensor) : write_part_of_some(tensor, position);
 }
 
+// Greedy balance: the holder with the fewest bytes so far writes the tensor (ties: the lowest rank). All holders call
+// this for the same tensors in the same order, so their tables stay equal without communication.
 bool Writers::write_plain(int64_t bytes) {
   const auto least = std::ranges::min_element(bytes_, [](const auto& a, const auto& b) { return a.second < b.second; });
   least->second += bytes;
   return least->first == rank_;
 }
 
+// The chosen mesh is the one with the lowest rank. In it, the replica with coordinate 0 in all replicated dims writes.
 bool Writers::write_part_of_some(const at::TensorBase& tensor, size_t position) const {
   const auto& mesh = *device_mesh(tensor);
   const auto chosen = chosen_.find(position);
@@ -85,14 +90,16 @@ bool Writers::write_part_of_some(const at::TensorBase& tensor, size_t position) 
   return true;
 }
 
+// Balances each shard like write_plain(), among the ranks that hold it. `part` numbers the shards: the coordinates in
+// the sharded mesh dims, in row-major order.
 bool Writers::write_part(const at::TensorBase& tensor) {
   const auto& mesh = *device_mesh(tensor);
   const auto& ranks = mesh.ranks();
   const auto& how = placements(tensor);
   const auto is_replica = [&](size_t dim) { return how[dim].is_replicate(); };
-  // Ranks whose coordinates differ in replicated dims only hold the same part.
+  // Ranks whose coordinates differ only in replicated dims hold the same shard.
   int64_t parts = 1;
-  std::vector<int64_t> stride(how.size(), 0);  // of a coordinate in the number of its part
+  std::vector<int64_t> stride(how.size(), 0);  // of a coordinate in `part`; 0 for replicated dims
   for (size_t dim = how.size(); dim-- > 0;) {
     if (is_replica(dim)) continue;
     stride[dim] = parts;
@@ -100,7 +107,7 @@ bool Writers::write_part(const at::TensorBase& tensor) {
   }
   std::vector<std::map<int, int64_t>::value_type*> writer(static_cast<size_t>(parts), nullptr);
   for (size_t at = 0; at < ranks.size(); ++at) {
-    int64_t part = 0, rest = static_cast<int64_t>(at);  // ranks lie in row-major order of their coordinates
+    int64_t part = 0, rest = static_cast<int64_t>(at);  // ranks() is in row-major order of coordinates
     for (size_t dim = how.size(); dim-- > 0;) {
       part += rest % mesh.size(static_cast<int64_t>(dim)) * stride[dim];
       rest /= mesh.size(static_cast<int64_t>(dim));

@@ -1,14 +1,14 @@
-// Which rank writes which part of a checkpoint, so that each part is written once and the ranks write about equally
-// much. Internal to checkpoint.
+// Decides which rank writes which part of a checkpoint. Each part is written once, and the ranks write about equally
+// many bytes. Internal to checkpoint.
 //
 //   const auto claims = all_gather(partial_mesh_claims(tensors, holders));
 //   Writers writers(world->rank(), holders, choose_meshes(claims, holders));
 //   for (size_t i = 0; i < tensors.size(); ++i) if (writers.write_here(tensors[i].second, i)) ...
 //
-// `holders` are the ranks whose tensors are called as this one's. Each of them asks for the same tensors in the same
-// order and gets answers that fit together. A replica goes to the rank that has the least to write so far. A DTensor
-// over some of the ranks only is written in one of the meshes that it lies on, the one with the lowest rank, by its
-// first replica. No communication: the all_gather above is the caller's, COLLECTIVE over the world.
+// `holders` are the ranks with the same tensor names as this rank. Each of them must make the same calls in the same
+// order; then their answers agree. A replica is written by the rank with the fewest bytes so far. A DTensor whose mesh
+// has only some of the holders may exist on several meshes; the mesh with the lowest rank writes it, by its first
+// replica. No communication: the caller runs the all_gather above, COLLECTIVE over the world.
 #pragma once
 
 #include <ATen/core/TensorBase.h>
@@ -22,10 +22,10 @@
 
 namespace tessera {
 
-// What a rank tells the others of the DTensors that it holds a part of and not all holders do.
+// A rank's message about the DTensors that it holds a part of, but not all holders do. Binary.
 std::string partial_mesh_claims(const NamedTensors& tensors, const std::vector<int>& holders);
-// The lowest rank of the mesh that writes such a DTensor, by its position among the tensors. `claims` are those of all
-// ranks of the world.
+// Chooses the mesh that writes each such DTensor: the lowest rank of the mesh, by the DTensor's position among the
+// tensors. `claims` has the messages of all ranks of the world.
 using ChosenMeshes = std::map<size_t, int>;
 ChosenMeshes choose_meshes(const std::vector<std::string>& claims, const std::vector<int>& holders);
 
@@ -35,7 +35,7 @@ class Writers {
 
   // Whether this rank writes its part of the tensor at this position.
   bool write_here(const at::TensorBase& tensor, size_t position);
-  // Whether it writes what there is one of and all holders have, however small.
+  // Whether this rank writes the objects and empty tensors, which are too small to balance.
   bool first() const { return rank_ == holders_.front(); }
 
  private:
@@ -44,8 +44,8 @@ class Writers {
   bool write_part_of_some(const at::TensorBase& tensor, size_t position) const;
 
   int rank_;
-  std::vector<int> holders_;      // in ascending order
-  std::map<int, int64_t> bytes_;  // that each holder writes, of what all of them know of
+  std::vector<int> holders_;      // ascending
+  std::map<int, int64_t> bytes_;  // bytes that each holder writes so far
   ChosenMeshes chosen_;
 };
 
