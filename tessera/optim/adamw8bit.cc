@@ -13,7 +13,7 @@ namespace {
 
 using detail::number_of;
 
-constexpr const char* kBits = "optim_bits";  // as bitsandbytes calls it
+constexpr const char* kBits = "optim_bits";  // bitsandbytes' name
 constexpr int64_t kChunkElements = int64_t{1} << 22;
 
 Hyperparameters with_bits(Hyperparameters settings, int64_t bits) {
@@ -21,14 +21,14 @@ Hyperparameters with_bits(Hyperparameters settings, int64_t bits) {
   return settings;
 }
 
-// The moments of one parameter, between their codes of before and after an update.
+// The moments of one parameter during an update, between decoding and encoding.
 struct Moments {
   tessera::Region region;
   at::Tensor average, square;                  // float32, this rank's part
-  at::Tensor largest_average, largest_square;  // of each block
+  at::Tensor largest_average, largest_square;  // per block
 };
 
-// The largest over the ranks that hold other parts of the parameter.
+// The maximum over the ranks that hold other shards of the parameter. COLLECTIVE over the sharded dims.
 void take_largest_of_ranks(const at::Tensor& parameter, const at::Tensor& largest) {
   if (!is_dtensor(parameter)) return;
   const auto& mesh = device_mesh(parameter);
@@ -59,7 +59,8 @@ class AdamW8bit : public Optimizer {
   }
 
  private:
-  // In chunks, so that few moments are float32 at a time and few reductions are started.
+  // Works in chunks of parameters with equal placements: few moments are float32 at a time, and one all-reduce per mesh
+  // dim serves a whole chunk.
   void apply(const std::vector<Update>& updates, const Group& group) override {
     const bool quantized = number_of(group.settings, kBits) == 8;
     for (size_t begin = 0; begin < updates.size();) {
@@ -90,6 +91,8 @@ class AdamW8bit : public Optimizer {
     return *device_mesh(a) == *device_mesh(b) && placements(a) == placements(b);
   }
 
+  // Decodes the moments, updates parameters and moments in float32, and encodes again. A block may be on several ranks,
+  // so its new scale is the maximum over the ranks; all ranks then encode with the same scale.
   void update_quantized(const std::vector<Update>& chunk, const Group& group) const {
     int64_t blocks = 0;
     for (const auto& update : chunk) blocks += update.entry->parameter.numel() / kMomentBlock;
@@ -126,7 +129,7 @@ class AdamW8bit : public Optimizer {
     }
   }
 
-  // Updates the parameter with the new moments, which it gives, all in float32 and in torchao's order of roundings.
+  // Updates the parameter and returns the new moments, in float32 and with torchao's order of roundings.
   static std::pair<at::Tensor, at::Tensor> updated(const Update& update, const at::Tensor& average,
                                                    const at::Tensor& square, const Group& group) {
     const auto [beta1, beta2] = detail::pair_of(group.settings, "betas");

@@ -20,8 +20,8 @@
 namespace tessera::optim {
 namespace {
 
-// Replaces `value` by that over all ranks of the group, taken in their order. The number is the host's already, and
-// groups carry what lies there.
+// Replaces `value` by its sum over the ranks of the group, added in rank order. The number is on the host, so the group
+// must support CPU tensors.
 void sum_over_group(comm::Group& group, const PowerSum& power, double& value) {
   if (group.size() == 1) return;
   at::Tensor own = at::empty({1}, at::kDouble);
@@ -33,7 +33,7 @@ void sum_over_group(comm::Group& group, const PowerSum& power, double& value) {
   for (int rank = 1; rank < group.size(); ++rank) value = power.add(value, values[rank]);
 }
 
-// The sum of squares of what lies on one accelerator, without waiting for it; undefined: of nothing.
+// Sums of squares on one accelerator, without a wait of the host. An undefined tensor is the sum over nothing.
 struct SquaresOnDevice {
   c10::Device device;
 
@@ -61,7 +61,8 @@ void sum_over_group(comm::Group& group, const SquaresOnDevice& squares, at::Tens
   value = all.sum();
 }
 
-// What this rank counts of some gradients, by where they lie: the gradients themselves, or numbers made of them.
+// The part of the gradients that this rank counts, divided by where it must be summed: over no mesh (plain), or over
+// the dims of a mesh. Counted is a list of gradients, or a sum computed from them.
 template <class Counted>
 struct ByPlace {
   struct OnMesh {
@@ -70,8 +71,8 @@ struct ByPlace {
     Counted counted{};
   };
   Counted plain{};
-  Counted plain_experts{};       // those of this rank only
-  std::vector<OnMesh> placed{};  // each mesh once, or twice with experts, in the order of the parameters
+  Counted plain_experts{};       // experts of this rank only
+  std::vector<OnMesh> placed{};  // each mesh once (twice with experts), in parameter order
 
   Counted& on(const MeshPtr& mesh, bool local_experts) {
     const auto is_its = [&](const OnMesh& other) {
@@ -85,7 +86,7 @@ struct ByPlace {
 
 using Gradients = ByPlace<std::vector<at::Tensor>>;
 
-// One rank speaks for replicas.
+// Replicas count on the rank with coordinate 0 in all replicated dims.
 bool counts_here(const DeviceMesh& mesh, const Placements& placements) {
   for (size_t dim = 0; dim < placements.size(); ++dim) {
     if (placements[dim].is_replicate() && mesh.local_rank(static_cast<int64_t>(dim)) != 0) return false;
@@ -93,7 +94,8 @@ bool counts_here(const DeviceMesh& mesh, const Placements& placements) {
   return true;
 }
 
-// COLLECTIVE over the meshes of pending sums.
+// Divides the gradients by place and reduces Partial ones. A mesh is entered even if its gradient is missing, so that
+// all ranks have the same meshes in the same order. COLLECTIVE over the meshes of Partial gradients.
 Gradients sort_gradients(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& local_experts = {}) {
   std::unordered_set<const c10::TensorImpl*> experts;
   for (const auto& parameter : local_experts) experts.insert(parameter.unsafeGetTensorImpl());
@@ -116,14 +118,14 @@ Gradients sort_gradients(const std::vector<at::Tensor>& parameters, const std::v
   return found;
 }
 
-// The two groups of the plain gradients; null: those are alike everywhere. And that of experts of one rank.
+// The groups of plain gradients; null: plain gradients are equal on all ranks. ep: the mesh of experts of one rank.
 struct ShardGroups {
   comm::Group* dp_cp = nullptr;
   comm::Group* tp = nullptr;
   const DeviceMesh* ep = nullptr;
 };
 
-// The sums of some gradients on this rank: numbers of the host by a PowerSum, of the device by SquaresOnDevice.
+// The sums of the gradients on this rank: numbers on the host (PowerSum) or on the device (SquaresOnDevice).
 template <class Power>
 auto local_sums(const Gradients& gradients, const Power& power) {
   ByPlace<decltype(power.of(gradients.plain))> sums{power.of(gradients.plain), power.of(gradients.plain_experts)};
@@ -133,7 +135,8 @@ auto local_sums(const Gradients& gradients, const Power& power) {
   return sums;
 }
 
-// Sum of |x|^p, or the largest |x|, over all ranks.
+// The sum of |x|^p, or the largest |x|, over all ranks: plain sums over the groups, each mesh's sums over its dims, and
+// experts finally over the expert-parallel ranks. All ranks run the collectives in this order.
 template <class Number, class Power>
 Number sum_over_ranks(ByPlace<Number> sums, const ShardGroups& groups, const Power& power) {
   Number total = std::move(sums.plain), experts = std::move(sums.plain_experts);
@@ -155,8 +158,8 @@ auto sum_of_all(const Gradients& gradients, const ShardGroups& groups, const Pow
   return sum_over_ranks(local_sums(gradients, power), groups, power);
 }
 
-// Where all gradients lie, whether there or not, so that ranks decide alike; nullopt: not on one accelerator, or of 64
-// bits.
+// The accelerator of all gradients. It is derived from the parameters, whether they have gradients or not, so that all
+// ranks decide the same. nullopt: several devices, the CPU, or 64-bit parameters.
 std::optional<c10::Device> accelerator_of(const std::vector<at::Tensor>& parameters) {
   std::optional<c10::Device> found;
   for (const auto& parameter : parameters) {
@@ -175,7 +178,7 @@ void check_norm_type(double norm_type) {
 
 void check_sum_dtype(at::ScalarType dtype) {
   TESSERA_CHECK(dtype == at::kFloat || dtype == at::kDouble, ErrorKind::kConfig,
-                "[optim.grad_norm] dtype: found {}, wanted float32 or float64. Gradients of any dtype are read.",
+                "[optim.grad_norm] dtype: found {}, wanted float32 or float64. Gradients of any dtype are supported.",
                 c10::toString(dtype));
 }
 
@@ -186,8 +189,8 @@ double norm_of(const std::vector<at::Tensor>& parameters, const ShardGroups& gro
   return norm_of_sums(norm_type, [&](const PowerSum& power) { return sum_of_all(gradients, groups, power); });
 }
 
-// Whether the ranks of `group` that are in the mesh are those along some of its dims. whole: all of them are in the
-// mesh.
+// Returns whether the ranks of `group` that are in the mesh are exactly those along some of its dims. whole: set to
+// whether all ranks of the group are in the mesh.
 bool lies_along_dims(const comm::Group& group, const DeviceMesh& mesh, bool& whole) {
   const auto shared = std::ranges::count_if(
       group.ranks(), [&](int rank) { return std::ranges::find(mesh.ranks(), rank) != mesh.ranks().end(); });
@@ -197,7 +200,7 @@ bool lies_along_dims(const comm::Group& group, const DeviceMesh& mesh, bool& who
   return shared == 0 || along == shared;
 }
 
-// Every group is made of dims of some mesh, and cuts none across.
+// Checks that the group consists of dims of some mesh and does not cross the dims of any mesh.
 void check_group(const comm::Group& group, const std::vector<MeshPtr>& meshes, const char* name) {
   bool found = group.size() == 1;
   std::string seen;
@@ -205,23 +208,23 @@ void check_group(const comm::Group& group, const std::vector<MeshPtr>& meshes, c
     if (!mesh->coordinate()) continue;
     bool whole = false;
     TESSERA_CHECK(lies_along_dims(group, *mesh, whole), ErrorKind::kShape,
-                  "[optim.get_grad_norm] {}: '{}' of {} ranks crosses {}, on which a gradient lies; wanted one of its "
-                  "dims, or several flattened",
+                  "[optim.get_grad_norm] {}: found '{}' of {} ranks, which crosses the dims of {}, the mesh of a "
+                  "gradient; wanted one of its dims, or several flattened",
                   name, group.name(), group.size(), mesh->to_string());
     found = found || whole;
     seen += (seen.empty() ? "" : ", ") + mesh->to_string();
   }
   TESSERA_CHECK(found || seen.empty(), ErrorKind::kShape,
-                "[optim.get_grad_norm] {}: '{}' of {} ranks is no dim, nor several dims flattened, of {}, on which "
-                "gradients lie. Pass a group of their mesh, or call get_grad_norm without groups.",
+                "[optim.get_grad_norm] {}: found '{}' of {} ranks, wanted a dim, or several dims flattened, of {}, on "
+                "which gradients are. Pass a group of their mesh, or call get_grad_norm without groups.",
                 name, group.name(), group.size(), seen);
 }
 
-// Each in its own dtype. factor: a number, or a scalar where the gradients lie.
+// Scales each gradient in its own dtype. factor: a number, or a scalar tensor on the gradients' device.
 template <class Factor>
 void scale_gradients(const std::vector<at::Tensor>& parameters, const Factor& factor) {
   c10::NoGradGuard no_grad;
-  std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype;  // what one kernel takes
+  std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype;  // one kernel call per dtype
   for (const auto& parameter : parameters) {
     if (!parameter.grad().defined()) continue;
     const at::Tensor part = local_part(parameter.grad());
@@ -262,7 +265,7 @@ at::Tensor grad_norm_tensor(const std::vector<at::Tensor>& parameters) {
 
 namespace {
 
-// Sums of one kind of number. Those of `more` are on meshes of `sums`.
+// Adds `more` to `sums`. Both use the same meshes.
 template <class Number, class Power>
 void add_sums(ByPlace<Number>& sums, const ByPlace<Number>& more, const Power& power) {
   sums.plain = power.add(sums.plain, more.plain);
@@ -293,10 +296,11 @@ void GradNormInParts::add(const std::vector<at::Tensor>& parameters) {
   for (const auto& parameter : parameters) {
     const at::Tensor& gradient = parameter.grad();
     if (!gradient.defined() || !is_dtensor(gradient)) continue;
-    TESSERA_CHECK(placements(gradient) == placements(parameter), ErrorKind::kShape,
-                  "[optim.grad_norm] a gradient lies as {}, its parameter as {}: ranks would have to meet for its part "
-                  "of the norm. Redistribute it.",
-                  to_string(placements(gradient)), to_string(placements(parameter)));
+    TESSERA_CHECK(
+        placements(gradient) == placements(parameter), ErrorKind::kShape,
+        "[optim.grad_norm] found a gradient with placements {} and a parameter with placements {}, wanted the "
+        "same, because another placement needs communication. Redistribute the gradient.",
+        to_string(placements(gradient)), to_string(placements(parameter)));
   }
   const Gradients gradients = sort_gradients(parameters);
   if (impl_->device) {
@@ -310,7 +314,7 @@ void GradNormInParts::add(const std::vector<at::Tensor>& parameters) {
 
 at::Tensor GradNormInParts::norm() {
   c10::NoGradGuard no_grad;
-  const Gradients rest = sort_gradients(impl_->parameters);  // with all meshes, in the order of the parameters
+  const Gradients rest = sort_gradients(impl_->parameters);  // includes all meshes, in parameter order
   const auto sum_with = [&](auto& added, const auto& squares) {
     auto sums = local_sums(rest, squares);
     add_sums(sums, std::exchange(added, {}), squares);
@@ -348,6 +352,7 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
   }
   double total = norm_of(parameters, groups, options.norm_type,
                          groups.ep != nullptr ? options.ep_parameters : std::vector<at::Tensor>{});
+  // The stages' norms are combined as the norm of norms, again relative to the largest one where powers overflow.
   if (options.pp_mesh) {
     const auto& mesh = *options.pp_mesh;
     TESSERA_CHECK(mesh.ndim() == 1, ErrorKind::kShape, "[optim.clip_grad_norm] pp_mesh: found {}, wanted one dim",
@@ -360,7 +365,7 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
     });
   }
   TESSERA_CHECK(!options.error_if_nonfinite || std::isfinite(total), ErrorKind::kInternal,
-                "[optim.clip_grad_norm] the norm of order {} is {}, so gradients cannot be clipped by it",
+                "[optim.clip_grad_norm] found a gradient norm of order {} of {}, wanted a finite norm for clipping",
                 options.norm_type, total);
   const double factor = max_norm / (total + 1e-6);
   if (!(factor >= 1)) scale_gradients(parameters, factor);

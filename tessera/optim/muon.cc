@@ -18,7 +18,7 @@ namespace {
 using detail::flag_of;
 using detail::number_of;
 
-constexpr const char* kUseMuon = "use_muon";  // as in Keller Jordan's MuonWithAuxAdam
+constexpr const char* kUseMuon = "use_muon";  // the name in Keller Jordan's MuonWithAuxAdam
 
 Hyperparameters muon_settings(const MuonOptions& options) {
   return {{"weight_decay", options.weight_decay},
@@ -53,7 +53,7 @@ std::vector<double> coefficients_of(const Hyperparameters& settings) {
   return *numbers;
 }
 
-// How lr depends on the shape. None is "original", as in torch.optim.Muon.
+// The factor of lr for a matrix of this shape. None means "original", as in torch.optim.Muon.
 double lr_ratio(const Hyperparameters& settings, c10::IntArrayRef shape, const char* verb) {
   const auto* value = detail::find_hyperparameter(settings, "adjust_lr_fn");
   const bool none = !value || std::holds_alternative<std::monostate>(*value);
@@ -76,6 +76,8 @@ class Muon : public Optimizer {
   }
 
  private:
+  // The directions of all matrices are computed first; then orthogonalize_all() assigns the matrices to the ranks of
+  // their mesh and returns this rank's part of each result.
   void apply(const std::vector<Update>& updates, const Group& group) override {
     if (!flag_of(group.settings, kUseMuon)) return detail::apply_adamw(updates, group.lr, group.settings);
     const double weight_decay = number_of(group.settings, "weight_decay");
@@ -97,7 +99,7 @@ class Muon : public Optimizer {
     });
   }
 
-  // Of each momentum, which takes the gradient in: bfloat16, this rank's part.
+  // Adds the gradients to the momentum buffers and returns the update directions: bfloat16, local parts.
   static std::vector<at::Tensor> directions_of(const std::vector<Update>& updates, const Group& group) {
     const double momentum = number_of(group.settings, "momentum");
     std::vector<at::Tensor> buffers, gradients, out;

@@ -23,13 +23,13 @@ constexpr const char* kMaster = "master";
 
 bool is_narrow(const at::Tensor& tensor) { return tensor.is_floating_point() && tensor.itemsize() < 4; }
 
-// Grows with every counted write.
+// The version counter of a tensor, which grows with every in-place write that autograd counts.
 uint64_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
 uint64_t version_of(const at::Tensor& parameter, const at::Tensor& local) {
   return parameter.is_inference() || local.is_inference() ? 0 : version_of(parameter) + version_of(local);
 }
 
-// Those that are float32 themselves.
+// Converts tensors to float32; tensors that are already float32 are returned unchanged.
 std::vector<at::Tensor> in_float32(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> out, narrow, wide;
   for (const auto& each : tensors) {
@@ -48,8 +48,8 @@ Optimizer::Optimizer(nn::Module& module, double lr, const std::vector<Hyperparam
                      const std::vector<ParameterGroup>& groups, const Precision& precision, const KindChoice& choice)
     : lr_(lr), precision_(precision), kind_setting_(choice.setting) {
   TESSERA_CHECK(!precision.stochastic_rounding || !precision.master_weights, ErrorKind::kConfig,
-                "[optim.make] stochastic_rounding beside master_weights, which are rounded from: set master_weights to "
-                "false");
+                "[optim.make] found stochastic_rounding with master_weights, wanted one of the two: a master copy is "
+                "rounded to the nearest. Set master_weights to false.");
   for (const auto& settings : kinds) {
     const double weight_decay = detail::number_of(settings, "weight_decay");
     TESSERA_CHECK(lr >= 0 && weight_decay >= 0, ErrorKind::kConfig,
@@ -60,16 +60,19 @@ Optimizer::Optimizer(nn::Module& module, double lr, const std::vector<Hyperparam
   for (const auto& named : module.named_parameters()) {
     const at::Tensor& parameter = named.slot->parameter;
     TESSERA_CHECK(!parameter.is_meta(), ErrorKind::kShape,
-                  "[optim.make] {}: still on the meta device. Call to_empty(module, device) and load it first.",
+                  "[optim.make] {}: found a parameter on the meta device, wanted one with values. Call "
+                  "to_empty(module, device) and load it first.",
                   named.name);
     TESSERA_CHECK(!precision.stochastic_rounding || parameter.scalar_type() != at::kHalf, ErrorKind::kConfig,
-                  "[optim.make] {}: stochastic_rounding of float16, wanted bfloat16 or wider", named.name);
+                  "[optim.make] {}: found stochastic_rounding for float16, wanted a parameter in bfloat16 or wider",
+                  named.name);
     Entry entry;
     entry.name = named.name;
     entry.slot = named.slot;
     entry.parameter = parameter;
     entry.local = local_part(parameter).detach();
-    entry.step = at::zeros({}, entry.local.options().dtype(at::kFloat));  // beside them: fused updates read it there
+    // On the parameter's device, where fused updates read it.
+    entry.step = at::zeros({}, entry.local.options().dtype(at::kFloat));
     position_[entry.name] = entries_.size();
     entries_.push_back(std::move(entry));
     kind_of_entry.push_back(choice.kind_of ? choice.kind_of(named) : 0);
@@ -79,7 +82,8 @@ Optimizer::Optimizer(nn::Module& module, double lr, const std::vector<Hyperparam
 
 namespace {
 
-// Over the settings of a kind those that a group gives itself; what the kind has not is another's.
+// Replaces the settings of a kind by the group's own ones. Settings that this kind does not have belong to another
+// kind.
 Hyperparameters with_own_settings(Hyperparameters settings, const ParameterGroup& group) {
   for (const auto& [name, value] : group.settings) {
     if (detail::find_hyperparameter(settings, name)) detail::set_hyperparameter(settings, name, value);
@@ -110,7 +114,7 @@ void Optimizer::make_groups(const std::vector<Hyperparameters>& kinds, const std
     for (const auto& name : group.names) {
       const auto found = position_.find(name);
       TESSERA_CHECK(found != position_.end(), ErrorKind::kConfig,
-                    "[optim.make] parameter group names '{}', which the model has not", name);
+                    "[optim.make] a parameter group names '{}', which is no parameter of the model", name);
       const size_t entry = found->second, kind = kind_of_entry[entry];
       TESSERA_CHECK(!grouped[entry], ErrorKind::kConfig, "[optim.make] '{}' is in two parameter groups", name);
       if (!by_kind.contains(kind)) {
@@ -121,6 +125,7 @@ void Optimizer::make_groups(const std::vector<Hyperparameters>& kinds, const std
       groups_[by_kind[kind]].entries.push_back(entry);
     }
   }
+  // The remaining parameters, in groups of equal kind and default weight decay.
   std::map<std::pair<size_t, double>, size_t> by_decay;
   for (size_t i = 0; i < entries_.size(); ++i) {
     if (grouped[i]) continue;
@@ -162,7 +167,8 @@ void Optimizer::make_state(Entry& entry) const {
   entry.rounded_version = version_of(entry.parameter, entry.local);
 }
 
-// Frozen parameters get what they lack when they are updated.
+// Drops states that the settings do not need and makes missing ones. A frozen parameter gets its state at its first
+// update.
 void Optimizer::fit_state_to_settings() {
   c10::NoGradGuard no_grad;
   for (auto& group : groups_) {
@@ -176,7 +182,8 @@ void Optimizer::fit_state_to_settings() {
   }
 }
 
-// Takes over what somebody wrote into the parameter.
+// If other code wrote into the parameter since its master was rounded into it, elements of the master that no longer
+// round to the parameter's value take over that value. The other elements keep their float32 digits.
 void Optimizer::follow_writes(Entry& entry) {
   if (version_of(entry.parameter, entry.local) == entry.rounded_version) return;
   const at::Tensor& master = entry.state.at(kMaster);
@@ -184,6 +191,8 @@ void Optimizer::follow_writes(Entry& entry) {
   master.copy_(at::where(elsewhere, entry.local.to(c10::kFloat), master));
 }
 
+// `steps` caches the scalar tensor `step`, so that the host does not wait for a device; a version change invalidates
+// it.
 int64_t Optimizer::steps_of(Entry& entry) {
   if (entry.step.is_inference() || version_of(entry.step) != entry.steps_version) {
     entry.steps = entry.step.item().toLong();
@@ -192,6 +201,7 @@ int64_t Optimizer::steps_of(Entry& entry) {
   return entry.steps;
 }
 
+// With found_inf the counts grow by 1 - found_inf on the device, and the cached counts become stale.
 void Optimizer::count_step(const std::vector<Entry*>& entries) const {
   std::vector<at::Tensor> counts;
   std::vector<Entry*> known;
@@ -207,10 +217,10 @@ void Optimizer::count_step(const std::vector<Entry*>& entries) const {
   }
 }
 
-// Of one dtype, device and group. A few at a time: gradients, and without masters the values too, are needed in float32
-// only for so long.
+// Updates entries of one dtype, device and group through float32. It works in chunks, because the float32 gradients
+// (and without masters the float32 values) are temporary.
 void Optimizer::update_in_float32(const std::vector<Entry*>& entries) {
-  // Ranks that work together in apply() take the same chunks.
+  // Ranks that communicate in apply() must form equal chunks, so these count global elements.
   const auto elements_of = [&](const Entry* entry) {
     return communicates() ? entry->parameter.numel() : entry->local.numel();
   };
@@ -241,8 +251,8 @@ void Optimizer::update_in_float32(const std::vector<Entry*>& entries) {
 void Optimizer::step(const at::Tensor& found_inf) {
   TESSERA_CHECK(
       !found_inf.defined() || takes_found_inf(), ErrorKind::kConfig,
-      "[optim.step] found_inf for updates that cannot be left out on a device: wait for it, and take step() or "
-      "no step.");
+      "[optim.step] found found_inf for an optimizer without takes_found_inf(): its updates cannot be skipped on a "
+      "device. Read found_inf on the host, and skip step() if it is 1.");
   found_inf_ = found_inf;
   const auto reset = c10::make_scope_exit([this] { found_inf_.reset(); });
   std::vector<Entry*> ready;
@@ -250,7 +260,8 @@ void Optimizer::step(const at::Tensor& found_inf) {
     const at::Tensor& parameter = entry.slot->parameter;
     if (!parameter.grad().defined() || !parameter.requires_grad()) continue;
     TESSERA_CHECK(parameter.is_same(entry.parameter), ErrorKind::kShape,
-                  "[optim.step] {}: the parameter was replaced after the optimizer was made. Make the optimizer last.",
+                  "[optim.step] {}: the parameter was replaced after the optimizer was made. Make the optimizer after "
+                  "all changes of the model.",
                   entry.name);
     ready.push_back(&entry);
   }
@@ -262,7 +273,8 @@ void Optimizer::step(const at::Tensor& found_inf) {
 void Optimizer::step_early(const std::vector<at::Tensor>& parameters) {
   TESSERA_CHECK(
       !communicates(), ErrorKind::kConfig,
-      "[optim.step_early] these updates need other ranks, which may be elsewhere. Use AdamW or SGD, or step().");
+      "[optim.step_early] found an optimizer whose updates communicate, wanted one whose ranks can update alone. Use "
+      "AdamW or SGD, or call step() only.");
   std::unordered_set<const c10::TensorImpl*> asked;
   for (const auto& parameter : parameters) asked.insert(parameter.unsafeGetTensorImpl());
   std::vector<Entry*> ready;
@@ -276,20 +288,23 @@ void Optimizer::step_early(const std::vector<at::Tensor>& parameters) {
 void Optimizer::update(const std::vector<Entry*>& entries) {
   c10::NoGradGuard no_grad;
   using Key = std::tuple<c10::ScalarType, c10::Device, size_t>;
-  std::vector<std::pair<Key, std::vector<Entry*>>> batches, narrow_batches;  // few, in the order of the parameters
+  std::vector<std::pair<Key, std::vector<Entry*>>> batches, narrow_batches;  // few, in parameter order
   for (auto* const each : entries) {
     auto& entry = *each;
     const at::Tensor &parameter = entry.parameter, &gradient = parameter.grad();
-    TESSERA_CHECK(!std::exchange(entry.updated, true), ErrorKind::kInternal,
-                  "[optim.step] {}: updated early in this step, and now a further gradient of it has come. Update "
-                  "parameters when their gradients are whole.",
-                  entry.name);
+    TESSERA_CHECK(
+        !std::exchange(entry.updated, true), ErrorKind::kInternal,
+        "[optim.step] {}: found a further gradient after an early update in this step. Update parameters only "
+        "when their gradients are complete.",
+        entry.name);
     TESSERA_CHECK(is_dtensor(gradient) == is_dtensor(parameter) &&
                       (!is_dtensor(parameter) || placements(gradient) == placements(parameter)),
-                  ErrorKind::kShape, "[optim.step] {}: the gradient lies as {}, the parameter as {}. Redistribute it.",
+                  ErrorKind::kShape,
+                  "[optim.step] {}: found a gradient with placements {} and a parameter with placements {}, wanted the "
+                  "same. Redistribute the gradient.",
                   entry.name, is_dtensor(gradient) ? to_string(placements(gradient)) : "a plain tensor",
                   is_dtensor(parameter) ? to_string(placements(parameter)) : "a plain tensor");
-    make_state(entry);  // it was frozen when others got theirs
+    make_state(entry);  // for a parameter that was frozen when the others got their state
     const bool narrow = entry.state.contains(kMaster) || (precision_.stochastic_rounding && is_narrow(entry.local));
     auto& among = narrow ? narrow_batches : batches;
     const Key key{entry.local.scalar_type(), entry.local.device(), entry.group};
@@ -297,7 +312,8 @@ void Optimizer::update(const std::vector<Entry*>& entries) {
     if (batch == among.end()) batch = among.insert(among.end(), {key, {}});
     batch->second.push_back(&entry);
   }
-  // Parameters may share a version counter, as pieces of a flat one do: an update counts as a write of all of them.
+  // Parameters may share a version counter (views of one flat parameter): an update of one counts as a write to all. So
+  // all masters are compared before any update, and all versions are recorded after the last one.
   const auto for_each_master = [&](const auto& visit) {
     for (const auto& [key, batch] : narrow_batches) {
       for (auto* entry : batch) {
@@ -313,7 +329,7 @@ void Optimizer::update(const std::vector<Entry*>& entries) {
     std::vector<Update> updates;
     for (auto* entry : batch) updates.push_back({entry, entry->local, local_part(entry->parameter.grad())});
     apply(updates, groups_[std::get<2>(key)]);
-    // Fused kernels do not count their writes, but those who keep copies of parameters go by the count.
+    // Fused kernels do not bump the version counter, but holders of parameter copies rely on it.
     for (const auto* entry : batch) {
       if (!entry->local.is_inference()) entry->local.unsafeGetTensorImpl()->bump_version();
     }

@@ -13,6 +13,7 @@ namespace {
 constexpr int64_t kPieceElements = 1 << 16;
 constexpr int kSumLanes = 8;
 
+// Eight partial sums, which the compiler keeps in vector registers, added in a fixed order.
 template <class T, class Term, class Add>
 double sum_terms(const T* data, int64_t n, Term term, Add add) {
   double lanes[kSumLanes] = {};
@@ -40,7 +41,7 @@ double sum_terms(const T* data, int64_t n, const PowerSum& power) {
       data, n, [&power](double x) { return power.term(x); }, plus);
 }
 
-// Pieces of fixed size of all tensors, which threads take in any order.
+// Sums pieces of a fixed size. Threads take the pieces in any order; the partial sums are added in order.
 double sum_on_cpu(const std::vector<at::Tensor>& tensors, const PowerSum& power) {
   struct Piece {
     size_t tensor;

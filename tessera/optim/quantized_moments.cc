@@ -13,7 +13,7 @@
 namespace tessera::optim {
 namespace {
 
-// Calls visit(local, count, block) for stretches of one block each, from several threads.
+// Calls visit(local, count, block) for runs of elements within one block, from several threads.
 template <class Visit>
 void for_each_block_part(const Region& region, const Visit& visit) {
   tessera::for_each_stretch(region, [&](int64_t local, int64_t global, int64_t count) {
@@ -28,13 +28,15 @@ void for_each_block_part(const Region& region, const Visit& visit) {
 }
 
 void check_on_cpu(const at::Tensor& tensor) {
-  TESSERA_CHECK(tensor.is_cpu() && tensor.is_contiguous(), ErrorKind::kConfig,
-                "[optim.adamw8bit] found moments on {}, wanted contiguous ones on the CPU: this version has no 8-bit "
-                "moments elsewhere. Use optimizer.name=adamw.",
-                tensor.device().str());
+  TESSERA_CHECK(
+      tensor.is_cpu() && tensor.is_contiguous(), ErrorKind::kConfig,
+      "[optim.adamw8bit] found moments on {}, wanted contiguous moments on the CPU: this version has no 8-bit "
+      "moments on other devices. Use optimizer.name=adamw.",
+      tensor.device().str());
 }
 
-// Of non-negative floats, whose bits are ordered as they are.
+// Atomic maximum of non-negative floats: their bit patterns have the order of their values, and NaN is above all. Two
+// threads may hold parts of the same block.
 void raise_to(float& target, float value) {
   std::atomic_ref<uint32_t> bits(reinterpret_cast<uint32_t&>(target));
   const auto wanted = std::bit_cast<uint32_t>(value);
@@ -47,8 +49,8 @@ void raise_to(float& target, float value) {
 
 void check_moments_may_lie_on(c10::Device device, const std::string& parameter) {
   TESSERA_CHECK(device.is_cpu(), ErrorKind::kConfig,
-                "[optim.make_adamw8bit] {}: lies on {}, wanted the CPU: this version has no 8-bit moments elsewhere. "
-                "Use optimizer.name=adamw.",
+                "[optim.make_adamw8bit] {}: found a parameter on {}, wanted one on the CPU: this version has no 8-bit "
+                "moments on other devices. Use optimizer.name=adamw.",
                 parameter, device.str());
 }
 

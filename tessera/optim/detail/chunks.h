@@ -1,4 +1,4 @@
-// Updates in pieces, so that what they need in passing is there for a few parameters at a time.
+// Updates in chunks, so that temporary tensors exist for a few parameters at a time.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@ namespace tessera::optim::detail {
 
 inline constexpr int64_t kMostElements = int64_t{1} << 24;
 
-// Calls visit with stretches of `all`, in order: of at most kMostElements elements as `elements_of` counts them, or of
-// one.
+// Calls visit with consecutive parts of `all`. A part has at most kMostElements elements, as elements_of counts them,
+// or one entry.
 template <class T, class ElementsOf, class Visit>
 void for_each_chunk(const std::vector<T>& all, const ElementsOf& elements_of, const Visit& visit) {
   for (size_t begin = 0; begin < all.size();) {

@@ -19,8 +19,8 @@ void take_divisors(nn::Module& module, const nn::GradientMarks& marks, Divisors&
                   "[optim.scale_grads] {}: found a gradient divisor of 0, wanted another number", slot.name);
     const auto [at, fresh] = found.emplace(slot.parameter.unsafeGetTensorImpl(), divisor->second);
     TESSERA_CHECK(at->second == divisor->second, ErrorKind::kConfig,
-                  "[optim.scale_grads] {}: two modules that share it divide its gradient by {} and {}, wanted one "
-                  "divisor",
+                  "[optim.scale_grads] {}: found the gradient divisors {} and {} from two modules that share the "
+                  "parameter, wanted one",
                   slot.name, at->second, divisor->second);
   }
 }

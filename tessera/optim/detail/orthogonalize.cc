@@ -12,7 +12,8 @@
 namespace tessera::optim::detail {
 namespace {
 
-// The owner's tensor to all ranks of the mesh: along its last dim first, there only beside the owner.
+// Broadcasts the owner's tensor to all ranks of the mesh. It starts along the last dim, among the ranks that share the
+// owner's other coordinates, and goes to the first dim; at each dim the sender already has the tensor.
 void send_from(const std::vector<int64_t>& owner, const DeviceMesh& mesh, const at::Tensor& tensor) {
   std::vector<int64_t> own;
   for (int64_t dim = 0; dim < mesh.ndim(); ++dim) own.push_back(mesh.local_rank(dim));
@@ -23,7 +24,7 @@ void send_from(const std::vector<int64_t>& owner, const DeviceMesh& mesh, const 
   }
 }
 
-// Matrices over one mesh, one for each rank of it at most.
+// Matrices over one mesh, at most one per rank: rank i of the mesh computes matrix i and broadcasts the result.
 void orthogonalize_round(const std::vector<at::Tensor>& matrices, size_t begin, size_t end, const NewtonSchulz& how,
                          const std::function<void(size_t, const at::Tensor&)>& give) {
   const auto mesh = device_mesh(matrices[begin]);
@@ -48,6 +49,8 @@ void orthogonalize_round(const std::vector<at::Tensor>& matrices, size_t begin, 
 
 }  // namespace
 
+// X is scaled to norm at most 1; each step computes a X + b (X X^T) X + c (X X^T)^2 X. A tall matrix is transposed
+// first, because the Gram matrix of the shorter side is smaller.
 at::Tensor orthogonalize(const at::Tensor& matrix, const NewtonSchulz& how) {
   const bool tall = matrix.size(0) > matrix.size(1);
   at::Tensor x = tall ? matrix.t() : matrix;

@@ -1,4 +1,4 @@
-// Which elements of a parameter a rank holds.
+// The elements of a parameter that a rank holds.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,7 +8,7 @@
 
 namespace tessera::optim::detail {
 
-// The part of `parameter`, a DTensor or plain, that lies on this rank. No communication.
+// The region of this rank's part of `parameter`, a DTensor or a plain tensor. No communication.
 inline tessera::Region region_of(const at::Tensor& parameter) {
   if (!is_dtensor(parameter)) return tessera::Region(parameter.sizes());
   return {parameter.sizes(), *device_mesh(parameter), placements(parameter)};

@@ -11,7 +11,7 @@
 namespace tessera::optim {
 namespace {
 
-// What all gradients are divided by, and those of experts besides; 1: nothing.
+// The divisor of all gradients, and the further divisor of experts; 1: no division.
 struct Divisors {
   double all = 1;
   double experts = 1;

@@ -26,7 +26,7 @@ struct Replica {
   at::Tensor parameter;
   ReplicaReduction reduction;
 
-  std::string text() const;  // what must be alike on all ranks
+  std::string text() const;  // what must be equal on all ranks, as text
 };
 
 std::string Replica::text() const {
@@ -47,7 +47,7 @@ bool replicated_over(const at::Tensor& tensor, const comm::Group& group) {
                              [&](int64_t dim) { return placements(tensor)[static_cast<size_t>(dim)].is_replicate(); });
 }
 
-// How the parameters below each module that says so are reduced, by path.
+// The reductions of marked or listed modules, by path.
 using Rules = std::map<std::string, ReplicaReduction>;
 
 Rules rules_of(nn::Module& part, const TpReplicaOptions& options) {
@@ -64,10 +64,11 @@ Rules rules_of(nn::Module& part, const TpReplicaOptions& options) {
   return rules;
 }
 
+// Walks from the parameter's module up to the root and takes the first reduction. The default is the mean.
 ReplicaReduction rule_for(const Rules& rules, std::string path) {
   for (;;) {
     const auto dot = path.rfind('.');
-    path.resize(dot == std::string::npos ? 0 : dot);  // of the module
+    path.resize(dot == std::string::npos ? 0 : dot);  // path of the enclosing module
     if (const auto found = rules.find(path); found != rules.end()) return found->second;
     if (path.empty()) return ReplicaReduction::kMean;
   }
@@ -83,8 +84,8 @@ std::vector<Replica> replicas_of(const std::vector<nn::Module*>& parts, const co
       const auto [at, fresh] =
           reductions.emplace(named.slot->parameter.unsafeGetTensorImpl(), std::pair(named.name, reduction));
       TESSERA_CHECK(at->second.second == reduction, ErrorKind::kShape,
-                    "[optim.tp_replicas] {} and {} are one parameter, whose gradient their modules reduce in two ways "
-                    "over tensor parallelism. Mark both modules alike.",
+                    "[optim.tp_replicas] {} and {} are the same parameter, but their modules reduce its gradient over "
+                    "tensor parallelism in two ways, wanted one. Mark both modules with the same reduction.",
                     at->second.first, named.name);
     }
   }
@@ -99,7 +100,8 @@ std::vector<Replica> replicas_of(const std::vector<nn::Module*>& parts, const co
   return out;
 }
 
-// COLLECTIVE over the group.
+// All-gathers a line of text per replica and compares them, so that every rank raises the same error before any
+// reduction starts. COLLECTIVE over the group.
 void check_alike(comm::Group& group, const std::vector<Replica>& replicas) {
   std::string own;
   for (const auto& replica : replicas) own += replica.text() + "\n";
@@ -118,11 +120,10 @@ void check_alike(comm::Group& group, const std::vector<Replica>& replicas) {
     size_t at = 0;
     while (at < first.size() && at < other.size() && first[at] == other[at]) ++at;
     const auto said = [at](const auto& list) { return at < list.size() ? quote(list[at], 300) : "nothing more"; };
-    raise(
-        ErrorKind::kShape,
-        "[optim.tp_replicas] gradients of replicas are not alike over '{}': rank {} has {}, rank {} has {}. Let every "
-        "rank use the parameter, or mark its module kSkip.",
-        group.name(), group.ranks()[0], said(first), group.ranks()[rank], said(other));
+    raise(ErrorKind::kShape,
+          "[optim.tp_replicas] gradients of replicas are not alike over '{}': rank {} has {}, rank {} has {}. Use the "
+          "parameter on every rank, or mark its module kSkip.",
+          group.name(), group.ranks()[0], said(first), group.ranks()[rank], said(other));
   }
   for (const auto& replica : replicas) {
     TESSERA_CHECK(!replica.parameter.grad().defined() || replica.parameter.grad().layout() == at::kStrided,
@@ -131,7 +132,7 @@ void check_alike(comm::Group& group, const std::vector<Replica>& replicas) {
   }
 }
 
-// Gradients that travel together.
+// Gradients that one all-reduce sums.
 struct Bucket {
   ReplicaReduction reduction;
   at::ScalarType dtype;
@@ -166,7 +167,7 @@ std::vector<Bucket> buckets_of(const std::vector<Replica>& replicas, const comm:
   return out;
 }
 
-// COLLECTIVE over the group.
+// All-reduces a bucket in one flat tensor and copies the results back. COLLECTIVE over the group.
 void reduce(comm::Group& group, const Bucket& bucket) {
   std::vector<at::Tensor> flat;
   for (const auto& part : bucket.parts) flat.push_back(part.flatten().to(travelling_dtype(part.scalar_type())));
