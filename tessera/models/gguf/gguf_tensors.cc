@@ -10,6 +10,8 @@
 namespace tessera {
 namespace {
 
+// The tensors of one layer by their names in GGUF and Hugging Face folders. Shapes come from the config, so a file is
+// checked against them.
 void add_layer_tensors(const GgufMap& map, const ModelConfig& config, int64_t layer, std::vector<GgufTensor>& all) {
   const auto gguf = fmt::format("blk.{}.", layer), hf = fmt::format("model.layers.{}.", layer);
   const auto norm = [&](const char* ours, const char* theirs, int64_t width) {
@@ -56,11 +58,13 @@ void add_layer_tensors(const GgufMap& map, const ModelConfig& config, int64_t la
   };
   linear("ffn_gate_inp", "mlp.gate", count, hidden, /*bias=*/false);
   all.back().router = true;
+  // Hugging Face stacks gate and up in one parameter: gate has the first `inner` rows, up the rows after them.
   stack("ffn_gate_exps", "mlp.experts.gate_up_proj", inner, hidden, 0, 2 * inner);
   stack("ffn_up_exps", "mlp.experts.gate_up_proj", inner, hidden, inner, 2 * inner);
   stack("ffn_down_exps", "mlp.experts.down_proj", hidden, inner, 0, hidden);
 }
 
+// Views the rows of each head as [outer, inner] and exchanges these two dims.
 at::Tensor swap_rotary(const at::Tensor& tensor, int64_t heads, int64_t outer, int64_t inner) {
   return tensor.reshape({heads, outer, inner, -1}).transpose(1, 2).reshape(tensor.sizes());
 }

@@ -21,7 +21,7 @@
 namespace tessera {
 namespace {
 
-// A file, and what it calls the parameters of a model.
+// A GGUF file, and its tensors by the names of the model's parameters.
 class GgufWeights {
  public:
   GgufWeights(const CausalLM& model, const std::filesystem::path& path) : file_(GgufFile::open(path)) {
@@ -30,8 +30,8 @@ class GgufWeights {
     const auto found = file_->find_string("general.architecture").value_or("none");
     TESSERA_CHECK(
         !map.architecture.empty() && found == map.architecture, ErrorKind::kConfig,
-        "[models.load] {}: a model of the architecture {}, but config.json says {}. Take the folder of the same "
-        "model as model.path.",
+        "[models.load] {}: found a model of the architecture {}, but config.json has {}. Set model.path to the "
+        "folder of the same model.",
         path.string(), quote(found), config.architecture);
     for (auto& tensor : gguf_tensors(map, config)) {
       TESSERA_CHECK(
@@ -52,14 +52,15 @@ class GgufWeights {
           file_->path().string(), names.front());
   }
   at::Tensor values(const GgufTensor& tensor) const { return from_gguf(tensor, file_->tensor(tensor.gguf_name)); }
-  // Error kFormat where `loaded`, made of the values of the tensor, holds any that are not finite.
+  // Error kFormat when `loaded`, which was made from the values of the tensor, has values that are not finite.
   void check_loaded(const GgufTensor& tensor, const at::Tensor& loaded) const {
     if (!find_non_finite(loaded)) return;
     const auto stored = file_->tensor(tensor.gguf_name);
     check_converted(stored, stored.to(loaded.scalar_type()), tensor.gguf_name,
                     "[models.load] " + file_->path().string());
   }
-  // Rows are moved as they are: a row is whole blocks.
+  // Returns the packed blocks of a tensor. Reordering rows does not change blocks, because each row consists of whole
+  // blocks.
   kernels::QuantizedWeight blocks(const GgufTensor& tensor) const {
     const auto rows = from_gguf(tensor, file_->packed_rows(tensor.gguf_name)).clone();
     const auto type = file_->tensor_info(tensor.gguf_name).type;
@@ -81,21 +82,21 @@ class GgufWeights {
     for (const auto& [name, tensor] : tensors_) known.insert(tensor.gguf_name);
     for (const auto& [name, info] : file_->tensors()) {
       TESSERA_CHECK(known.contains(name), ErrorKind::kFormat,
-                    "[models.load] {}: tensor {} has no place in the model of config.json", file_->path().string(),
+                    "[models.load] {}: tensor {} does not belong to the model of config.json", file_->path().string(),
                     quote(name));
       const auto* const type = ggml_type_info(static_cast<uint32_t>(info.type));
       TESSERA_CHECK(
           type->decodes, ErrorKind::kFormat,
-          "[models.load] {}: tensor {} is {}, which cannot be decoded. Requantise the file with llama.cpp, to "
-          "Q4_K for one.",
+          "[models.load] {}: tensor {} is {}, which cannot be decoded. Requantise the file with llama.cpp, for "
+          "example to Q4_K.",
           file_->path().string(), quote(name), type->name);
     }
   }
   std::shared_ptr<const GgufFile> file_;
-  std::map<std::string, GgufTensor> tensors_;  // by the name that a folder has
+  std::map<std::string, GgufTensor> tensors_;  // by their names in folders
 };
 
-// This rank's part of a whole value.
+// Returns the part of a whole value in this rank's box.
 at::Tensor part_of(const at::Tensor& whole, const LocalBox& box) {
   at::Tensor part = whole;
   for (size_t dim = 0; dim < box.shape.size(); ++dim) {
@@ -109,6 +110,7 @@ at::Tensor part_of(const at::Tensor& whole, const LocalBox& box) {
 std::filesystem::path gguf_of(const std::filesystem::path& path) {
   if (path.extension() == ".gguf") return path;
   const auto linked = path / kLinkedGguf;
+  // A folder with its own weights has priority over a link.
   return std::filesystem::is_symlink(linked) && !TensorFiles::is_there(path) ? linked : std::filesystem::path();
 }
 
@@ -122,6 +124,7 @@ void load_gguf(CausalLM& model, const std::filesystem::path& path, c10::Device d
   const at::NoGradGuard no_grad;
   check_gguf(model, path);
   const GgufWeights weights(model, path);
+  // check_gguf finds every missing tensor and wrong shape before the first parameter is written.
   int64_t tensors = 0, packed_bytes = 0;
   for (auto& parameter : shared_parameters(model)) {
     const auto box = local_part_box(parameter.tensor);
