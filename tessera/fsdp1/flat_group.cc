@@ -215,7 +215,7 @@ void FlatGroup::start_unshard() {
   count(1, whole_bytes());
   if (!has_whole()) return;
   gathered_version_ = version();
-  // the gather stream waits for the writes to the shard
+  // The gather stream waits for the writes to the shard.
   if (gathered_version_ != ordered_version_) streams_->gather.follow_current();
   ordered_version_ = gathered_version_;
   const auto beside = streams_->gather.enter();
@@ -336,7 +336,7 @@ std::vector<at::Tensor> FlatGroup::leaves(const std::vector<size_t>& trainable) 
 void FlatGroup::accumulate(const std::vector<size_t>& trainable, std::vector<at::Tensor>&& gradients) {
   // A unit that is used twice in one graph accumulates again while its first reduction runs, so that reduction is
   // finished first.
-  while (advance_reduction(/*at_end=*/true)) {  // of an earlier use in one graph
+  while (advance_reduction(/*at_end=*/true)) {
   }
   reducer_.open();  // also without own gradients: other ranks may have gradients, and the reduction is COLLECTIVE
   for (size_t i = 0; i < gradients.size(); ++i) {

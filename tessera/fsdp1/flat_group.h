@@ -33,7 +33,7 @@ struct FlatSource {
 struct FlatGroupOptions {
   bool sharded = true;
   std::shared_ptr<comm::Group> replicas = {};  // see FlatReducer::Options
-  // dtype of forward and backward; Undefined: the layout's dtype
+  // Dtype of forward and backward; Undefined: the layout's dtype.
   c10::ScalarType compute_dtype = c10::ScalarType::Undefined;
   c10::ScalarType reduce_dtype = c10::ScalarType::Undefined;  // dtype of the reduction; Undefined: the layout's dtype
   bool keep_low_precision_grads = false;

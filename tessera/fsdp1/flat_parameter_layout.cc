@@ -17,7 +17,7 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kAlignBytes = 16;
-// upstream's value for the padding between members; it is never used in a computation
+// Upstream's value for the padding between members; it is never used in a computation.
 constexpr int kPaddingValue = 42;
 
 // Number of elements from `numel` to the next multiple of `unit`.

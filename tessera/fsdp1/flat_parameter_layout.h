@@ -37,7 +37,7 @@ struct SharedFlatMember {
 
 struct FlatParameterOptions {
   bool use_orig_params = false;
-  // dtype of forward and backward (MixedPrecision.param_dtype); Undefined: the dtype of the members. It sets the
+  // Dtype of forward and backward (MixedPrecision.param_dtype); Undefined: the dtype of the members. It sets the
   // alignment.
   c10::ScalarType compute_dtype = c10::ScalarType::Undefined;
 };
@@ -69,7 +69,7 @@ class FlatParameterLayout {
   const std::vector<int64_t>& numels_with_padding() const { return numels_with_padding_; }
   const std::vector<bool>& is_padding() const { return is_padding_; }
   int64_t offset(size_t member) const { return offsets_[member]; }  // of a member in the flat parameter
-  // with the padding between members, without the padding of shards
+  // With the padding between members, without the padding of shards.
   int64_t unpadded_numel() const { return unpadded_numel_; }
   int64_t sharded_numel() const { return sharded_numel_; }  // of every rank's shard, with its padding
   int64_t padded_numel() const { return sharded_numel_ * world_size_; }

@@ -47,7 +47,7 @@ FlatReducer::FlatReducer(const FlatParameterLayout& layout, std::shared_ptr<comm
 
 void FlatReducer::join(std::shared_ptr<BufferPool> pool, std::shared_ptr<CommStreams> streams) {
   pool_ = std::move(pool);
-  // without sharding nothing is gathered, so one group is enough
+  // Without sharding nothing is gathered, so one group is enough.
   if (options_.sharded) reduces_ = streams->second_group(group_);
   stages_.set_streams(std::move(streams));
 }

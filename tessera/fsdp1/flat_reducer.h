@@ -29,7 +29,7 @@ class FlatReducer {
   struct Options {
     bool sharded = true;  // false: every rank gets the whole sum
     bool flags = false;
-    // dtype of accumulation and reduction; Undefined: the layout's dtype
+    // Dtype of accumulation and reduction; Undefined: the layout's dtype.
     c10::ScalarType dtype = c10::ScalarType::Undefined;
     // The ranks with the same shard in other sharding groups, whose gradients are added (HYBRID_SHARD); null when there
     // are no replicas.

@@ -31,7 +31,6 @@ void Fsdp1State::cast_inputs(const nn::TensorRefs& inputs) {
 // Casts the buffers, and returns whether gathers can be prefetched (when they have a stream of their own). Inner units
 // are visited first, because a buffer follows the settings of the innermost unit around it; `visited` keeps outer units
 // from casting it again.
-// that it is in.
 bool Fsdp1State::begin_root(const std::vector<Named>& states) {
   is_root_ = true;
   std::unordered_set<const at::Tensor*> visited;

@@ -119,7 +119,6 @@ comm::Facts facts_of(const FlatUnit& unit, const Fsdp1Options& options) {
 // attempt_together runs over the replicate group: an error in one sharding group then reaches the ranks of the other
 // groups. Communication, memory and internal errors keep their kind; other errors become kShape. COLLECTIVE over the
 // groups.
-// on the ranks of both groups. COLLECTIVE over the groups.
 FlatUnit agreed_unit(nn::Module& module, const Fsdp1Options& options) {
   constexpr const char* kRemedy = "Call wrap_fsdp1 for the same modules, with the same options, on all ranks.";
   FlatUnit unit;

@@ -106,7 +106,7 @@ std::vector<std::shared_ptr<FlatParameterHandle>> flat_parameter_handles(nn::Mod
 struct SummonOptions {
   bool recurse = true;    // also the units below
   bool writeback = true;  // false: changes that the body makes are dropped
-  // only the first rank of each group gets whole parameters; the other ranks keep their shards
+  // Only the first rank of each group gets whole parameters; the other ranks keep their shards.
   bool rank0_only = false;
   bool offload_to_cpu = false;
   bool with_grads = false;  // also grad(), for parameters with a gradient on any rank

@@ -47,9 +47,8 @@ void put_whole(StateValue& target, const at::Tensor& values, c10::Device device,
     if (!local.is_meta()) {
       detail::load_tensor(tensor, values);
       return;
-      // A DTensor on the meta device has no memory to write into, so it is replaced by a DTensor with a new local
-      // tensor.
     }
+    // A DTensor on the meta device has no memory to write into, so it is replaced by a DTensor with a new local tensor.
     const at::Tensor part = is_dtensor(values) ? to_local(values) : detail::part_of_whole(values, tensor);
     target = detail::with_local(tensor, part.to(device).clone(c10::MemoryFormat::Contiguous));
     return;

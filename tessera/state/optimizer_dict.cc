@@ -56,7 +56,7 @@ void check_names(const StateDict& group, const std::vector<std::string>& params)
   }
 }
 
-// id of a saved parameter -> position of the parameter in this optimizer
+// Id of a saved parameter -> position of the parameter in this optimizer.
 using Ids = std::unordered_map<int64_t, size_t>;
 
 // Matches parameters by position, as torch.optim does. Without `param_groups` an id is the position itself.
@@ -136,7 +136,7 @@ void OptimizerLoad::plan_state(Parameter& parameter, size_t position, const Stat
       TESSERA_CHECK(state == "momentum_buffer" || state == kMasterState, ErrorKind::kShape,
                     "[state.load_optimizer] {}: found {} without step. Save both, or neither.", quote(parameter.name),
                     state);
-      // torch.optim.SGD saves no step count; any count but 0 continues with the saved momentum
+      // torch.optim.SGD saves no step count; any count but 0 continues with the saved momentum.
       if (state == "momentum_buffer") parameter.step = 1;
     }
   }

@@ -21,8 +21,8 @@
 namespace tessera {
 namespace {
 
-// The shards of all ranks, from one exchange of metadata. Every rank has the same data and so finds the same faults,
-// which makes an error one of all ranks.
+// The shards of all ranks, from one exchange of metadata. Every rank has the same data and finds the same faults, so
+// all ranks throw or none does.
 struct ShardsOfAll {
   std::vector<DcpChunk> boxes;    // of all ranks, rank after rank
   std::vector<size_t> holders;    // rank in the group of each box

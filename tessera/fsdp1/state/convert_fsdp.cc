@@ -21,7 +21,6 @@ namespace {
 
 // Returns the parameters and persistent buffers by name. A shared tensor is under its first name only with
 // `first_only`, else under every name.
-// `first_only`.
 StateDict tensors_by_name(nn::Module& module, bool first_only) {
   StateDict tensors;
   for (const auto& parameter : module.named_parameters(/*all=*/!first_only)) {

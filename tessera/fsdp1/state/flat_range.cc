@@ -35,6 +35,7 @@ void check_covered(const std::vector<FlatRange>& have, const std::vector<FlatRan
   }
 }
 
+// Whether later ranks have later ranges. Received parts are then already in the order of their elements.
 bool in_order_of_ranks(const std::vector<FlatRange>& ranges) {
   int64_t reached = 0;
   for (const auto& range : ranges) {
@@ -47,7 +48,6 @@ bool in_order_of_ranks(const std::vector<FlatRange>& ranges) {
 
 }  // namespace
 
-// Ranges in rank order: then received parts are in the order of their elements.
 FlatRange intersection(const FlatRange& a, const FlatRange& b) {
   const FlatRange both{std::max(a.begin, b.begin), std::min(a.end, b.end)};
   return both.empty() ? FlatRange{} : both;

@@ -26,7 +26,7 @@ StateDict fsdp1_state_dict(nn::Module& model, bool ignore_frozen_params = false)
 
 struct Fsdp1LoadOptions {
   bool strict = true;  // missing and unexpected keys are errors
-  // parameters that need no gradient may be missing, and are not reported as missing
+  // Parameters that need no gradient may be missing, and are not reported as missing.
   bool ignore_frozen_params = false;
 };
 

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// key in the optimizer's dict, by the name in named_parameters()
+// Key in the optimizer's dict, by the name in named_parameters().
 using OptimizerKeys = std::unordered_map<std::string, StateKey>;
 
 OptimizerKeys keys_of_optimizer(const ParameterGroupNames& groups, bool by_name) {
@@ -80,7 +80,7 @@ class SavedGroups {
   }
 
   const StateList& groups_;
-  // for each parameter; several for the members of a flat parameter
+  // For each parameter; several for the members of a flat parameter.
   std::unordered_map<std::string, std::vector<Home>> homes_;
   std::vector<size_t> empty_;
 };

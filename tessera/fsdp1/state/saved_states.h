@@ -38,7 +38,7 @@ struct AgreedState {
   StateDict others;                                // tensors without dims, then other values, each sorted by name
 };
 struct AgreedStates {
-  // the parameters with state on any rank, in the order of the result
+  // The parameters with state on any rank, in the order of the result.
   std::vector<const Fsdp1Units::Parameter*> parameters;
   std::map<const Fsdp1Units::Parameter*, AgreedState> states;  // for parameters in FSDP units
 };

@@ -124,7 +124,7 @@ Fsdp1Units::Fsdp1Units(const std::vector<std::shared_ptr<FlatParameterHandle>>& 
                        const std::vector<std::string>& names, const Aliases& aliases) {
   TESSERA_CHECK(!handles.empty(), ErrorKind::kConfig,
                 "[fsdp1.state] no module of this model is wrapped by FSDP1. Call wrap_fsdp1 first.");
-  // for each name: the unit and the index of the parameter in it
+  // For each name: the unit and the index of the parameter in it.
   std::unordered_map<std::string, std::pair<size_t, size_t>> managed;
   for (const auto& handle : handles) {
     const Fsdp1Unit& unit = units_.emplace_back(handle);
@@ -178,7 +178,7 @@ const Fsdp1Units::Parameter* Fsdp1Units::find_fqn(const std::string& fqn) const 
 
 std::vector<UnmanagedTensor> unmanaged_tensors(nn::Module& root, const Fsdp1Units& model) {
   std::vector<UnmanagedTensor> tensors;
-  // for each tensor: its index in the result; nullopt for a tensor in a unit
+  // For each tensor: its index in the result; nullopt for a tensor in a unit.
   std::unordered_map<const void*, std::optional<size_t>> found;
   for (const auto& parameter : root.named_parameters(/*all=*/true)) {
     const at::Tensor& tensor = parameter.slot->parameter;

@@ -172,7 +172,7 @@ std::vector<std::string> add_adapters(CausalLM& model, const AdapterConfig& conf
   std::shared_ptr<nn::LoraDropout> dropout;
   if (config.dropout > 0) {
     dropout = std::make_shared<nn::LoraDropout>(nn::LoraDropout{.probability = config.dropout});
-    // All adapters share one dropout object. The hook tells it the number of rows at the start of each training
+    // All adapters share one dropout object. The hook passes it the number of rows at the start of each training
     // forward.
     model.register_forward_pre_hook([dropout](nn::Module& of, nn::TensorRefs& inputs) {
       if (of.training() && !inputs.empty() && inputs[0]->defined()) dropout->begin_call(inputs[0]->size(0));

@@ -27,7 +27,7 @@ namespace tessera {
 
 // The syntax of the entries of target_modules.
 enum class TargetSyntax {
-  // names of Linears: whole paths or their last parts; else regular expressions of the whole path; or all-linear
+  // Names of Linears: whole paths or their last parts; else regular expressions of the whole path; or all-linear.
   kRecipe,
   kPeftNames,    // a list in PEFT's file: names only, some of which may belong to other models
   kPeftPattern,  // a text in PEFT's file: one regular expression of the whole path, even when it looks like a name

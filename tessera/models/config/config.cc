@@ -72,7 +72,6 @@ const ModelFamily& parse_family(const JsonReader& top) {
 
 // Older models have rope_theta and rope_scaling, newer models have rope_parameters. When both objects are there,
 // rope_scaling is used, unless it is empty.
-// unless it is empty.
 RopeConfig parse_rope(const JsonReader& in, int64_t max_positions) {
   auto object = in.find("rope_scaling");
   if (!object || (object->is_object() && object->value().empty())) object = in.find("rope_parameters");
@@ -93,7 +92,6 @@ RopeConfig parse_rope(const JsonReader& in, int64_t max_positions) {
 // Returns the context length that a rotary scaling gives, as vLLM computes it: factor * original context for yarn, and
 // factor * max_position_embeddings for linear and dynamic. For llama3 and Gemma3, max_position_embeddings already is
 // the scaled length.
-// max_position_embeddings for linear and dynamic. llama3 and Gemma3 have the scaled length in max_position_embeddings.
 int64_t stretched_context(const ModelConfig& config) {
   const auto& rope = config.rope;
   auto base = static_cast<double>(config.max_position_embeddings);

@@ -125,7 +125,7 @@ struct GgufMap {
 
 struct ModelFamily {
   std::string_view architecture;  // in config.json
-  // key of config.json that transformers selects the model by; used when architectures is missing
+  // Key of config.json that transformers selects the model by; used when architectures is missing.
   std::string_view model_type;
   std::string_view other_model_type{};  // a second model_type with the same model; may be empty
   ConfigKeys config;

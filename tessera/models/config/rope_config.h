@@ -12,7 +12,7 @@ namespace tessera {
 struct RopeSurroundings {
   double theta = 10000.0;     // default of rope_theta
   int64_t max_positions = 0;  // max_position_embeddings
-  // original_max_position_embeddings outside the object has priority over the key in the object
+  // original_max_position_embeddings outside the object has priority over the key in the object.
   bool original_beside_object = false;
 };
 

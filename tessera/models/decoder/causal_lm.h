@@ -48,7 +48,7 @@ struct ModelInputs {
   // be set. Not owned.
   nn::PagedStep* paged = nullptr;
   int64_t logits_to_keep = 0;  // forward returns the logits of this many last tokens of each row; 0: of all tokens
-  // check_text() was called for the tokens; otherwise a model with image tokens checks them
+  // check_text() was called for the tokens; otherwise a model with image tokens checks them.
   bool tokens_are_text = false;
 
   template <class F>

@@ -44,7 +44,7 @@ struct LayerContext : nn::AttentionContext {
 struct DecoderLayer : nn::Callable<DecoderLayer> {
   std::shared_ptr<nn::Attention> self_attn;
   std::shared_ptr<nn::MLP> mlp;
-  // used in place of mlp, also under the name "mlp", when the config gives this layer experts
+  // Used in place of mlp, also under the name "mlp", when the config gives this layer experts.
   std::shared_ptr<nn::MoE> moe;
   std::shared_ptr<nn::RMSNorm> input_layernorm, post_attention_layernorm;
   DecoderLayer(const nn::AttentionOptions& attention, const ModelConfig& config, const nn::ParameterOptions& options,

@@ -162,7 +162,7 @@ void read_gemma3_with_images(const JsonReader& text, const JsonReader& top, Mode
 
 // ---- GGUF: windows, the local rotary base, soft caps ----
 
-// period of the full-attention layers; llama.cpp's default when the file has no such key
+// Period of the full-attention layers; llama.cpp's default when the file has no such key.
 constexpr int64_t kUsualPeriod = 6;
 constexpr int64_t kLayersOf27B = 62;
 

@@ -184,7 +184,7 @@ std::vector<Source> match_names(const CausalLM& model, const std::vector<SharedP
       found.push_back({names.front(), std::move(stacked)});
     }
   }
-  // names in other pipeline stages; computed at the first use
+  // Names in other pipeline stages; computed at the first use.
   std::optional<std::set<std::string, std::less<>>> elsewhere;
   const auto lies_elsewhere = [&](const std::string& name) {
     if (!elsewhere) elsewhere = names_of_rest(model.config(), map, parameters, folder);
@@ -330,7 +330,7 @@ void load_pretrained(CausalLM& model, const std::filesystem::path& dir, c10::Dev
   }
   auto source = sources.begin() + static_cast<std::ptrdiff_t>(parameters.size());
   for (const auto& [name, packed] : nn::packed_weights(model)) {
-    // float32 values of one packed weight at a time
+    // Float32 values of one packed weight at a time.
     const auto values = at::empty({packed->out, packed->in}, at::kFloat);
     bytes += read_source(*folder, *source++, {values.sizes().vec(), {0, 0}}, values);
     packed->pack(values);

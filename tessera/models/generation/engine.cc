@@ -16,7 +16,7 @@ namespace tessera {
 // The token that is being chosen for a sequence.
 struct PendingChoice {
   NewToken made{};
-  // the token is chosen, but the mask of the token after it is not ready, so the end is not known
+  // The token is chosen, but the mask of the token after it is not ready, so the end is not known.
   bool has_token = false;
   std::vector<float> logits{};  // kept while the choice waits for a mask
 };
@@ -196,7 +196,7 @@ int64_t Engine::shareable_tokens(const Sequence& sequence) const {
 // are needed. Sharing works only while the sequence is page-aligned and all its pages are published, so that its place
 // is known.
 void Engine::share_prefix(Sequence& sequence) {
-  // logits are not stored in pages, and unscored prompt tokens need them
+  // Logits are not stored in pages, and unscored prompt tokens need them.
   if (sequence.scored < sequence.to_score()) return;
   while (sequence.computed % kernels::kPageTokens == 0 && sequence.pending() > kernels::kPageTokens &&
          sequence.computed + kernels::kPageTokens <= shareable_tokens(sequence) &&
@@ -306,7 +306,7 @@ bool Engine::choose(Sequence& sequence, std::span<const float> logits, int64_t m
     const auto since_prompt = [&] { return std::span<const int64_t>(sequence.tokens).subspan(request.prompt.size()); };
     auto* constraint = request.options.constraint.get();
     if (!choice.has_token) {
-      // check the logits before the constraint does any work
+      // Check the logits before the constraint does any work.
       if (constraint) check_logits(logits, sequence.tokens.size());
       if (constraint && !constraint->prepare_allowed(since_prompt(), steps)) return false;
       std::vector<float> scores(logits.begin(), logits.end());

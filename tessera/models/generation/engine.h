@@ -39,7 +39,7 @@ enum class Finish { kStop, kLength, kError };
 
 struct NewToken {
   int64_t token = 0;
-  // set for the last token: kStop for a stop token, and when the callback returns false
+  // Set for the last token: kStop for a stop token, and when the callback returns false.
   std::optional<Finish> finish{};
   std::optional<TokenLogProbs> log_probs{};
   std::optional<Error> error{};  // set with kError, which has no token
@@ -58,7 +58,7 @@ struct GenerationRequest {
 
 struct EngineOptions {
   int64_t pages = 0;
-  // sequences that are computed together, without those that wait for masks; further sequences wait
+  // Sequences that are computed together, without those that wait for masks; further sequences wait.
   int64_t max_sequences = 64;
   int64_t prompt_block = 256;  // prompt tokens per step
   // Steps of work on the mask of one sequence when at most four start at once, and on all waiting masks together, in

@@ -11,9 +11,9 @@ namespace tessera {
 
 void check_logits(std::span<const float> logits, size_t position) {
   constexpr float kEndless = std::numeric_limits<float>::infinity();
+  TESSERA_CHECK(!logits.empty(), ErrorKind::kInternal, "[models.generate] position {}: no logits", position);
   // One pass without branches, which the compiler turns into vector instructions, decides whether the logits are good.
   // Only bad logits are searched for the first wrong one.
-  TESSERA_CHECK(!logits.empty(), ErrorKind::kInternal, "[models.generate] position {}: no logits", position);
   int32_t wrong_ones = 0, possible_ones = 0;
   for (const float logit : logits) {
     wrong_ones |= static_cast<int32_t>(!(logit < kEndless));  // true also for NaN

@@ -243,7 +243,7 @@ json tokenizer_json(const GgufVocabulary& vocabulary) {
                      {"special", type != kUserDefined}});
   }
   json pieces = json::object(), merges = json::array();
-  // appended directly, because a search per entry would take quadratic time
+  // Appended directly, because a search per entry would take quadratic time.
   auto& entries = pieces.get_ref<json::object_t&>();
   const size_t size = model_vocabulary_size(vocabulary);
   entries.reserve(size);
