@@ -50,7 +50,7 @@ TEST(Interface, AWishThatNothingFitsIsAnErrorThatNamesWhatThereIs) {
     ADD_FAILURE() << "found one";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kConfig);
-    EXPECT_THAT(error.what(), HasSubstr("GLOO_SOCKET_IFNAME='=no-such-interface': no interface that is up fits it"));
+    EXPECT_THAT(error.what(), HasSubstr("GLOO_SOCKET_IFNAME='=no-such-interface': no active network interface fits"));
     EXPECT_THAT(error.what(), HasSubstr("lo"));
   }
   ::unsetenv("GLOO_SOCKET_IFNAME");

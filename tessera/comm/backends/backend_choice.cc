@@ -28,7 +28,7 @@ BackendPtr make_gloo(const StorePtr& store, const BackendRequest& request, int r
                                    .timeout = request.timeout});
 }
 
-// The ranks that share memory if they can: `ranks` are global, `rank` is this one's position in them.
+// The shared-memory handshake of `ranks` (global ranks); `rank` is this rank's position in `ranks`.
 shm::Met shake_hands(const StorePtr& store, const BackendRequest& request, int rank, const std::vector<int>& ranks) {
   return shm::shake_hands(*store, {.rank = rank,
                                    .size = static_cast<int>(ranks.size()),
@@ -38,7 +38,9 @@ shm::Met shake_hands(const StorePtr& store, const BackendRequest& request, int r
                                    .timeout = request.timeout});
 }
 
-// Null on all ranks, and a line from the first of the host concerned, when one host has no shared memory.
+// Makes a mixed back-end. Each host publishes whether it has shared memory, and every rank reads the answers of all
+// hosts, so all ranks decide the same. Returns null on all ranks when some host has none; the first rank of that host
+// logs a warning.
 BackendPtr make_mixed(const StorePtr& store, const BackendRequest& request, const HostMap& hosts) {
   const int host = hosts.host_of(request.rank), place = hosts.place_of(request.rank);
   std::vector<int> ranks;
@@ -66,6 +68,8 @@ BackendPtr make_mixed(const StorePtr& store, const BackendRequest& request, cons
 
 bool is_backend(std::string_view name) { return name == "auto" || name == "shm" || name == "gloo" || name == "nccl"; }
 
+// Every branch depends only on values that are equal on all ranks of the group: the setting, and the handshake's
+// result.
 BackendPtr choose_backend(const StorePtr& store, const BackendRequest& request) {
   if (request.wanted != "gloo") {
     const auto met = shake_hands(store, request, request.rank, request.ranks);

@@ -20,7 +20,7 @@ class DoneWork final : public c10d::Work {
   bool wait(std::chrono::milliseconds) override { return true; }
 };
 
-// Bytes of the tensor whose size the signature holds.
+// Bytes of the tensor whose size the signature contains.
 double own_bytes(const Signature& call) {
   if (call.dtype < 0) return 0;
   return static_cast<double>(call.elements) *
@@ -62,7 +62,7 @@ class FakeBackend final : public c10d::Backend, public ComparesSignatures, publi
     }
     return count();
   }
-  // Every peer sends what this rank sends to itself, as much of it as fits.
+  // Every peer's part is this rank's part to itself, as many rows as fit; further rows are zeros.
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                         std::vector<int64_t>& input_splits, const c10d::AllToAllOptions&) override {
     const int64_t size = getSize(), rank = getRank();
@@ -93,7 +93,7 @@ class FakeBackend final : public c10d::Backend, public ComparesSignatures, publi
   WorkPtr barrier(const c10d::BarrierOptions&) override { return count(); }
 
  private:
-  // Of as many equal tensors as there are ranks.
+  // Applies the reduction as if every rank had this tensor; minimum, maximum and average leave it as it is.
   void as_if_all_equal(at::Tensor& tensor, const c10d::ReduceOp& op) const {
     const at::NoGradGuard guard;
     if (op == c10d::ReduceOp::SUM) tensor.mul_(getSize());
@@ -135,6 +135,8 @@ FakeCost FakeAccount::total() const {
   return sum;
 }
 
+// As PyTorch's cost model: base + steps * latency + bytes / bandwidth, with the steps of a ring algorithm (a tree for
+// broadcast and reduce). The link between hosts is used when any two ranks are on different hosts.
 FakeCost modelled_cost(const LinkModel& model, const Signature& call, int rank, int size, bool one_host) {
   constexpr double kBytesPerGigabyte = 1024.0 * 1024.0 * 1024.0;
   const double own = own_bytes(call), hops = size - 1;
@@ -143,7 +145,7 @@ FakeCost modelled_cost(const LinkModel& model, const Signature& call, int rank, 
     case Op::kAllGather:
     case Op::kReduceScatter:
       bytes = own * hops;
-      break;  // `own` is the part of one rank
+      break;  // `own` is one rank's part
     case Op::kAllReduce:
       steps = 2 * hops;
       bytes = own * 2 * hops / size;

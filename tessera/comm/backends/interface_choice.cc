@@ -51,7 +51,7 @@ std::string choose_address(const std::vector<InterfaceAddress>& interfaces, std:
     return found == fitting.end() ? "" : found->address;
   };
   std::string found = taken([&](const InterfaceAddress& one) { return one.address == natural; });
-  // Of the family that leads there; without one, what others reach most likely.
+  // First non-loopback, then loopback; in each case first the family of `natural` (IPv4 if there is none).
   const bool ipv6 = is_ipv6(natural);
   for (const bool loopback : {false, true}) {
     for (const bool other_family : {false, true}) {
@@ -78,7 +78,7 @@ std::string own_address(const std::string& towards) {
   if (!found.empty()) return found;
   std::set<std::string> names;
   for (const InterfaceAddress& one : interfaces) names.insert(one.name);
-  raise(ErrorKind::kConfig, "[comm.interface] {}={}: no interface that is up fits it. This host has {}.",
+  raise(ErrorKind::kConfig, "[comm.interface] {}={}: no active network interface fits. This host has {}.",
         wish_variable(), quote(wish, 80), fmt::join(names, ", "));
 }
 

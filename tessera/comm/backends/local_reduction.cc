@@ -19,7 +19,7 @@ void accumulate(at::Tensor into, const at::Tensor& part, ReduceOp op) {
     at::maximum_out(into, into, part.to(into.scalar_type()));
   } else if (op == ReduceOp::kProduct) {
     into.mul_(part);
-  } else {  // an average is divided at the end
+  } else {  // sum, and average, which reduce_parts() divides at the end
     into.add_(part);
   }
 }
@@ -45,11 +45,12 @@ bool sums_by_parts(const at::Tensor& tensor, ReduceOp op) {
 
 c10d::ReduceOp::RedOpType carried_op(ReduceOp op) {
   using RedOpType = c10d::ReduceOp::RedOpType;
-  // In the order of ReduceOp.
+  // In the order of ReduceOp's enumerators.
   constexpr std::array kCarried = {RedOpType::SUM, RedOpType::AVG, RedOpType::MIN, RedOpType::MAX, RedOpType::PRODUCT};
   return kCarried.at(static_cast<size_t>(op));
 }
 
+// Works in pieces of 128 Ki elements, so that the accumulator stays in the cache while all parts are added.
 void reduce_parts(const at::Tensor& output, const at::Tensor& parts, ReduceOp op) {
   constexpr int64_t kPiece = 1 << 17;
   const int64_t count = parts.size(0), length = parts.size(1);

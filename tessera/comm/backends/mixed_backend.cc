@@ -18,14 +18,14 @@ namespace {
 
 using Tensors = MixedBackend::Tensors;
 
-// Below this, one rail carries everything: its latency counts, not its width.
+// Tensors of fewer bytes use one rail: for these the latency matters, not the bandwidth of several rails.
 constexpr int64_t kOneRail = 64 * 1024;
 
 class StagedWork final : public c10d::Work {
  public:
   StagedWork(int rank, c10d::OpType type, uint64_t sequence, Tensors results, std::function<void()> stages)
       : Work(rank, type), sequence_(sequence), results_(std::move(results)), stages_(std::move(stages)) {}
-  // Whether all went well.
+  // Runs the stages and completes the work, with the error if there is one. Returns whether there was none.
   bool run() noexcept {
     const auto stages = std::move(stages_);
     try {
@@ -55,7 +55,7 @@ ReduceOp reduce_op_of(const c10d::ReduceOp& op) {
 
 }  // namespace
 
-// ---- who is where ----
+// ---- hosts and places ----
 
 HostMap::HostMap(const std::vector<int>& host_of) : host_of_(host_of) {
   for (int rank = 0; rank < static_cast<int>(host_of.size()); ++rank) {
@@ -71,8 +71,10 @@ bool HostMap::is_even() const {
          std::ranges::all_of(members_, [&](const auto& ranks) { return ranks.size() == members_[0].size(); });
 }
 
-// ---- the thread that runs the stages, one call after the other ----
+// ---- the stage thread ----
 
+// Runs the stages of one call after the other, in the order of start(). All ranks start their collectives in the same
+// order, so the stages of different calls cannot wait for one another.
 class MixedBackend::StageThread {
  public:
   explicit StageThread(std::function<void()> on_failure) : on_failure_(std::move(on_failure)) {}
@@ -83,7 +85,7 @@ class MixedBackend::StageThread {
     if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
     changed_.notify_one();
   }
-  // Ends what was started.
+  // Runs all started calls to their end, then ends the thread.
   void shut_down() {
     {
       const std::lock_guard lock(mutex_);
@@ -146,7 +148,8 @@ MixedBackend::WorkPtr MixedBackend::start(c10d::OpType type, Tensors results, st
   return work;
 }
 
-// Fresh large memory costs far more than a copy into it. For the stages alone, which run one after the other.
+// Returns buffer 0 or 1 with room for `count` elements. The buffers are reused, because page faults of fresh memory
+// cost far more than a copy into it. Only the stage thread may use them.
 at::Tensor MixedBackend::scratch(int which, int64_t count, const at::Tensor& like) {
   at::Tensor& kept = scratch_[which];
   const int64_t bytes = count * static_cast<int64_t>(like.element_size());
@@ -156,6 +159,8 @@ at::Tensor MixedBackend::scratch(int which, int64_t count, const at::Tensor& lik
   return kept.narrow(0, 0, bytes).view(like.scalar_type());
 }
 
+// Stages: all-reduce inside the host; all-reduce of segment i over the hosts by rail i; broadcast of each segment
+// inside the host, from the rank of its rail.
 MixedBackend::WorkPtr MixedBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   TESSERA_CHECK(tensors.size() == 1 && tensors[0].is_contiguous(), ErrorKind::kShape,
                 "[comm.mixed] all_reduce: wanted one contiguous tensor");
@@ -182,6 +187,7 @@ MixedBackend::WorkPtr MixedBackend::allreduce(Tensors& tensors, const c10d::Allr
   });
 }
 
+// Stages: broadcast over the hosts along the root's rail; broadcast inside each host from the rank of that rail.
 MixedBackend::WorkPtr MixedBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   return start(c10d::OpType::BROADCAST, tensors, [this, tensors, options]() mutable {
     const int root = static_cast<int>(options.rootRank), place = hosts_.place_of(root);
@@ -195,6 +201,7 @@ MixedBackend::WorkPtr MixedBackend::broadcast(Tensors& tensors, const c10d::Broa
   });
 }
 
+// Stages: all-gather over the hosts along each rail; then, for each host of origin, an all-gather inside the host.
 MixedBackend::WorkPtr MixedBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                     const c10d::AllgatherOptions& options) {
   auto out = output.view({size_, -1}), in = input.view({-1});
@@ -213,6 +220,8 @@ MixedBackend::WorkPtr MixedBackend::_allgather_base(at::Tensor& output, at::Tens
   });
 }
 
+// Stages: for each target host, a reduce-scatter inside this host; an all-to-all of the sums along each rail; then this
+// rank adds the received sums in the order of the hosts.
 MixedBackend::WorkPtr MixedBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                          const c10d::ReduceScatterOptions& options) {
   const auto op = reduce_op_of(options.reduceOp);
@@ -220,7 +229,7 @@ MixedBackend::WorkPtr MixedBackend::_reduce_scatter_base(at::Tensor& output, at:
   return start(c10d::OpType::_REDUCE_SCATTER_BASE, {output}, [this, out, in, options, op]() mutable {
     const int hosts = hosts_.hosts();
     const int64_t count = out.numel();
-    // Of this host's ranks: what it adds to the part of the rank at this place on each host.
+    // sums[host]: the sum over this host's ranks for the rank on `host` that has this rank's place.
     auto sums = scratch(0, count * hosts, out);
     std::vector<WorkPtr> works;
     for (int host = 0; host < hosts; ++host) {

@@ -2,16 +2,17 @@
 //
 //   auto backend = c10::make_intrusive<MixedBackend>(rank, hosts, MixedParts{inner, rail, whole});
 //
-// Every host has the same number of ranks, L. The ranks with the same place on their hosts form a rail, a Gloo group.
-// An all-reduce adds up inside each host, then rail i adds part i of L over the hosts, then the parts are handed round
-// inside the hosts; reduce-scatter, all-gather and broadcast likewise. So each byte crosses the network once for a host
-// and not once for a rank. Sums add up the ranks of a host in order, and then the hosts: fixed, but not the order of a
-// group on one host. What is left (scatter, all-to-all, send, recv, barrier, ...) goes over `whole`, a Gloo group of
-// all.
+// Every host has the same number of ranks, L. The ranks with the same position on their hosts form a rail, which is a
+// Gloo group. An all-reduce first reduces inside each host; then rail i reduces part i of L over the hosts; then the
+// parts are broadcast inside the hosts. Reduce-scatter, all-gather and broadcast work in the same way. So each byte
+// crosses the network once per host instead of once per rank. Sums are over the ranks of a host in order, then over the
+// hosts: a fixed order, but not that of a group on one host. All other operations (scatter, all-to-all, send, recv,
+// barrier, ...) use `whole`, a Gloo group of all ranks.
 //
-// Collectives are COLLECTIVE over the ranks of the group. As Gloo, it does not divide, and rounds half precision after
-// every sum: callers carry float32. Those four are run in order by one thread; the first failure aborts all parts, and
-// later calls fail. abort() may come from any thread, the rest from one at a time.
+// Collectives are COLLECTIVE over the ranks of the group. As with Gloo, averages are not supported and half precision
+// is rounded after every sum, so callers pass float32. One thread runs the four collectives above in the order of their
+// start. The first failure aborts all parts, and later calls fail. abort() may be called from any thread, the other
+// functions from one thread at a time.
 #pragma once
 
 #include <memory>
@@ -22,16 +23,16 @@
 
 namespace tessera::comm {
 
-// Which ranks of a group are on which host.
+// The hosts of a group's ranks. A rank's "place" is its position among the ranks of its host.
 class HostMap {
  public:
-  // host_of: of each rank; hosts are numbered from 0 in the order of their first rank.
+  // host_of: index of each rank's host. Hosts are numbered from 0 in the order of their first rank.
   explicit HostMap(const std::vector<int>& host_of);
   int hosts() const { return static_cast<int>(members_.size()); }
   const std::vector<int>& members(int host) const { return members_[host]; }  // ranks, in order
   int host_of(int rank) const { return host_of_[rank]; }
-  int place_of(int rank) const { return place_of_[rank]; }  // on its host
-  // Several hosts, with the same number of ranks, of at least two.
+  int place_of(int rank) const { return place_of_[rank]; }
+  // Whether there are several hosts with equal numbers of ranks, at least two each.
   bool is_even() const;
 
  private:
@@ -40,9 +41,9 @@ class HostMap {
 };
 
 struct MixedParts {
-  c10::intrusive_ptr<c10d::Backend> inner;  // the ranks of this host, by place
-  c10::intrusive_ptr<c10d::Backend> rail;   // the ranks of this place, by host
-  c10::intrusive_ptr<c10d::Backend> whole;  // all
+  c10::intrusive_ptr<c10d::Backend> inner;  // shared memory: the ranks of this host, in order of their place
+  c10::intrusive_ptr<c10d::Backend> rail;   // Gloo: the ranks with this rank's place, in order of their host
+  c10::intrusive_ptr<c10d::Backend> whole;  // Gloo: all ranks
 };
 
 class MixedBackend final : public c10d::Backend, public HasCapabilities {
@@ -71,11 +72,11 @@ class MixedBackend final : public c10d::Backend, public HasCapabilities {
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
-  // Of sums, minima, maxima and products of types that Gloo adds up.
+  // Supports sum, min, max and product of the types that Gloo reduces.
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                const c10d::ReduceScatterOptions& options) override;
 
-  // Over all ranks at once.
+  // Operations over `whole`.
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
     return parts_.whole->reduce(tensors, options);
   }
@@ -113,7 +114,7 @@ class MixedBackend final : public c10d::Backend, public HasCapabilities {
   HostMap hosts_;
   MixedParts parts_;
   std::unique_ptr<StageThread> stages_;
-  at::Tensor scratch_[2];  // of the stages
+  at::Tensor scratch_[2];  // reused buffers of the stage thread
   uint64_t sequence_ = 0;
 };
 
