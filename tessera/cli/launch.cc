@@ -59,7 +59,7 @@ int run_launch(VerbArguments args) {
   app->add_option("--node-rank", options.node_rank, "Number of this host, counted from 0")->option_text("N [0]");
   app->add_option("--master", options.master, "An address of host 0 and a free port there")->option_text("HOST:PORT");
   app->add_option("--run-id", options.run_id, "Name of the run, the same on all of its hosts and unique among runs")
-      ->option_text("NAME [the program and its arguments]");
+      ->option_text("NAME [PROG and a hash of ARGS]");
   app->add_option("--token-file", options.token_file,
                   "File with a secret that a rank needs to join; the same on all hosts [TESSERA_TOKEN_FILE]")
       ->option_text("FILE");

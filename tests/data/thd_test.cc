@@ -127,7 +127,7 @@ TEST(Thd, WhatDoesNotFitIsAnError) {
   EXPECT_THAT(changed([](ThdInput& in) {
                 in.seq_lens = integers({{3, -1000}, {6, -1000}});
               }),
-              HasSubstr("one of which stands for none"));
+              HasSubstr("only one of which is the value of an unused entry"));
   EXPECT_THAT(changed([](ThdInput& in) {
                 in.seq_lens_padded = integers({{4, 3}, {6, -1000}});
               }),

@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 
 std::string dtype_name(c10::ScalarType dtype) {
-  // safetensors knows no complex numbers.
+  // safetensors has no names for complex dtypes.
   return c10::isComplexType(dtype) ? c10::toString(dtype) : std::string(safetensors_dtype_name(dtype));
 }
 
@@ -56,8 +56,9 @@ void verify_gguf(const fs::path& path, VerifiedFiles& result) {
   }
 }
 
-// Names and shapes as the model of config.json wants them. Whatever keeps the model from loading is a fault of the
-// files that are verified, not of the command line: kFormat in place of kConfig.
+// Compares names and shapes with those of the model of config.json. Returns the reason if there is no model to compare
+// with. An error that keeps the model from loading is a fault of the verified files and not of the command line, so
+// kConfig becomes kFormat.
 std::string compare_with_model(const fs::path& path) {
   try {
     return check_folder(path);
@@ -73,7 +74,8 @@ std::string kind_of_tensor(const StoredTensor& stored) {
 
 at::Tensor raw_bytes(const at::Tensor& tensor) { return tensor.reshape({-1}).view(at::kByte); }
 
-// Nothing when they are bitwise equal.
+// The difference of two tensors of the same dtype and shape; nothing if they are bitwise equal. Bytes are compared
+// first, because NaNs differ from themselves; numbers are then compared in float64.
 std::optional<TensorDifference> difference_of(const std::string& name, const at::Tensor& a, const at::Tensor& b) {
   if (at::equal(raw_bytes(a), raw_bytes(b))) return std::nullopt;
   TensorDifference found{.name = name, .what = {}};
@@ -123,7 +125,7 @@ VerifiedFiles verify_checkpoint(const fs::path& path) {
     result.compared = checkpoint.has_hashes() ? Compared::kHashes : Compared::kChecksums;
     result.step = checkpoint.step();
   } else if (files->format() == TensorFiles::Format::kTorchSave) {
-    result.compared = Compared::kChecksums;  // by whoever reads a whole tensor
+    result.compared = Compared::kChecksums;  // checked when a whole tensor is read, as below
   }
   result.without_model = compare_with_model(path);
   for (const auto& [name, stored] : files->tensors()) check_finite(files->tensor(name), name, verified(path));
@@ -137,7 +139,7 @@ ComparedFiles compare_checkpoints(const fs::path& a_path, const fs::path& b_path
   ComparedFiles result;
   const auto a_weights = TensorFiles::open(a_path, {.weights_only = true});
   const auto b_weights = TensorFiles::open(b_path, {.weights_only = true});
-  // Whether a model's tensors are one dict among others.
+  // Whether a path has other tensors than the weights of a model, such as optimizer state.
   const auto is_training_state = [](const TensorFiles& all, const TensorFiles& weights) {
     return !std::ranges::equal(all.tensors(), weights.tensors(),
                                [](const auto& one, const auto& other) { return one.first == other.first; });
