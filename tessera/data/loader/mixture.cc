@@ -10,6 +10,8 @@ Mixture::Mixture(std::vector<double> weights) : shares_(std::move(weights)), dra
   for (double& share : shares_) share /= sum;
 }
 
+// Draws are replayed from the last sample on, so rising samples are cheap. The sample asked last is kept in last_,
+// because its draw is already counted.
 Mixture::Draw Mixture::at(int64_t sample) {
   if (sample + 1 < next_) {
     next_ = 0;

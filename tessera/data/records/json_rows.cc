@@ -1,4 +1,4 @@
-// JSON lines and JSON arrays as rows.
+// Reads JSON lines and JSON arrays as rows.
 #include <algorithm>
 
 #include "tessera/base/error.h"
@@ -33,6 +33,8 @@ class JsonLines : public RowSource {
   }
 
  private:
+  // Returns the next line without its end. text_ holds the unread part of the file; `looked` is where the search for
+  // the end of the line continues, so a long line is searched once.
   bool read_line(std::string_view& line) {
     for (size_t looked = at_;;) {
       const size_t end = text_.find('\n', looked);
@@ -46,7 +48,7 @@ class JsonLines : public RowSource {
       at_ = 0;
       looked = text_.size();
       TESSERA_CHECK(looked <= kRecordLimitBytes, ErrorKind::kFormat,
-                    "[data.read] {} line {}: no end of the line within {} MiB, the most that a record may have.",
+                    "[data.read] {} line {}: no end of the line within {} MiB, the limit of a record.",
                     stream_.path().string(), number_ + 1, kRecordLimitBytes >> 20);
       if (stream_.more(text_)) continue;
       if (text_.empty()) return false;
@@ -60,11 +62,11 @@ class JsonLines : public RowSource {
 
   TextStream stream_;
   std::string text_, last_;
-  size_t at_ = 0;      // of the next line, in text_
-  size_t number_ = 0;  // of the line last read, from 1
+  size_t at_ = 0;      // begin of the next line, in text_
+  size_t number_ = 0;  // number of the line read last, from 1
 };
 
-// From 1; a column is a character.
+// A position in the text, from 1. A column is one UTF-8 character.
 struct TextPlace {
   size_t line = 1, column = 1;
   void pass(char c) {
@@ -77,6 +79,8 @@ struct TextPlace {
   }
 };
 
+// Reads the records of one array without holding the array: finds the end of a record by its brackets and strings, then
+// parses the record alone.
 class JsonArray : public RowSource {
  public:
   explicit JsonArray(const std::filesystem::path& path) : stream_(path) {}
@@ -145,7 +149,8 @@ class JsonArray : public RowSource {
     if (at_ < text_.size()) fail(found_text(c), "nothing behind the array");
   }
 
-  // Up to the comma or bracket that ends it; whether it is JSON is the parser's matter.
+  // Reads up to the comma or bracket that ends the record. Only strings and nesting are followed; the JSON parser
+  // checks the rest.
   void read_record() {
     const TextPlace start = place_;
     record_.clear();
@@ -169,7 +174,7 @@ class JsonArray : public RowSource {
       }
       record_ += take();
       TESSERA_CHECK(record_.size() <= kRecordLimitBytes, ErrorKind::kFormat,
-                    "[data.read] {}: a record of more than {} MiB, the most that one may have.", describe_place(start),
+                    "[data.read] {}: a record of more than {} MiB, the limit of a record.", describe_place(start),
                     kRecordLimitBytes >> 20);
     }
   }
@@ -178,6 +183,7 @@ class JsonArray : public RowSource {
     try {
       row.value = parse_json(record_, "[data.read] " + row.where, kRecordLimits);
     } catch (const Error&) {
+      // The parser counts bytes from the begin of the record; the message gives line and column in the file.
       const auto fault = find_json_fault(record_);
       if (!fault) throw;
       TextPlace at = start;

@@ -14,6 +14,7 @@ Json parsed(const Json& text, const std::string& what, const std::string& where)
   return parse_json(text.get_ref<const std::string&>(), fmt::format("[data.read] {}: {}", where, what), kRecordLimits);
 }
 
+// Tool call arguments that are JSON text become JSON, the form that chat templates expect.
 void parse_arguments(Json& message, const std::string& name, const std::string& where) {
   const auto calls = message.find("tool_calls");
   if (calls == message.end() || !calls->is_array()) return;
@@ -35,13 +36,13 @@ void check_parts(const Json& parts, const std::string& name, const std::string& 
     const bool typed = part.is_object() && part.contains("type") && part["type"].is_string();
     TESSERA_CHECK(typed && part["type"] == "text" && part.contains("text") && part["text"].is_string(),
                   ErrorKind::kFormat,
-                  "[data.read] {}: {}: a part of its content is {}, wanted one of type text with a "
-                  "'text': models here read text.",
+                  "[data.read] {}: {}: a part of its content is {}, wanted a part of type text with a "
+                  "'text': these models read only text.",
                   where, name, typed ? "of type " + quote(part["type"].get_ref<const std::string&>()) : describe(part));
   }
 }
 
-// OpenAI's API has null or nothing beside tool calls, which templates want as an empty text.
+// With tool calls, OpenAI's API has a null content or none; templates expect an empty text.
 void check_content(Json& message, const std::string& name, const std::string& where) {
   const auto content = message.find("content");
   const bool absent = content == message.end() || content->is_null();
@@ -58,7 +59,7 @@ void check_content(Json& message, const std::string& name, const std::string& wh
 
 Json from_sharegpt(const Json& turn, const std::string& name, const std::string& where) {
   TESSERA_CHECK(turn["from"].is_string() && turn.contains("value") && turn["value"].is_string(), ErrorKind::kFormat,
-                "[data.read] {}: {}: 'from' and 'value' are no strings.", where, name);
+                "[data.read] {}: {}: 'from' and 'value' must be strings.", where, name);
   static const std::map<std::string, std::string> kRoles = {{"human", "user"},
                                                             {"user", "user"},
                                                             {"gpt", "assistant"},
@@ -109,7 +110,7 @@ Json openai_messages(const Json& list, const char* column, const std::string& wh
     if (!role && message.is_object() && message.contains("from")) {
       message = from_sharegpt(message, name, where);
     } else {
-      TESSERA_CHECK(role, ErrorKind::kFormat, "[data.read] {}: {} is no object with the string 'role'.", where, name);
+      TESSERA_CHECK(role, ErrorKind::kFormat, "[data.read] {}: {} is not an object with a string 'role'.", where, name);
     }
     check_content(message, name, where);
     parse_arguments(message, name, where);

@@ -16,8 +16,8 @@ namespace {
 
 struct KindRow {
   RecordKind kind;
-  const char* format;                // that asks for it
-  std::vector<const char*> columns;  // that tell it
+  const char* format;                // the data.format that selects this kind
+  std::vector<const char*> columns;  // columns that identify this kind
 };
 
 const std::vector<KindRow>& kinds() {
@@ -41,9 +41,10 @@ bool has_columns(const Json& row, const KindRow& kind) {
   return std::ranges::all_of(kind.columns, [&](const char* column) { return has(row, column); });
 }
 
+// The first kind whose columns the row has, among the kinds that `format` allows.
 const KindRow* kind_of(const Json& row, const std::string& format) {
   for (const auto& kind : kinds()) {
-    // "jsonl" and "auto" take any; "chat" takes both shapes of a conversation.
+    // "jsonl" and "auto" allow any kind; "chat" and "sharegpt" allow both forms of a conversation.
     const bool asked = format == "auto" || format == "jsonl" || format == kind.format ||
                        (kind.kind == RecordKind::kChat && (format == "chat" || format == "sharegpt"));
     if (asked && has_columns(row, kind)) return &kind;
@@ -80,7 +81,7 @@ std::string text_of(const Json& row, const char* key, const std::string& where) 
   return value.get<std::string>();
 }
 
-// Without members that are null, a message's content excepted; the depth is limited by Parquet's reader.
+// Removes members that are null, except a message's content. The Parquet reader limits the depth.
 Json without_nulls(const Json& value) {
   if (value.is_array()) {
     Json list = Json::array();
@@ -99,7 +100,7 @@ bool is_optional(const std::string& column) {
   return column == "input" || column == "system" || column == "history" || column == "tools";
 }
 
-// Columns under our names; what was called so before gives way.
+// Renames columns to Tessera's names. A column that already had such a name is dropped.
 void rename(Json& row, const std::map<std::string, std::string>& columns, const std::string& where) {
   if (columns.empty()) return;
   Json renamed = Json::object();
@@ -128,7 +129,7 @@ void set_chat(const Json& row, Json messages, Record& record) {
   record.json = std::make_shared<const Json>(std::move(chat));
 }
 
-// The message of the column `system`; nothing where it is absent or empty.
+// The message of the column `system`; nullopt when the column is absent or empty.
 std::optional<Json> system_message(const Json& row, const std::string& where) {
   if (!has(row, "system")) return std::nullopt;
   auto text = text_of(row, "system", where);
@@ -143,7 +144,7 @@ void read_completion(const Json& row, Record& record) {
     record.completion = text_of(row, "completion", record.where);
     return;
   }
-  // Messages: one conversation, of which the completion's are learnt.
+  // Lists of messages form one conversation, in which only the completion's messages are trained on.
   record.kind = RecordKind::kChat;
   Json messages = openai_messages(prompt, "prompt", record.where);
   const size_t first = messages.size();
@@ -160,7 +161,7 @@ void read_chat(const Json& row, const char* column, Record& record) {
   set_chat(row, std::move(messages), record);
 }
 
-// The messages in front of the instruction, of LLaMA-Factory's columns `system` and `history`.
+// The messages before the instruction, from LLaMA-Factory's columns `system` and `history`.
 Json messages_before(const Json& row, const std::string& where) {
   Json messages = Json::array();
   if (auto system = system_message(row, where)) messages.push_back(std::move(*system));

@@ -36,6 +36,8 @@ void SampleBatches::add(Record record) {
   if (records_.size() >= kRecords || text_bytes_ >= kTextBytes) finish();
 }
 
+// Threads take the next record by an atomic counter and write only to its own slots, so no lock is needed. Results and
+// errors are used after the threads have ended, in the order of the records.
 void SampleBatches::finish() {
   constexpr int kMostThreads = 16;
   std::vector<Sample> samples(records_.size());

@@ -1,11 +1,11 @@
-// Samples of records, made on several threads, taken in the order of the records.
+// Makes samples of records on several threads and passes them on in the order of the records.
 //
 //   SampleBatches batches(maker, [&](const Record& record, const Sample& sample) { ... });
 //   read_records(file, source, [&](Record record) { batches.add(std::move(record)); });
 //   batches.finish();
 //
-// At most 256 records are held, and 4 MiB of text with the record that passes that. Errors come in the order of the
-// records, too: the first bad one is named, whichever thread met another. One object belongs to one thread.
+// At most 256 records are held, or fewer when their text reaches 4 MiB. Errors come in the order of the records, too:
+// the first bad record is reported, whichever thread finds an error first. One object belongs to one thread.
 #pragma once
 
 #include <functional>

@@ -33,9 +33,9 @@ Sample SampleMaker::make_unchecked(const Record& record) const {
     case RecordKind::kPreference:
       raise(ErrorKind::kConfig,
             "[data.read] {}: is a preference pair (chosen, rejected), which "
-            "preference training (DPO) takes; this is "
-            "training on what should be said. To train on the chosen answers "
-            "name them as such with "
+            "is for preference training (DPO); this run trains on the "
+            "answers themselves. To train on the chosen answers, rename the "
+            "column with "
             "data.columns=[completion=chosen], or [messages=chosen] where they "
             "are whole conversations.",
             record.where);
@@ -44,7 +44,7 @@ Sample SampleMaker::make_unchecked(const Record& record) const {
   }
 }
 
-// Special tokens stand at the two ends of a text, not where a stream is cut into parts.
+// BOS and EOS are added at the two ends of a text, but not where a stream is cut into parts.
 Sample SampleMaker::from_text(const Record& record) const {
   Sample sample;
   if (record.first) {
@@ -63,6 +63,8 @@ Sample SampleMaker::from_text(const Record& record) const {
   return sample;
 }
 
+// Prompt and completion are tokenized separately, as at generation, where the prompt alone is tokenized. Only the
+// completion and its EOS are trained on.
 Sample SampleMaker::from_completion(const std::string& prompt, const std::string& completion) const {
   Sample sample;
   auto document = text::encode_document(tokenizer_, prompt);
@@ -71,13 +73,13 @@ Sample SampleMaker::from_completion(const std::string& prompt, const std::string
   const auto eos = tokenizer_.eos_id();
   if (!eos) lacks_eos_ = true;
   if (eos && !sample.tokens.empty() && sample.tokens.back() == *eos) {
-    sample.tokens.pop_back();  // one that the tokenizer adds
+    sample.tokens.pop_back();  // the tokenizer added an EOS after the prompt
   }
   sample.learnt.assign(sample.tokens.size(), 0);
   auto answer = tokenizer_.encode(completion, {.add_special_tokens = false});
   const auto bos = tokenizer_.bos_id();
   if (bos && bos != eos && !sample.tokens.empty() && !answer.empty() && answer.front() == *bos) {
-    spells_bos_ = true;  // no BOS stands in the middle of a sample
+    spells_bos_ = true;  // a sample has no BOS in the middle
     answer.erase(answer.begin());
   }
   sample.tokens.insert(sample.tokens.end(), answer.begin(), answer.end());
@@ -88,8 +90,8 @@ Sample SampleMaker::from_completion(const std::string& prompt, const std::string
 
 namespace {
 
-// Alpaca's prompt, word for word. A system message takes the place of its first sentences, and turns before the
-// instruction are written as instructions with their responses.
+// Alpaca's prompt, word for word. A system message replaces its first sentences, and earlier turns become instructions
+// with responses.
 std::string alpaca_prompt(const Record& record) {
   std::string start =
       record.input.empty()
@@ -139,7 +141,7 @@ bool is_silent(const Record& record, size_t message) {
   return message < record.silent.size() && record.silent[message] != 0;
 }
 
-// Which of the assistant's messages are learnt, in their order.
+// For each assistant message, in order: whether the model is trained on it.
 std::vector<bool> heard_turns(const Record& record) {
   std::vector<bool> heard;
   const Json& messages = record.json->at("messages");
@@ -161,6 +163,8 @@ bool SampleMaker::ends_turn(int32_t token) const {
   return token == tokenizer_.eos_id() || std::ranges::find(ends, token) != ends.end();
 }
 
+// Marks the tokens of one turn as trained on, including the token that ends the turn. Bytes of the turn are mapped to
+// the tokens that begin at or after them. Returns false if no token ends the turn.
 bool SampleMaker::learn_turn(const Turn& turn, const std::string& text, const text::Encoding& encoding,
                              Sample& sample) const {
   const auto& offsets = encoding.offsets;
@@ -172,7 +176,7 @@ bool SampleMaker::learn_turn(const Turn& turn, const std::string& text, const te
     return tokenizer_.is_special(encoding.ids[token]) || ends_turn(encoding.ids[token]);
   };
   const size_t first = begin_of(turn.first), limit = begin_of(turn.limit), text_end = begin_of(turn.text_end);
-  size_t end = limit;  // of the token that ends the turn, one behind it
+  size_t end = limit;  // index after the token that ends the turn
   if (turn.ends_in_special) {
     while (end > first && !special(end - 1)) --end;
   } else {
@@ -181,7 +185,7 @@ bool SampleMaker::learn_turn(const Turn& turn, const std::string& text, const te
     end = end < limit ? end + 1 : first;
   }
   bool found = end > first;
-  if (!found) {  // the header of the next turn may be the end of this one
+  if (!found) {  // the header of the next turn may end this one
     size_t next = turn.ends_in_special ? limit : text_end;
     while (next < encoding.ids.size() && is_blank_token(encoding, text, next)) ++next;
     found = next < encoding.ids.size() && ends_turn(encoding.ids[next]);
@@ -191,7 +195,8 @@ bool SampleMaker::learn_turn(const Turn& turn, const std::string& text, const te
   return found;
 }
 
-// The end that the template would print behind the last turn if another spoke after it.
+// Appends the tokens that the template prints after the last turn when another turn follows, up to the one that ends
+// it.
 void SampleMaker::append_end(const std::string& text_behind, Sample& sample) const {
   const auto encoding = tokenizer_.encode_with_offsets(text_behind, {.add_special_tokens = false});
   size_t end = 0;
@@ -200,7 +205,7 @@ void SampleMaker::append_end(const std::string& text_behind, Sample& sample) con
     lacks_turn_end_ = true;
     return;
   }
-  // What stands between the text and its end is learnt, too.
+  // Tokens between the text and the end of the turn are trained on, too.
   for (size_t token = sample.learnt.size(); token-- > 0 && sample.learnt[token] == 0;) sample.learnt[token] = 1;
   sample.tokens.insert(sample.tokens.end(), encoding.ids.begin(),
                        encoding.ids.begin() + static_cast<ptrdiff_t>(end) + 1);
@@ -214,8 +219,8 @@ void SampleMaker::learn_turns(const Record& record, const Json& messages, const 
     if (!is_assistant(messages[i]) || is_silent(record, i)) continue;
     const auto found = turns.find(i);
     TESSERA_CHECK(!found.empty(), ErrorKind::kFormat,
-                  "[data.read] {}: message {} of the assistant cannot be told "
-                  "from what {} prints around it. "
+                  "[data.read] {}: message {} of the assistant cannot be found "
+                  "in the text that {} renders. "
                   "Mark it with {{% generation %}} in the template.",
                   record.where, i, chat_template_->name());
     if (turns.drops_calls(i)) drops_calls_ = true;
@@ -232,7 +237,8 @@ void SampleMaker::learn_turns(const Record& record, const Json& messages, const 
 
 std::vector<std::string> SampleMaker::warnings() const {
   std::vector<std::string> warnings;
-  if (spells_bos_) warnings.push_back("a text or completion begins with the BOS token itself; it has one, not two");
+  if (spells_bos_)
+    warnings.push_back("a text or completion begins with the BOS token itself; the sample has one BOS, not two");
   if (lacks_eos_) {
     warnings.push_back(
         "the tokenizer names no eos_token (tokenizer_config.json, special_tokens_map.json): texts and completions end "
@@ -246,8 +252,8 @@ std::vector<std::string> SampleMaker::warnings() const {
                     chat_template_->name()));
   }
   if (drops_calls_) {
-    warnings.push_back(
-        fmt::format("{} does not print tool calls of the assistant: they are not learnt", chat_template_->name()));
+    warnings.push_back(fmt::format("{} does not print tool calls of the assistant: the model is not trained on them",
+                                   chat_template_->name()));
   }
   return warnings;
 }
@@ -273,10 +279,11 @@ Sample SampleMaker::from_chat(const Record& record) const {
   const auto heard = heard_turns(record);
   const bool all = std::ranges::find(heard, false) == heard.end();
   TESSERA_CHECK(all || heard.size() == rendered.generation_spans.size(), ErrorKind::kFormat,
-                "[data.read] {}: some of {} messages of the assistant are not "
-                "learnt, but {} marks {} of them with "
+                "[data.read] {}: some of {} messages of the assistant are "
+                "excluded from training, but {} marks {} of them with "
                 "{{% generation %}}.",
                 record.where, heard.size(), chat_template_->name(), rendered.generation_spans.size());
+  // The spans are in bytes and rising; a token belongs to the span in which it begins.
   size_t token = 0;
   for (size_t turn = 0; turn < rendered.generation_spans.size(); ++turn) {
     const auto& [first, last] = rendered.generation_spans[turn];

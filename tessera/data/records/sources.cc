@@ -11,7 +11,9 @@ constexpr size_t kPartBytes = size_t{16} << 20;
 
 bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\r\n") == std::string_view::npos; }
 
-// Where a part ends: behind a line that the next does not continue with white space, which tokenizers join to it.
+// The end of a part of a stream: after a line whose next line does not begin with white space, because tokenizers may
+// join white space across lines. If there is no such line in the second half, the part ends between two UTF-8
+// characters.
 size_t end_of_part(std::string_view text) {
   for (size_t at = kPartBytes; at > kPartBytes / 2; --at) {
     if (text[at - 1] == '\n' && !is_blank(text.substr(at, 1))) return at;
@@ -21,6 +23,7 @@ size_t end_of_part(std::string_view text) {
   return at;
 }
 
+// Reads one byte more than a part before a part is cut off, so the last part is recognised when it is visited.
 std::optional<RecordKind> read_stream(const DataFile& file, const std::function<void(Record)>& visit) {
   TextStream stream(file.path);
   Record part{.kind = RecordKind::kStream, .last = false, .where = file.path.string()};
@@ -62,7 +65,7 @@ std::optional<RecordKind> read_records(const DataFile& file, const SourceOptions
   if (file.container == Container::kText) {
     TESSERA_CHECK(options.format == "auto" || options.format == "text", ErrorKind::kConfig,
                   "[data.read] {}: is plain text, which data.format {} cannot read. Set it to auto or text, or give "
-                  "the file an extension that says what it is.",
+                  "the file an extension of its format.",
                   file.path.string(), options.format);
     return read_stream(file, visit);
   }

@@ -5,6 +5,8 @@
 
 namespace tessera::data {
 
+// Reads 1 MiB. A character that is cut at the end of the chunk is kept in begun_ and completed by the next chunk, so a
+// character is never reported as invalid only because it was cut.
 bool TextStream::more(std::string& text) {
   constexpr size_t kAtOnce = size_t{1} << 20;
   std::string chunk = std::move(begun_);

@@ -1,10 +1,10 @@
-// The text of a file, checked to be UTF-8 as it comes, inflated where it is gzip's.
+// Reads the text of a file, checks that it is UTF-8, and inflates a gzip file.
 //
 //   TextStream stream(path);
 //   std::string text;
 //   while (stream.more(text)) ...                 // text grows by whole characters
 //
-// A byte order mark at the front is left out. Not thread-safe.
+// A byte order mark at the front is removed. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -20,16 +20,16 @@ class TextStream {
  public:
   explicit TextStream(const std::filesystem::path& path) : path_(path), bytes_(ByteStream::open(path)) {}
 
-  // Appends about a MiB; false when nothing is left. Error kFormat names the byte (of what was inflated) that is no
-  // UTF-8, and the encoding that it seems to be.
+  // Appends about 1 MiB; false when nothing is left. Error kFormat names the first byte (of the inflated text) that is
+  // not UTF-8, and the encoding that the file seems to have.
   bool more(std::string& text);
   const std::filesystem::path& path() const { return path_; }
 
  private:
   std::filesystem::path path_;
   std::unique_ptr<ByteStream> bytes_;
-  std::string begun_;    // the front of a character whose rest is yet to come
-  uint64_t offset_ = 0;  // of begun_
+  std::string begun_;    // first bytes of a character that continues in the next chunk
+  uint64_t offset_ = 0;  // position of begun_ in the text
 };
 
 }  // namespace tessera::data
