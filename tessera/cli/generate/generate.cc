@@ -1,4 +1,4 @@
-// `tessera generate`: continues a prompt, answers it as a chat message, chats, or does either for every line of a file.
+// `tessera generate`: continues a prompt or answers it as a chat message, once, for every line of a file, or in a chat.
 #include "tessera/models/generation/generate.h"
 
 #include <unistd.h>
@@ -32,18 +32,20 @@ namespace {
 
 void add_sampling_flags(CLI::App& app, GenerateFlags& flags) {
   app.add_option("--max-new-tokens", flags.max_new_tokens,
-                 "Tokens to make at most (default: generation_config.json, else 128)");
+                 "Most tokens to generate (default: that of generation_config.json, else 128)");
   app.add_option("--temperature", flags.temperature, "Sample at this temperature; 0: greedy");
-  app.add_option("--top-k", flags.top_k, "Sample from the K likeliest tokens; 0: from all");
-  app.add_option("--top-p", flags.top_p, "Sample from the likeliest tokens that reach this probability together");
-  app.add_option("--min-p", flags.min_p, "Sample from tokens with this share of the likeliest one's probability");
+  app.add_option("--top-k", flags.top_k, "Sample from the K likeliest tokens; 0: from all tokens");
+  app.add_option("--top-p", flags.top_p, "Sample from the likeliest tokens whose probabilities add up to this");
+  app.add_option("--min-p", flags.min_p,
+                 "Sample from tokens with at least this fraction of the likeliest token's probability");
   app.add_option("--repetition-penalty", flags.repetition_penalty,
-                 "Divide the scores of tokens that were there; 1: don't");
+                 "Lower the logits of tokens that occur in prompt or text by this factor; 1: no penalty");
   app.add_option("--presence-penalty", flags.presence_penalty,
-                 "Take this from the score of tokens that were made, -2 to 2");
-  app.add_option("--frequency-penalty", flags.frequency_penalty, "The same for each time that one was made");
+                 "Subtract this from the logits of tokens that were generated, -2 to 2");
+  app.add_option("--frequency-penalty", flags.frequency_penalty,
+                 "Subtract this from the logit of a token for each time it was generated, -2 to 2");
   app.add_option("--seed", flags.seed, "Sample with this seed; the same seed gives the same text (default: 0)");
-  app.add_option("--stop", flags.stop, "End before this text comes; may be given several times")->take_all();
+  app.add_option("--stop", flags.stop, "End before this text; may be given several times")->take_all();
 }
 
 std::optional<int> read_flags(VerbArguments args, GenerateFlags& flags) {
@@ -53,24 +55,24 @@ std::optional<int> read_flags(VerbArguments args, GenerateFlags& flags) {
                   "Text to continue, or with --chat the user's message; '-' reads standard input");
   app->add_flag(
       "--chat", flags.chat,
-      "Put the prompt into the model's chat template; without --prompt: chat, a line of standard input a message "
-      "(/clear forgets, /exit ends, Ctrl-C ends an answer)");
+      "Put the prompt into the model's chat template. Without --prompt: chat, where each line of standard input is a "
+      "message (/clear forgets the conversation, /exit ends the chat, Ctrl-C ends an answer)");
   app->add_option("--system", flags.system, "With --chat: the system message");
   app->add_option(
       "--batch", flags.batch,
-      "JSONL file, '-': standard input. Each line {\"prompt\"} or {\"messages\"}, with \"id\" if wanted, becomes a "
-      "line on standard output, in the same order");
+      "JSONL file; '-' reads standard input. Each line has \"prompt\" or \"messages\", and optionally \"id\", and "
+      "becomes a line on standard output, in the same order");
   add_sampling_flags(*app, flags);
   app->add_option("--json-schema", flags.json_schema,
-                  "File with a JSON Schema: the text is JSON that is valid under it");
-  app->add_flag("--json", flags.json, "One JSON object at the end instead of text: prompt_tokens, tokens, text");
+                  "File with a JSON Schema; the generated text is JSON that is valid under it");
+  app->add_flag("--json", flags.json, "Print one JSON object at the end instead of text: prompt_tokens, tokens, text");
   add_row_dtype_flag(*app, flags.dtype);
   add_context_flag(*app, flags.context_tokens);
   app->add_option("--nproc", flags.nproc, "Local ranks to start; the model is sharded over them")->option_text("N");
   app->footer(
-      "Greedy, unless a flag of sampling is given or generation_config.json says do_sample: true. What flags leave "
-      "open is\n"
-      "as that file says; standard error names what was taken from it.");
+      "Greedy, unless a sampling flag is given or generation_config.json has do_sample: true. Settings without a flag "
+      "come from\n"
+      "generation_config.json; a line on standard error lists those that were taken from it.");
   auto code = parse_flags(*app, args);
   if (code) return code;
   const auto wanted = [](bool holds, const char* what) {
@@ -78,15 +80,16 @@ std::optional<int> read_flags(VerbArguments args, GenerateFlags& flags) {
   };
   wanted(flags.prompt || flags.chat || !flags.batch.empty(),
          "nothing to continue: give --prompt TEXT, --batch FILE, or --chat for a chat");
-  wanted(flags.batch.empty() || (!flags.prompt && !flags.json), "--batch goes with neither --prompt nor --json");
+  wanted(flags.batch.empty() || (!flags.prompt && !flags.json), "--batch cannot be used with --prompt or --json");
   wanted(flags.system.empty() || flags.chat, "--system is a message of a chat. Add --chat.");
   wanted(flags.prompt || !flags.batch.empty() || (flags.nproc == 1 && !flags.json),
-         "a chat without --prompt goes with neither --nproc nor --json");
+         "a chat without --prompt cannot be used with --nproc or --json");
   flags.model = resolve_model_path(flags.model, "--model");
   return std::nullopt;
 }
 
-// What a flag says, else the file; the names of what the file changed go to `taken`.
+// Sets `value` from the flag if it is given; otherwise `value` stays as generation_config.json has it. Appends name and
+// value to `taken` if the file gives another value than `neutral`, the one without the file.
 template <class T>
 void take(const char* name, const std::optional<T>& flag, T neutral, T& value, std::string& taken) {
   if (flag) {
@@ -204,7 +207,7 @@ void print_object(const Json& object) {
 int run_generate(VerbArguments args) {
   GenerateFlags flags;
   if (const auto code = read_flags(args, flags)) return *code;
-  // What is cheap to find wrong comes before the weights.
+  // Everything that is cheap to check is read before ranks start and weights are loaded.
   auto config = ModelConfig::from_folder(flags.model);
   auto options = generation_options(flags, config);
   set_context(flags.context_tokens, config, options);
@@ -213,7 +216,7 @@ int run_generate(VerbArguments args) {
   const auto world = join_world({.nproc = static_cast<int>(flags.nproc)});
   const bool first = world->rank() == 0;
   std::vector<int64_t> prompt;
-  std::optional<int64_t> cache;  // of a prompt that is known; alike on all ranks
+  std::optional<int64_t> cache;  // size in tokens for the prompt; set only on a single rank, see below
   const Prompts prompts(flags, config.vocab_size);
   options.stop_tokens = end_tokens(flags.model, config, prompts.tokenizer(), prompts.chat());
   if (first) warn_of_unlisted_ends(flags.model, config, prompts.tokenizer(), options.stop_tokens);
@@ -224,12 +227,14 @@ int run_generate(VerbArguments args) {
     prompt = flags.chat ? prompts.of_messages(opening_messages(flags, text), kPrompt) : prompts.of_text(text, kPrompt);
     cache = generation_capacity(config, prompt, options);
   };
+  // A single rank reads the prompt first, to make the KV cache no larger than needed. With several ranks only rank 0
+  // reads the prompt (it may be standard input), after the model is loaded: all ranks must choose the same cache size.
   if (flags.prompt && world->size() == 1) read_prompt();
   Generator generator(flags, config, cache, world);
   if (!first) {
     generator.follow();
   } else if (flags.prompt) {
-    if (prompt.empty()) read_prompt();  // its errors end the other ranks, too
+    if (prompt.empty()) read_prompt();  // an error here ends the other ranks, too
     run_prompt(generator, flags, options, prompts, prompt);
   } else {
     (flags.batch.empty() ? run_chat : run_batch)(generator, flags, options, prompts);

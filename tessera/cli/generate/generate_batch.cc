@@ -1,4 +1,4 @@
-// `tessera generate --batch FILE`.
+// `tessera generate --batch FILE`: many prompts, computed together.
 #include <algorithm>
 #include <deque>
 #include <nlohmann/json.hpp>
@@ -15,10 +15,10 @@ namespace tessera::cli {
 namespace {
 
 constexpr size_t kMostBytes = size_t{1} << 30;
-constexpr size_t kAtOnce = 128;  // lines that are in the engine: some computed, some waiting
+constexpr size_t kAtOnce = 128;  // sequences that are in the engine at the same time, running or waiting
 
 struct Job {
-  Json id;  // null: none
+  Json id;  // null: the line has no id
   std::vector<int64_t> prompt;
 };
 
@@ -56,7 +56,7 @@ Job job_of(std::string_view line, const std::string& where, const GenerateFlags&
   return job;
 }
 
-// Every line is looked at before the first is computed.
+// Reads and checks all lines before the first one is computed, so that a fault in the last line costs no time.
 std::vector<Job> read_jobs(const GenerateFlags& flags, const GenerationOptions& options, const ModelConfig& config,
                            const Prompts& prompts) {
   const auto text = flags.batch == "-" ? read_standard_input("[generate] --batch -", kMostPromptBytes)
@@ -80,6 +80,7 @@ std::vector<Job> read_jobs(const GenerateFlags& flags, const GenerationOptions& 
   return jobs;
 }
 
+// The callback of the request stores tokens, text and end in `answer`, which must stay at its address.
 GenerationRequest request_of(Answer& answer, const GenerationOptions& options) {
   return {.prompt = answer.job->prompt, .options = options, .on_token = [&answer](const NewToken& made) {
             if (made.finish == Finish::kError) {
@@ -110,7 +111,10 @@ void run_batch(Generator& generator, const GenerateFlags& flags, const Generatio
                const Prompts& prompts) {
   const auto config = ModelConfig::from_folder(flags.model);
   const auto jobs = read_jobs(flags, options, config, prompts);
-  std::deque<Answer> answers;  // those that are not printed, in order; callbacks hold references
+  // Answers that are not printed yet, in the order of the lines. A deque keeps the addresses of its other elements when
+  // one is added at the end or removed at the front, so the references in the callbacks stay valid. Sequences may end
+  // in any order; an answer is printed when all answers before it are.
+  std::deque<Answer> answers;
   size_t next = 0;
   auto& engine = generator.engine();
   while (next < jobs.size() || !answers.empty()) {

@@ -22,6 +22,7 @@ Generator::Generator(const GenerateFlags& flags, const ModelConfig& config, std:
 
 void Generator::follow() { follow_steps(*model_, *world_->group()); }
 
+// The engine passes the error of a sequence to its callback. Here it is kept, and thrown after the engine's last step.
 void Generator::run(GenerationRequest request) {
   std::optional<Error> error;
   request.on_token = [&error, told = std::move(request.on_token)](const NewToken& made) {

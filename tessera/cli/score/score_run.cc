@@ -18,7 +18,8 @@ ScoreRun::ScoreRun(CausalLM& model, const train::RunMesh& place, const pipeline:
                    int64_t batch_tokens)
     : model_(model), place_(place), pipeline_(model, stages), batch_tokens_(batch_tokens) {}
 
-// The longest first, so that what is read together is of like length and memory is at its peak at once.
+// Sorts the sequences by length and fills batches in this order, so that a batch has little padding. The longest come
+// first: the peak of memory is then reached in the first batch, and not after hours.
 std::vector<ScoreRun::Batch> ScoreRun::batches_of(const std::vector<const ScoreSequence*>& sequences) const {
   std::vector<size_t> order;
   for (size_t i = 0; i < sequences.size(); ++i) {
@@ -38,8 +39,9 @@ std::vector<ScoreRun::Batch> ScoreRun::batches_of(const std::vector<const ScoreS
   return batches;
 }
 
-// Of all tokens of the rows, on the ranks that have the last stage; elsewhere undefined. COLLECTIVE over the ranks that
-// read these rows.
+// Log-probs of `targets`, of the shape of `tokens` [rows, length]. Defined on the ranks of the last pipeline stage
+// only. With cp, each rank computes its shard of the tokens and the results are gathered. COLLECTIVE over the ranks
+// that read these rows.
 at::Tensor ScoreRun::logprobs(const at::Tensor& tokens, const at::Tensor& targets) {
   const auto& mesh = *place_.mesh();
   const int64_t dim = mesh.dim_of("cp"), rank = mesh.local_rank(dim), length = tokens.size(1);
@@ -51,9 +53,13 @@ at::Tensor ScoreRun::logprobs(const at::Tensor& tokens, const at::Tensor& target
   return found.defined() ? layout.unshard(mesh.group(dim), found, 1) : found;
 }
 
+// Log-probs of the scored tokens of a batch, one sequence after the other; empty on ranks without the last stage. Rows
+// are padded to the longest sequence. targets[i] is the token after tokens[i]; targets of padding and of tokens that
+// are not scored are ignored labels.
 std::vector<double> ScoreRun::forward(const std::vector<const ScoreSequence*>& sequences, const Batch& batch) {
   const auto rows = static_cast<int64_t>(std::max<size_t>(batch.size(), 1));
-  // The last token of a row is read by nobody. Each rank of a cp group has one at least.
+  // The last token of a sequence is only a target, so rows are one shorter than sequences. Each rank of a cp group
+  // needs at least one token.
   const int64_t context_ranks = place_.mesh()->size(place_.mesh()->dim_of("cp"));
   const int64_t longest = batch.empty() ? 1 : static_cast<int64_t>(sequences[batch.front()]->tokens.size()) - 1;
   const int64_t length = std::max(longest, context_ranks);
@@ -82,6 +88,9 @@ std::vector<double> ScoreRun::forward(const std::vector<const ScoreSequence*>& s
   return values;
 }
 
+// Round r computes the batches r * sharers to r * sharers + sharers - 1, one per data parallel rank. Several ranks have
+// the results of a batch; one of them, the speaker, sends them in an all-gather of all ranks. All ranks look at all
+// results, so that they agree on the first wrong value; rank 0 keeps them.
 ScoreRun::Scores ScoreRun::score(const std::vector<const ScoreSequence*>& sequences) {
   const c10::NoGradGuard no_grad;
   model_.train(false);
@@ -90,7 +99,7 @@ ScoreRun::Scores ScoreRun::score(const std::vector<const ScoreSequence*>& sequen
   const auto sharers = static_cast<size_t>(place_.data_size()), own = static_cast<size_t>(place_.data_rank());
   const auto& mesh = *place_.mesh();
   const bool speaks = place_.counts() && mesh.local_rank(mesh.dim_of("cp")) == 0 && pipeline_.has_last_stage();
-  // Where the one that speaks for each sharer is.
+  // For each rank: the data parallel rank whose results it sends, as text; empty if it sends none.
   const auto speakers = comm::all_gather_bytes(group, speaks ? std::to_string(own) : "");
   Scores out{.logprobs = std::vector<std::vector<double>>(place_.chief() ? sequences.size() : 0)};
   const auto keep = [&](size_t number, const double* values) {
@@ -106,7 +115,7 @@ ScoreRun::Scores ScoreRun::score(const std::vector<const ScoreSequence*>& sequen
     }
   };
   for (size_t first = 0; first < batches.size(); first += sharers) {
-    // Who has no batch left takes part in the collectives of the others.
+    // A rank without a batch in the last round computes an empty one, to join the collectives of other ranks.
     const auto values = forward(sequences, first + own < batches.size() ? batches[first + own] : Batch{});
     const std::string_view bytes(reinterpret_cast<const char*>(values.data()),
                                  speaks ? values.size() * sizeof(double) : 0);
