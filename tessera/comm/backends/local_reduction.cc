@@ -39,6 +39,7 @@ const char* reducible_types(ReduceOp op) {
                               : "float32, float64, bfloat16, float16, int32, int64, int8 or uint8";
 }
 
+// A conjugated view is excluded: view_as_real() refuses it.
 bool sums_by_parts(const at::Tensor& tensor, ReduceOp op) {
   return tensor.is_complex() && !tensor.is_conj() && (op == ReduceOp::kSum || op == ReduceOp::kAvg);
 }

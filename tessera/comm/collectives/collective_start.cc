@@ -288,8 +288,7 @@ Pending::~Pending() {
 }
 
 // The first failure is kept and rethrown by later calls; `state_` then stays, so that the buffers live on. When the
-// group has been broken off (Monitor::end_messages), a message of the host is ended first: Gloo would not wake its
-// wait.
+// group was aborted (Monitor::end_messages), a message of CPU tensors is ended first: Gloo would not wake its wait.
 void Pending::wait() {
   if (!state_) return;
   const CommunicationTimer timer;

@@ -39,6 +39,7 @@ int announcement_tag(int tag) {
 
 }  // namespace
 
+// Every rank compares the signatures of all ranks, so either all ranks throw or none does.
 void compare_signatures(Group& group, const Signature& mine) {
   const auto all = gather(group, mine);
   std::vector<SignedBy> calls;
@@ -57,6 +58,8 @@ Announcement announce_message(Group& group, const Signature& mine) {
   return {bytes, group.backend().send(tensors, mine.root, announcement_tag(mine.tag))};
 }
 
+// Both ranks number their messages by themselves and match them by order. So the n-th announcement belongs to the n-th
+// message with this tag, and a differing hash means that the two ranks disagree on what that message is.
 void await_announced_message(c10d::Backend& backend, int rank, const Signature& mine) {
   std::vector<at::Tensor> tensors = {at::empty({static_cast<int64_t>(sizeof mine)}, at::kByte)};
   const auto work = backend.recv(tensors, mine.root, announcement_tag(mine.tag));

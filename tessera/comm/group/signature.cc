@@ -87,6 +87,7 @@ std::string to_string(const Signature& signature) {
   return text;
 }
 
+// Compares with the first call only: one pair of different calls explains the error.
 std::string disagreement(const std::vector<SignedBy>& calls) {
   const auto other =
       std::ranges::find_if(calls, [&](const SignedBy& call) { return call.second.hash != calls.front().second.hash; });

@@ -121,6 +121,8 @@ class Supervisor {
     if (own_group && guard_) guard_->watch(ranks_.back().pid);
   }
 
+  // torchrun's variables, and where the ranks meet: on one host at a file store in the attempt's folder (mode 0700), on
+  // several hosts at --master. A user's OMP_NUM_THREADS and TESSERA_RUN_ID are kept.
   std::map<std::string, std::string> environment_of(int rank, int local) const {
     std::map<std::string, std::string> set = {{"RANK", std::to_string(rank)},
                                               {"WORLD_SIZE", std::to_string(plan_.world_size)},
@@ -294,6 +296,8 @@ class Supervisor {
     return WIFSIGNALED(*rank.status) ? 128 + WTERMSIG(*rank.status) : WEXITSTATUS(*rank.status);
   }
 
+  // Describes the end of a failed rank: its error report if there is one, else its signal or exit code. SIGKILL
+  // together with a new kill of the kernel's out-of-memory killer counts as a lack of memory.
   Failure failure_of(const Rank& rank) const {
     const int status = *rank.status;
     Failure failure{.exit_code = exit_code(rank)};

@@ -12,6 +12,8 @@ bool is_ignored(int signal) {
   return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
 }
 
+// The signals are blocked and then read from a signalfd, so that the launcher handles them in its loop and not in a
+// handler. An ignored SIGHUP (nohup) stays out of the set: a signalfd would report it even so.
 Signals::Signals() {
   ::sigemptyset(&set_);
   for (const int signal : {SIGCHLD, SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) ::sigaddset(&set_, signal);

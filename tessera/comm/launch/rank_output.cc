@@ -59,6 +59,8 @@ RankOutputs::RankOutputs(OutputOptions options, const std::string& name) : optio
   }
 }
 
+// inotify is needed only if output is both written to files and shown. It wakes the launcher when a file has grown;
+// files for which no watch could be made are read every 200 ms instead (look_again_after).
 void RankOutputs::begin_attempt(int attempt, const fs::path& scratch) {
   streams_.clear();
   kept_ = !folder_.empty();
@@ -67,6 +69,8 @@ void RankOutputs::begin_attempt(int attempt, const fs::path& scratch) {
   notices_.reset(reads ? ::inotify_init1(IN_CLOEXEC | IN_NONBLOCK) : -1);
 }
 
+// A rank whose output is only shown, without files and without --tee or --log-rank, inherits the launcher's streams.
+// Any other rank writes to files; `tails`: the launcher reads these files and shows the lines.
 RankOutputs::Streams RankOutputs::open(int rank, int local_rank) {
   const auto& shown = options_.shown;
   const bool is_shown = shown.empty() || std::ranges::find(shown, local_rank) != shown.end();
@@ -95,6 +99,7 @@ void RankOutputs::close_own() {
   for (Stream& stream : streams_) stream.own.reset();
 }
 
+// The events of inotify only wake the launcher. They are discarded, and every shown stream is read.
 void RankOutputs::pump() {
   char notices[4096];
   while (notices_.open() && ::read(notices_.get(), notices, sizeof notices) > 0) {

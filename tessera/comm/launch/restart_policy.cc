@@ -33,6 +33,8 @@ bool RestartPolicy::has_gone_on(const ProgressMade& progress) {
   return progress.mark && std::exchange(mark_, *progress.mark) != *progress.mark;
 }
 
+// Order of the rules: no restarts are wanted; the same failure twice at one step; too many restarts without progress;
+// otherwise a restart. The step must be known for the second rule: without it, two failures may be at different steps.
 RestartDecision RestartPolicy::decide(const Failure& failure, const ProgressMade& progress) {
   if (options_.max_restarts == 0) return {};
   const bool knows_step = progress.step || options_.tells_steps;

@@ -51,6 +51,8 @@ HubStore::HubStore(HubAddress address, HubIdentity identity, milliseconds timeou
   }
 }
 
+// A refusal is thrown, since another attempt cannot succeed. Any other failure returns false: the server may not be up
+// yet, or the server of a previous run may be ending.
 bool HubStore::greet(Clock::time_point deadline, std::string& reason) {
   const std::lock_guard lock(mutex_);
   PeerSocket connected = connect_to(address_.host, address_.port, deadline, reason);
@@ -102,6 +104,8 @@ void HubStore::send_all(std::string_view bytes, Clock::time_point deadline) {
   }
 }
 
+// Parses frames from `in_`, where received bytes are collected: recv() may return parts of a frame or several frames. A
+// length outside the limits means that the peer does not speak this protocol.
 std::optional<std::string> HubStore::receive(Clock::time_point deadline) {
   for (;;) {
     uint32_t length = 0;

@@ -42,6 +42,8 @@ void check_info(const WorldInfo& info, const RankVariables& names) {
                 info.local_rank, names.local_size, info.local_size, names.size, info.size);
 }
 
+// Reads rank and world size, which are required, and local rank and local size. Without a local rank, local_size is 0:
+// meet() then finds both from the hosts' identities.
 WorldInfo read_info(const Environment& environment, const RankVariables& names, const char* because) {
   WorldInfo info;
   info.rank = required_number(environment, names.rank, because);
@@ -90,6 +92,8 @@ Meeting flags_meeting(const RendezvousFlags& flags) {
   return meeting;
 }
 
+// With TORCHELASTIC_USE_AGENT_STORE torchrun's agent serves a c10d TCPStore at MASTER_PORT, and the ranks use it.
+// Otherwise the port is free, and rank 0 serves Tessera's store there.
 Meeting torchrun_meeting(const Environment& environment) {
   Meeting meeting;
   meeting.info = read_info(environment, kTorchrun, environment("RANK") ? "RANK is" : "WORLD_SIZE is");
@@ -113,6 +117,8 @@ int port_of_job(std::string_view job) {
   return 20000 + static_cast<int>(hash % 12000);  // below the kernel's ephemeral ports (from 32768)
 }
 
+// The store's address for Slurm and MPI: MASTER_ADDR and MASTER_PORT where set; else loopback when all ranks are on
+// this host, otherwise `host`, and a port that is derived from the job's name.
 void choose_endpoint(Meeting& meeting, const Environment& environment, const std::string& host,
                      const std::string& job) {
   const auto address = environment("MASTER_ADDR"), port = environment("MASTER_PORT");
@@ -176,6 +182,7 @@ Meeting mpi_meeting(const Environment& environment) {
   return meeting;
 }
 
+// --nproc and --nnodes may be given although a launcher started the ranks; they must then agree with the launcher.
 void check_against_flags(const Meeting& meeting, const RendezvousFlags& flags) {
   const WorldInfo& info = meeting.info;
   TESSERA_CHECK(

@@ -53,6 +53,9 @@ class ThreadStore final : public c10d::HashStore {
 
 }  // namespace
 
+// When a rank throws, all waits of the other ranks must end: those in the store by break_off(), those in collectives by
+// abort() of every world. The other ranks then usually throw PeerFailed; such an error is rethrown only when no rank
+// has thrown another one.
 void run_thread_ranks(int size, const std::function<void(std::shared_ptr<World>)>& body, WorldOptions options) {
   TESSERA_CHECK(size >= 1, ErrorKind::kConfig, "[comm.run_thread_ranks] {} ranks: wanted at least 1", size);
   const auto store = c10::make_intrusive<ThreadStore>();

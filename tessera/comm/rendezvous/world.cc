@@ -140,6 +140,7 @@ std::string watch_address_of(const Meeting& meeting) {
 
 }  // namespace
 
+// On ranks other than 0 info messages are off, so that each is logged once per run.
 std::shared_ptr<World> World::connect(const RendezvousFlags& flags) {
   Meeting meeting = find_meeting(flags, process_environment());
   if (meeting.info.size > 1) {
@@ -235,6 +236,8 @@ std::shared_ptr<World> World::create(WorldInfo info, c10::intrusive_ptr<c10d::St
   return world;
 }
 
+// Connects the monitor to the other ranks: directly for ranks that are threads, otherwise by a watchdog. On several
+// hosts without an address for it (a world that create() made) there is no watchdog.
 void World::start_watch() {
   Monitor& monitor = *impl_->monitor;
   monitor.on_verdict([this] { abort(); });

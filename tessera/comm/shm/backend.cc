@@ -156,6 +156,7 @@ ShmBackend::WorkPtr ShmBackend::keep(WorkPtr work) {
   return work;
 }
 
+// An announced signature belongs to exactly one collective, so it is taken and cleared here.
 ShmBackend::WorkPtr ShmBackend::start(std::unique_ptr<Operation> operation, Started what) {
   operation->set_signature(std::exchange(announced_, Signature()));
   const auto timeout = what.timeout == c10d::kUnsetTimeout ? timeout_ : what.timeout;

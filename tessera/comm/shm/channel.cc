@@ -32,6 +32,8 @@ void initialize(SharedMemory& memory, int size) {
   }
 }
 
+// A pidfd per process lets who_died() poll for the end of a peer, also when its process id is reused. Where
+// pidfd_open(2) is not available the descriptor is -1 and kill(pid, 0) is used instead.
 Channel::Channel(std::shared_ptr<SharedMemory> memory, ChannelOptions options)
     : memory_(std::move(memory)),
       options_(std::move(options)),
@@ -75,6 +77,8 @@ std::optional<Place> Channel::show(const void* data, size_t bytes) const {
   return place;
 }
 
+// Mappings of other processes' buffers are cached by the buffer's random id, which is never used twice. The offsets
+// come from another process and are checked against the size of the mapping.
 const std::byte* Channel::look(int rank, const Place& place, size_t bytes) {
   if (same_process(rank)) return reinterpret_cast<const std::byte*>(place.address);
   auto found = views_.find(place.shared.buffer);

@@ -61,6 +61,7 @@ void Messages::check(Clock::time_point now, const std::vector<bool>& left, bool 
   }
 }
 
+// Set-aside messages stay: they have no work that could fail.
 void Messages::fail_all(const std::exception_ptr& reason, std::vector<Ended>& ended) {
   const auto fail = [&](const Message& message) { ended.push_back({message, reason}); };
   std::ranges::for_each(receives_, fail);
@@ -193,6 +194,7 @@ void Messages::end_message(int from, std::vector<Ended>& ended) {
   arriving = {};
 }
 
+// Gives set-aside messages that are complete to matching receives, in the order of their arrival.
 bool Messages::deliver_set_aside(std::vector<Ended>& ended) {
   bool moved = false;
   for (auto entry = aside_.begin(); entry != aside_.end();) {

@@ -57,6 +57,8 @@ UniqueFd anonymous_file() {
   return UniqueFd(number);
 }
 
+// fallocate() allocates all pages now, so that a lack of memory is an error here and not SIGBUS at a later access. The
+// seals keep every process from changing the size.
 UniqueFd make_file(size_t bytes) {
   UniqueFd file = anonymous_file();
   if (::fchmod(file.get(), S_IRUSR | S_IWUSR) != 0) fail("fchmod of a memfd");
@@ -131,6 +133,8 @@ std::unique_ptr<SharedMemory> SharedMemory::create(size_t bytes) {
   return std::unique_ptr<SharedMemory>(new SharedMemory(make_file(bytes), bytes));
 }
 
+// The peer is checked twice: its socket must belong to the same user, and the received file must have the expected size
+// and the seal against shrinking, without which an access could raise SIGBUS.
 std::unique_ptr<SharedMemory> SharedMemory::receive(const std::string& address, size_t bytes,
                                                     Clock::time_point deadline) {
   const UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));

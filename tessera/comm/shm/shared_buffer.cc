@@ -69,6 +69,7 @@ class Buffer {
   pid_t owner_ = ::getpid();
 };
 
+// The allocator. `buffers_` is ordered by address, so find() gets the buffer of any pointer inside it by a search.
 class SharedBuffers final : public c10::Allocator {
  public:
   static SharedBuffers& instance() {
@@ -149,6 +150,8 @@ bool may_view(pid_t process) {
   return ::readlink(fmt::format("/proc/{}/exe", process).c_str(), program, sizeof program) >= 0;
 }
 
+// /proc/PID/fd/N opens the file itself. The owner may have closed the descriptor and opened another file under the same
+// number, so the type of the file and the id in its first page are checked before it is mapped.
 SharedView::SharedView(pid_t process, const SharedPlace& place) {
   const UniqueFd file(
       ::open(fmt::format("/proc/{}/fd/{}", process, place.descriptor).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));

@@ -136,6 +136,8 @@ Integer integer_at(const JsonReader& entry, const char* key) {
   return static_cast<Integer>(entry.integer(key, std::nullopt, Limits::min(), Limits::max()));
 }
 
+// A record may come from a faulty peer or a damaged file: every field is checked, and a call must belong to a group
+// that the record lists.
 FlightCall call_of(const JsonReader& entry, const std::vector<FlightGroup>& groups) {
   FlightCall call;
   Signature& signature = call.signature;
@@ -243,6 +245,8 @@ std::string new_records_name() {
                      fmt::gmtime(std::chrono::system_clock::to_time_t(now)), milliseconds, std::random_device()());
 }
 
+// Folder names sort by time (new_records_name), so the greatest name with a record in it is the last run. Folders
+// without records are skipped: a run makes its folder only when a record is written, but a write may have failed.
 fs::path last_records(const fs::path& folder) {
   std::error_code failed, ignored;
   fs::path last;

@@ -25,6 +25,7 @@ void FlightRecorder::add_group(FlightGroup group) {
   groups_.push_back(std::move(group));
 }
 
+// Tickets count from 0. The entry of a ticket is overwritten `ring_.size()` calls later, which has() detects.
 uint64_t FlightRecorder::start(const Signature& signature) {
   const auto now = Clock::now();
   const std::lock_guard lock(mutex_);

@@ -58,6 +58,8 @@ WorkEnd end_of(c10d::Work& work) noexcept {
 
 }  // namespace
 
+// The handler only increments a counter, which is safe in a signal handler. Each monitor's tick() compares the counter
+// with the value that it has seen last, and writes the record.
 void write_records_on_signal() {
   struct sigaction now {};
   if (::sigaction(SIGUSR2, nullptr, &now) != 0 || now.sa_handler != SIG_DFL) return;
@@ -87,6 +89,8 @@ void Monitor::attend(std::unique_ptr<Peers> peers) {
   peers_ = std::move(peers);
 }
 
+// Peers::leave() waits for the watchdog's thread, which may be in hear() and need `mutex_`. So the peers are taken out
+// under the lock and left without it.
 void Monitor::leave(bool failed) noexcept {
   std::unique_ptr<Peers> peers;
   {
@@ -139,6 +143,8 @@ void Monitor::finish(uint64_t ticket) {
   recorder_.mark(ticket, CallState::kFinished);
 }
 
+// A call that is found ended is finished at once. Any other call stays in `in_flight_` as kStarted, although the rank
+// has waited for it, until settle() sees its end.
 void Monitor::leave_running(uint64_t ticket) {
   {
     const std::lock_guard lock(in_flight_mutex_);
@@ -240,6 +246,7 @@ std::shared_ptr<void> Monitor::close() {
   return count_in(closes_, mutex_);
 }
 
+// Only a rank that has not thrown a common error yet reports: otherwise the other ranks know the cause already.
 void Monitor::give_up() {
   const std::lock_guard lock(mutex_);
   if (thrown_) return;
@@ -261,11 +268,13 @@ void Monitor::end_messages() noexcept {
   }
 }
 
+// The record of a failure is final: records on request (SIGUSR2) may be replaced by later ones, but nothing may replace
+// the record of the moment of the failure.
 void Monitor::write_record(const std::string& reason) noexcept {
   if (options_.trace_folder.empty()) return;
   try {
     const std::lock_guard lock(writing_);
-    if (written_) return;  // the record of the failure must not be replaced
+    if (written_) return;
     written_ = reason != kAsked;
     {
       const std::lock_guard settling(in_flight_mutex_);
@@ -386,6 +395,7 @@ void Monitor::end_process_when_due() {
   end_process(*verdict, why);
 }
 
+// _Exit() runs no destructors: those of the back-ends may be what hangs.
 void Monitor::end_process(const Verdict& verdict, const std::string& why) {
   const std::string text = fmt::format("[comm.watchdog] {}. {}", verdict.text, why);
   const std::unique_ptr<Error> error = verdict.consequence ? std::unique_ptr<Error>(std::make_unique<PeerFailed>(text))

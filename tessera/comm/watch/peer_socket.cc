@@ -103,6 +103,8 @@ bool PeerSocket::flush() noexcept {
   return open();
 }
 
+// Reads until the socket is empty, then takes all whole frames from the buffer; a part of a frame stays for the next
+// call. Frames that arrived before an end of the connection are returned together with false.
 bool PeerSocket::receive(std::vector<Frame>& frames) {
   if (!open()) return false;
   bool ended = false;
@@ -142,6 +144,8 @@ Reception::Reception(UniqueFd listener) : listener_(std::move(listener)) {
   ::fcntl(listener_.get(), F_SETFL, ::fcntl(listener_.get(), F_GETFL) | O_NONBLOCK);
 }
 
+// Accepts one connection. When descriptors run out, the oldest silent connection is closed and accept() is tried again;
+// if there is none, accepting pauses for 50 ms, since poll() would report the listener without end.
 void Reception::let_in() {
   for (;;) {
     UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
@@ -160,6 +164,8 @@ void Reception::let_in() {
   }
 }
 
+// Polls the listener and all silent connections at once, so that none of them delays another one. Returns at the first
+// connection that has sent a whole frame.
 std::pair<PeerSocket, std::vector<Frame>> Reception::next(PeerDeadline deadline) {
   for (;;) {
     const auto now = Clock::now();

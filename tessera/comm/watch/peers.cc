@@ -13,6 +13,7 @@ constexpr JsonLimits kWordLimits{.max_bytes = size_t{1} << 20, .max_depth = 1, .
 
 }  // namespace
 
+// The texts come from another process over the network: their size and depth are limited, and errors name the sender.
 Trouble parse_trouble(const std::string& text, int from) {
   const std::string where = fmt::format("[comm.watchdog] the trouble of rank {}", from);
   const Json json = parse_json_object(text, where, kWordLimits);

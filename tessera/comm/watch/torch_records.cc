@@ -58,6 +58,8 @@ const char* state_of(CallState state) {
   return state == CallState::kFinished ? "completed" : state == CallState::kStarted ? "scheduled" : "started";
 }
 
+// One entry of c10d's flight recorder. The signature holds the tensor whose size agrees on all ranks: the input of an
+// all-gather, the output of a reduce-scatter. The other tensor is `ranks` times as large.
 PickleValue entry_of(const FlightCall& call, const FlightGroup& group, const std::string& name, int rank, int64_t id) {
   const Signature& signature = call.signature;
   const auto ranks = static_cast<int64_t>(group.ranks.size());
@@ -93,6 +95,8 @@ PickleValue entry_of(const FlightCall& call, const FlightGroup& group, const std
 
 }  // namespace
 
+// Groups are named by their id, because several groups may have one name. Calls of groups that the record does not list
+// are left out.
 std::string to_torch_pickle(const FlightRecord& record) {
   std::vector<PickleValue::Pair> configuration;
   std::map<uint32_t, std::pair<const FlightGroup*, std::string>> groups;

@@ -75,6 +75,8 @@ bool WatchLoop::report_trouble(const Trouble& trouble) {
 
 void WatchLoop::report_failure(const std::string& text) { post(FrameKind::kFailed, text.substr(0, 4000)); }
 
+// The bye is put into the outbox together with `stop_`, under the lock, so the loop sends it in its last turn. The
+// sockets are closed only after the thread has ended; finish() lets the peers read the bye.
 void WatchLoop::leave(bool failed) noexcept {
   if (!thread_.joinable()) return;
   guarded([&] {
@@ -142,6 +144,7 @@ void WatchLoop::run() {
   }
 }
 
+// Waits for events for at most one tick (500 ms), so that pings, silence checks and the listener's tick happen in time.
 void WatchLoop::serve() {
   epoll_event events[64];
   const int count = ::epoll_wait(poll_.get(), events, 64, static_cast<int>(kTick.count()));
@@ -155,6 +158,8 @@ void WatchLoop::serve() {
   }
 }
 
+// Handles all frames before the end of a connection: a bye may be the last frame. The handler of a frame may drop the
+// peer, so lose() is called only if the peer is still there.
 void WatchLoop::serve_peer(int rank, uint32_t events) {
   const auto found = peers_.find(rank);
   if (found == peers_.end()) return;  // dropped by an earlier event of this round

@@ -97,6 +97,8 @@ bool await_ranks(c10d::Store& store, Reception& reception, const Invitation& inv
   return store.add(kDecision, kAllThere) == kAllThere;
 }
 
+// Rank 0. Order: listen; publish the invitation; collect all connections; decide; confirm to all ranks. The listener is
+// closed on return.
 std::unique_ptr<WatchLoop> start_hub(c10d::Store& store, const WatchdogOptions& options, PeerListener& listener,
                                      PeerDeadline deadline) {
   auto hub = std::make_unique<WatchHub>(options.silence, options.compare, listener);
@@ -166,6 +168,8 @@ PeerSocket reach_hub(c10d::Store& store, const Invitation& invitation, const Wat
   return PeerSocket();
 }
 
+// Any other rank. After its connection it waits for the hub's second frame: a hello (all ranks are connected), a bye
+// (there will be no watch), or the error of the start.
 std::unique_ptr<WatchLoop> start_spoke(c10d::Store& store, const WatchdogOptions& options, PeerListener& listener,
                                        PeerDeadline deadline) {
   const std::string said = get_text(store, kKey);
