@@ -86,6 +86,7 @@ class AdamW8bit : public Optimizer {
     }
   }
 
+  // Parameters of one chunk share the all-reduce of their scales, so they need the same mesh and placements.
   static bool lie_alike(const at::Tensor& a, const at::Tensor& b) {
     if (!is_dtensor(a) || !is_dtensor(b)) return is_dtensor(a) == is_dtensor(b);
     return *device_mesh(a) == *device_mesh(b) && placements(a) == placements(b);

@@ -368,6 +368,7 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
                 "[optim.clip_grad_norm] found a gradient norm of order {} of {}, wanted a finite norm for clipping",
                 options.norm_type, total);
   const double factor = max_norm / (total + 1e-6);
+  // Written so that a NaN factor scales, too: NaN then reaches all gradients.
   if (!(factor >= 1)) scale_gradients(parameters, factor);
   return total;
 }

@@ -93,6 +93,8 @@ Hyperparameters with_own_settings(Hyperparameters settings, const ParameterGroup
 
 }  // namespace
 
+// A group of the options whose parameters are of two kinds becomes two groups, because the settings of kinds differ.
+// The groups of the options come first, in their order.
 void Optimizer::make_groups(const std::vector<Hyperparameters>& kinds, const std::vector<size_t>& kind_of_entry,
                             const std::vector<ParameterGroup>& groups) {
   const auto add = [&](Hyperparameters settings, double lr_factor, double decay) {
@@ -305,6 +307,7 @@ void Optimizer::update(const std::vector<Entry*>& entries) {
                   entry.name, is_dtensor(gradient) ? to_string(placements(gradient)) : "a plain tensor",
                   is_dtensor(parameter) ? to_string(placements(parameter)) : "a plain tensor");
     make_state(entry);  // for a parameter that was frozen when the others got their state
+    // Entries of one dtype, device and group are updated by one call of a fused or foreach kernel.
     const bool narrow = entry.state.contains(kMaster) || (precision_.stochastic_rounding && is_narrow(entry.local));
     auto& among = narrow ? narrow_batches : batches;
     const Key key{entry.local.scalar_type(), entry.local.device(), entry.group};

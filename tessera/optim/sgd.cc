@@ -26,6 +26,9 @@ class Sgd : public Optimizer {
         [&](const std::vector<Update>& chunk) { apply_chunk(chunk, group); });
   }
 
+  // d = gradient + weight_decay * value; buffer = momentum * buffer + (1 - dampening) * d; then value -= lr * buffer,
+  // or with Nesterov value -= lr * (d + momentum * buffer). The foreach operations process all parameters of a chunk at
+  // once.
   static void apply_chunk(const std::vector<Update>& updates, const Group& group) {
     const double weight_decay = number_of(group.settings, "weight_decay");
     const double momentum = number_of(group.settings, "momentum");

@@ -117,6 +117,7 @@ struct Backward {
   Heads<T> grad_q, grad_k, grad_v;
 };
 
+// attention_loops_body.h is compiled twice, for AVX-512 and for AVX2. for_lanes() selects one of them at run time.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"  // false positives in GCC 12's own intrinsics headers
 #pragma GCC push_options
@@ -149,6 +150,7 @@ Plan plan_of(const CausalAttention& call) {
 // A tensor whose heads are contiguous in the last dim. Other strides may be anything.
 at::Tensor with_dense_heads(const at::Tensor& tensor) { return tensor.stride(3) == 1 ? tensor : tensor.contiguous(); }
 
+// A tensor [B, H, T, d] whose memory is [B, T, H, d], the layout of the projection after it.
 at::Tensor like_result(const at::Tensor& tensor) {
   return at::empty({tensor.size(0), tensor.size(2), tensor.size(1), tensor.size(3)}, tensor.options()).transpose(1, 2);
 }

@@ -65,6 +65,8 @@ Attended attention_by_formula(const at::Tensor& q, const at::Tensor& k, const at
   return {with_tokens_outside(shares.matmul(values), q.scalar_type()), log_sums};
 }
 
+// With the weights P = exp(scores - log sums) ("shares") and dP = dO V^T ("pulls"): dS = P (dP - sum(P dP)) scale,
+// dQ = dS K, dK = dS^T Q, dV = P^T dO. Gradients of shared keys and values are summed over their group of heads.
 AttentionGradients gradients_by_formula(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
                                         const at::Tensor& v, const at::Tensor& log_sums, const at::Tensor& first_key,
                                         double scale) {
@@ -214,6 +216,8 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
     first_key = replicated_beside(given, q);
   }
   const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3))));
+  // Under selective checkpointing the result is computed, or taken from the first forward, outside of autograd; a node
+  // for known results then adds the derivative.
   const bool keeps = KeptResults::current() != nullptr && !is_dtensor(q);
   if (!keeps) return std::get<0>(call_causal_attention(q, k, v, first_key, scale));
   const auto known = KeptResults::computed_or_kept([&] {

@@ -62,11 +62,14 @@ ContextLayout ContextLayout::of_pytorch(int64_t tokens, int64_t ranks) {
   return ContextLayout(tokens, ranks, divides ? Order::kBalanced : Order::kContiguous);
 }
 
+// The first tokens % chunks chunks are one token longer than the others.
 ContextChunk ContextLayout::chunk(int64_t index) const {
   const int64_t least = tokens_ / chunks(), longer = tokens_ % chunks();
   return {.begin = index * least + std::min(index, longer), .tokens = least + (index < longer ? 1 : 0)};
 }
 
+// kBalanced pairs an early chunk with a late one: under causal attention a late chunk sees more keys, and the two
+// together cost the same on every rank.
 std::vector<ContextChunk> ContextLayout::chunks_of(int64_t rank) const {
   TESSERA_CHECK(0 <= rank && rank < ranks_, ErrorKind::kShape,
                 "[context.layout] found rank {}, wanted one of the {} ranks that shard the sequence.", rank, ranks_);

@@ -120,6 +120,7 @@ struct KnownFlash : torch::autograd::Function<KnownFlash> {
 
 bool has_flash_attention(c10::Device device, at::ScalarType dtype) {
   if (dtype == at::kFloat) {
+    // The trial runs a window and the backward, which not every kernel supports.
     static DeviceKernels efficient{"aten::_efficient_attention_forward", "aten::_efficient_attention_backward"};
     return efficient.run_on(device, dtype, [&] {
       const auto two = at::zeros({1, 2, 1, kHeadVector}, at::TensorOptions(dtype).device(device));

@@ -40,6 +40,7 @@ at::Tensor paged_attention(const PagedAttention& wanted) {
   check_wanted(wanted);
   const auto& q = wanted.queries;
   const int64_t heads = q.size(1), d = q.size(2), kv_heads = wanted.keys.size(1), group = heads / kv_heads;
+  // Tokens per share: with `group` query heads per KV head, a share has up to kMostRows queries.
   const int64_t block = std::max<int64_t>(1, kMostRows / group);
   const auto out = at::empty_like(q);
   std::vector<Share> shares;
@@ -58,6 +59,7 @@ at::Tensor paged_attention(const PagedAttention& wanted) {
   const int64_t page_stride = wanted.keys.stride(0), head_stride = wanted.keys.stride(1);
   const double scale = wanted.scale > 0 ? wanted.scale : 1 / std::sqrt(static_cast<double>(d));
   const auto count = static_cast<int64_t>(shares.size());
+  // The grain size gives a thread at least kLeastWork multiply-adds.
   at::parallel_for(0, count, std::max<int64_t>(1, count * kLeastWork / std::max<int64_t>(1, work)),
                    [&](int64_t begin, int64_t end) {
                      std::vector<const float*> key_pages, value_pages;

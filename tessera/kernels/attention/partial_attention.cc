@@ -64,6 +64,7 @@ ScoreBlock score_block(const at::Tensor& q, const at::Tensor& keys, int64_t begi
   return block;
 }
 
+// Blocks of queries limit the memory of the scores to [B, H, kQueriesAtOnce, S].
 AttentionPart product_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const AttentionPartOptions& options) {
   const auto wide = wide_type(q.scalar_type());
@@ -108,6 +109,7 @@ AttentionPartGradients product_backward(const at::Tensor& gradient, const at::Te
 
 }  // namespace
 
+// Selects the device's flash kernels, the CPU's fused operation, or matrix products.
 AttentionPart attend_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionPartOptions& options) {
   if (has_flash_part(q, k, v, options)) {

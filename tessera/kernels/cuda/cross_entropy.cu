@@ -22,6 +22,7 @@ __device__ void fill_row(float* row, float value, int64_t classes) {
 struct Softened {
   float most = -FLT_MAX, sum = 0;
 
+  // Starting from -FLT_MAX instead of -infinity keeps `most - x` defined for logits of -infinity.
   __device__ void take(float x) {
     if (x > most) {
       sum = sum * expf(most - x) + 1.0F;

@@ -68,6 +68,7 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
     at::Tensor grad_x, grad_weight;
     if (ctx->needs_input_grad(0)) grad_x = grouped_linear(grads[0], weight.transpose(1, 2), counts);
     if (ctx->needs_input_grad(1)) {
+      // Zero-bubble pipelines compute weight gradients later; a double backward cannot defer them.
       auto* const later = kernels::DeferredGradients::taking_weights();
       if (later != nullptr && !c10::GradMode::is_enabled()) {
         later->add(weight, [grad = grads[0], x, counts] { return grouped_weight_gradient(grad, x, counts); });

@@ -45,6 +45,8 @@ at::Tensor bytes_of_eight(const at::Tensor& bytes) {
 
 // Blocks of Q4_K and Q5_K: float32 [blocks, 256], eight groups of 32 with 6-bit scales and minimums.
 at::Tensor k_groups(const at::Tensor& bytes, bool fifth_bit) {
+  // Groups 0-3: the lower six bits of bytes 4-7 are the scales, those of bytes 8-11 the minimums. Groups 4-7: bytes
+  // 12-15 have the lower four bits of scale and minimum, and the top two bits of bytes 4-11 are their upper bits.
   const auto low = bytes.narrow(1, 4, 4), middle = bytes.narrow(1, 8, 4), high = bytes.narrow(1, 12, 4);
   const auto upper = [](const at::Tensor& of) { return of.bitwise_right_shift(2).bitwise_and(0x30); };
   const auto scales = at::cat({low.bitwise_and(0x3F), low_half(high).bitwise_or(upper(low))}, 1);

@@ -101,6 +101,8 @@ QuantizedWeight QuantizedWeight::nf4(const at::Tensor& values, const Nf4Options&
   const auto* const from = whole.const_data_ptr<float>();
   auto* const packed = out.packed_.mutable_data_ptr<uint8_t>();
   auto* const largest = out.absmax_.mutable_data_ptr<float>();
+  // Threads share whole blocks. A block has an even number of elements before it, so no two threads write the same
+  // byte.
   at::parallel_for(0, blocks, 64, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t first = block * kNf4Block, size = std::min(kNf4Block, count - first);
@@ -115,6 +117,7 @@ QuantizedWeight QuantizedWeight::nf4(const at::Tensor& values, const Nf4Options&
                 "[kernels.nf4] found a weight {} with values that are not finite, wanted finite values",
                 c10::str(values.sizes()));
   if (!options.double_quant || blocks == 0) return out;
+  // The scales are positive. Minus their mean they use both signs of the map.
   out.mean_ = out.absmax_.mean().item<float>();
   std::tie(out.absmax_, out.nested_absmax_) = to_8_bits(out.absmax_ - out.mean_);
   out.map_ = scale_map();
@@ -157,6 +160,7 @@ QuantizedWeight QuantizedWeight::to(c10::Device device) const {
   return out;
 }
 
+// Only the window changes; the part shares the packed bytes. rows() decodes whole rows and then cuts the columns.
 QuantizedWeight QuantizedWeight::part(int64_t dim, int64_t begin, int64_t size) const {
   auto out = *this;
   auto& extent = dim == 0 ? out.out_ : out.in_;

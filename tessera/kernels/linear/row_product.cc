@@ -113,6 +113,7 @@ RowWeight RowWeight::of(const at::Tensor& weight, RowDtype dtype) {
     made.values_ = weight.detach().to(element_type(dtype)).contiguous();
     return made;
   }
+  // int8: symmetric codes from -127 to 127, with a row's largest absolute value at 127. A row of zeros has scale 0.
   made.values_ = at::empty(weight.sizes(), at::kChar);
   made.scales_ = at::empty({weight.size(0)}, at::kFloat);
   constexpr int64_t kBlock = 4096;  // rows that are converted to fp32 at once
@@ -160,6 +161,7 @@ std::vector<at::Tensor> row_products(const at::Tensor& given, std::span<const Ro
   const float* rows = x.const_data_ptr<float>();
   const int64_t share = std::max<int64_t>(16, kThreadWork / std::max<int64_t>(1, m * k));
   at::parallel_for(0, columns, share, [&](int64_t begin, int64_t end) {
+    // begin and end count from the first column of weight i; subtracting its columns moves on to the next weight.
     for (size_t i = 0; i < weights.size() && begin < end; ++i) {
       const int64_t n = weights[i]->out();
       if (begin < n) multiply(rows, m, *weights[i], begin, std::min(end, n) - begin, results[i].data_ptr<float>());

@@ -32,6 +32,8 @@ at::Tensor get_tokens_on_this_cp_rank(const at::Tensor& input, int64_t cp_rank, 
   return ContextLayout(input.size(seq_dim), cp_size).shard(input, seq_dim, cp_rank);
 }
 
+// The layout follows from the shard sizes of all ranks, so sequences of any length are supported, and wrong sizes are
+// an error on all ranks.
 at::Tensor allgather_cp_sharded_tensor(const at::Tensor& tensor, const std::shared_ptr<comm::Group>& group,
                                        int64_t seq_dim) {
   if (alone(group)) return tensor;
@@ -39,6 +41,8 @@ at::Tensor allgather_cp_sharded_tensor(const at::Tensor& tensor, const std::shar
   return detail::balanced_layout("allgather_cp_sharded_tensor", lengths).unshard(group, tensor, seq_dim);
 }
 
+// All-gathers the whole sequence and keeps this rank's contiguous part. The backward of the two steps sends each
+// gradient to the rank with the balanced shard.
 at::Tensor cp_load_balanced_to_contiguous(const at::Tensor& tensor, const std::shared_ptr<comm::Group>& group,
                                           int64_t seq_dim) {
   if (alone(group)) return tensor;

@@ -121,8 +121,8 @@ ContextLayout layout_of_logits(comm::Group& group, int64_t own, int64_t tokens, 
   const bool padded = layout.tokens() > tokens && layout.tokens() % (2 * layout.ranks()) == 0;
   TESSERA_CHECK(layout.tokens() == tokens || padded, ErrorKind::kShape,
                 "[kernels.from_parallel_logits_to_logprobs] the ranks of {} hold logits of {} tokens together and {} "
-                "targets each: "
-                "wanted as many tokens as targets, or a longer padded sequence whose length is a multiple of {}",
+                "targets each: wanted as many tokens as targets, or a longer padded sequence whose length is a "
+                "multiple of {}",
                 group.name(), layout.tokens(), tokens, 2 * layout.ranks());
   return layout;
 }
@@ -236,8 +236,7 @@ at::Tensor from_parallel_logits_to_logprobs(const at::Tensor& vocab_parallel_log
                                             const VocabPart& part, const LogprobOptions& options, bool inference_only) {
   TESSERA_CHECK(!options.seq_index.defined(), ErrorKind::kShape,
                 "[kernels.from_parallel_logits_to_logprobs] found seq_index with plain logits, wanted DTensor logits "
-                "with it. Set "
-                "cp_group instead, or pass a DTensor to get_logprobs_from_vocab_parallel_logits.");
+                "with it. Set cp_group instead, or pass a DTensor to get_logprobs_from_vocab_parallel_logits.");
   if (options.cp_group && options.cp_group->size() > 1) {
     return logprobs_over_ranks(vocab_parallel_logits, target, part, options, inference_only);
   }

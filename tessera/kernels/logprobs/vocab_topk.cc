@@ -90,6 +90,8 @@ std::pair<at::Tensor, at::Tensor> top_of_all(const at::Tensor& values, const at:
   return {sorted.narrow(1, 0, k), all_ids.gather(1, by_id).gather(1, order.narrow(1, 0, k))};
 }
 
+// One all-gather of two numbers per id: the logit (0 where the rank does not have the id) and a 1 where it has it.
+// Their sums over ranks are the logit and the number of ranks with the id, which must be 1.
 struct GatherLogits : torch::autograd::Function<GatherLogits> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& logits, const at::Tensor& ids,
                             const VocabPart& part) {
@@ -139,6 +141,7 @@ std::pair<at::Tensor, at::Tensor> distributed_vocab_topk(const at::Tensor& logit
   const auto options = logits.options().dtype(at::kLong);
   const auto widths = detail::gather_parts(part, at::full({1}, logits.size(-1), options));
   const int64_t found = std::min(k, widths.sum().item<int64_t>());
+  // Every rank sends as many candidates as the widest part has, because an all-gather needs equal sizes.
   const int64_t each = std::min(k, widths.max().item<int64_t>());
   const int64_t rows = detail::LogitRows(logits).rows;
   const auto values = at::full({rows, each}, kNothing, options.dtype(at::kDouble));

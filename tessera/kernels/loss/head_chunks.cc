@@ -37,12 +37,14 @@ std::vector<RowChunk> row_chunks(int64_t rows, int64_t row_bytes, int64_t chunk_
   const int64_t count = (rows + most - 1) / most;
   std::vector<RowChunk> chunks;
   for (int64_t chunk = 0; chunk < count; ++chunk) {
+    // Spreads the remainder, so that chunk sizes differ by at most one row.
     const int64_t begin = rows * chunk / count, end = rows * (chunk + 1) / count;
     chunks.push_back({begin, end - begin});
   }
   return chunks;
 }
 
+// The derivative of softcap * tanh(x / softcap) is 1 - tanh(x / softcap)^2.
 at::Tensor cap_logits(at::Tensor& logits, double softcap, bool wants_slope) {
   if (softcap <= 0) return {};
   logits.div_(softcap).tanh_();
@@ -51,6 +53,8 @@ at::Tensor cap_logits(at::Tensor& logits, double softcap, bool wants_slope) {
   return slope;
 }
 
+// The blocks run through product_nt, which selects the faster kernel on a CPU; each needs a temporary of kHeadBlockRows
+// rows only.
 void add_head_gradient(const at::Tensor& grad_weight, const at::Tensor& gradient, const at::Tensor& hidden) {
   if (!grad_weight.is_cpu() && grad_weight.scalar_type() == gradient.scalar_type()) {
     grad_weight.addmm_(gradient.t(), hidden);  // adds in place

@@ -27,6 +27,8 @@ void for_dtype_of(const at::Tensor& tensor, const Run& run) {
   tensor.scalar_type() == at::kFloat ? run(float()) : run(c10::BFloat16());
 }
 
+// row_loops_body.h is compiled twice, for AVX-512 and for AVX2. for_lanes() selects one of them at run time, so the
+// library runs on processors without AVX-512.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"  // false positives in GCC 12's own intrinsics headers
 #pragma GCC push_options
@@ -135,6 +137,7 @@ at::Tensor rotary_loop(const at::Tensor& x, const at::Tensor& cos, const at::Ten
   return y;
 }
 
+// Rows are independent, so threads share them freely; the caller sums the losses.
 at::Tensor cross_entropy_loop(const at::Tensor& logits, const at::Tensor& labels, bool wants_gradient) {
   const int64_t rows = logits.size(0), classes = logits.size(1);
   auto losses = at::empty({rows}, logits.options());

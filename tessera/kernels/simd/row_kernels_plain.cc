@@ -35,6 +35,8 @@ struct Q4Scale {
 inline Q4Scale scale_of(const Q4Block& block) {
   return {c10::detail::fp16_ieee_to_fp32_value(block.d), c10::detail::fp16_ieee_to_fp32_value(block.m)};
 }
+// A block's 32 elements are four vectors. Parts 0 and 1 are the lower four bits of codes 0-7 and 8-15, parts 2 and 3
+// the upper four bits of the same codes.
 inline Lanes values_of(const Q4Block& block, Q4Scale scale, int part) {
   Lanes lanes;
   for (int i = 0; i < kLanes; ++i) {
@@ -56,6 +58,7 @@ inline Lanes fma(const Lanes& a, const Lanes& b, const Lanes& c) {
 }
 inline float sum(const Lanes& lanes) {
   const float* a = lanes.of;
+  // The order in which the AVX2 code adds its lanes.
   return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
 }
 

@@ -17,6 +17,7 @@ namespace {
 std::atomic<int> agreed{-1};                   // -1: ranks have not agreed
 thread_local std::optional<VectorLevel> used;  // by UseVectorLevel
 
+// The level of this process before ranks agree on one: TESSERA_ROW_KERNELS, else the processor's. Computed once.
 VectorLevel chosen() {
   static const VectorLevel level = [] {
     const char* given = std::getenv("TESSERA_ROW_KERNELS");
@@ -49,6 +50,7 @@ VectorLevel most_of_processor() {
 #endif
 }
 
+// Precedence: UseVectorLevel of this thread, then the ranks' agreement, then the level of this process.
 VectorLevel vector_level() {
   if (used) return *used;
   const int together = agreed.load(std::memory_order_relaxed);

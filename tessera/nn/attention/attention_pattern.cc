@@ -120,6 +120,7 @@ AttentionPattern::Documents lengths_of_documents(const std::vector<std::vector<D
   return out;
 }
 
+// Fused kernels have no softcap. Blocks of kMostPiece queries limit the memory of the scores.
 at::Tensor capped_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                             const std::optional<at::Tensor>& mask, const AttentionScores& scores) {
   const auto keys = kernels::repeat_heads(k, /*dim=*/1, q.size(1)).transpose(2, 3),
@@ -171,6 +172,8 @@ at::Tensor joined(const std::vector<at::Tensor>& parts, size_t last, int64_t ear
   return at::cat(std::vector<at::Tensor>(end - earlier - 1, end), 2);
 }
 
+// Runs one attention per piece. A window piece takes its part of the common mask: as many rows as it has tokens, and
+// the columns of its earlier pieces and its own keys.
 at::Tensor attend_pieces(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionPattern& pattern,
                          const AttentionScores& scores) {
   const auto queries = split(q, pattern.pieces), keys = split(k, pattern.pieces), values = split(v, pattern.pieces);

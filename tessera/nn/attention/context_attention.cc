@@ -43,8 +43,7 @@ void check_shares(const ContextParallelism& how, const kernels::ContextLayout& l
         first[2] != 0 ? "with" : "without");
     TESSERA_CHECK(share[1] == layout.tokens_of(rank), ErrorKind::kShape,
                   "[nn.context] group {}: its rank {} has {} tokens of each row, wanted {} of the {} tokens of all "
-                  "ranks together. "
-                  "Cut rows with ContextLayout::shard.",
+                  "ranks together. Cut rows with ContextLayout::shard.",
                   how.group->name(), rank, share[1], layout.tokens_of(rank), layout.tokens());
   }
 }
@@ -199,6 +198,7 @@ class PartsSum {
   at::Tensor sum_;
 };
 
+// Computes the pieces of each step as soon as its keys have arrived and adds them to the running result.
 kernels::AttentionPart context_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                        const ContextPattern& pattern, const AttentionScores& scores) {
   const auto exchange = make_exchange(pattern, at::stack({k, v}));
@@ -308,6 +308,8 @@ RotateMethod rotate_method_of(std::string_view name) {
         quote(name));
 }
 
+// The all-gather runs before any check, so that a rank with wrong arguments does not leave the others waiting: every
+// rank gets the same numbers and raises the same error.
 std::shared_ptr<const ContextSequence> context_sequence(const ContextParallelism& how,
                                                         const ContextSequenceOptions& wanted) {
   const auto& given = wanted.document_ids;

@@ -28,6 +28,7 @@ void put_rows(const at::Tensor& into, const at::Tensor& given, const at::Tensor&
 
 }  // namespace
 
+// Computes the page and the slot of every row once; all layers use the same ones.
 PagedStep::PagedStep(PageStore& store, std::vector<kernels::PagedTokens> sequences, std::vector<int64_t> logit_rows)
     : store_(&store), sequences_(std::move(sequences)), logit_rows_(at::tensor(logit_rows, at::kLong)) {
   std::vector<int64_t> pages, slots;
@@ -76,6 +77,7 @@ at::Tensor PagedStep::attend(int64_t layer, const at::Tensor& queries, const at:
                 "with {} heads of {} elements",
                 c10::str(keys.sizes()), pages_.size(0), stored.size(2), stored.size(4));
   const auto stored_keys = stored.select(1, 0), stored_values = stored.select(1, 1);  // [pages, heads, slots, d]
+  // Both paths write keys and values first, so that a token also sees itself.
   if (!keys.is_cpu() || keys.scalar_type() != at::kFloat) {
     bring_places_to(keys.device());
     const auto put = [&](const at::Tensor& into, const at::Tensor& from) {

@@ -64,12 +64,15 @@ at::Tensor RouterStatistics::rows() const {
   return totals_[2 * experts_].clamp_min(1);
 }
 
+// totals_ holds the choices per expert, the sums of probabilities per expert, and the number of rows.
 at::Tensor RouterStatistics::loss() const {
   const auto count = rows();
   const auto shares = totals_.narrow(0, 0, experts_) / count, means = totals_.narrow(0, experts_, experts_) / count;
   return shares.dot(means) * (coefficient_ * static_cast<double>(experts_));
 }
 
+// The choices are constants of the loss and only the mean probabilities have a gradient: for one row
+// coefficient * experts * choices / rows^2.
 at::Tensor RouterStatistics::gradient() const {
   const auto count = rows();
   const auto scale = at::full_like(count, coefficient_ * static_cast<double>(experts_)) / (count * count);

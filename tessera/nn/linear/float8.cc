@@ -54,6 +54,7 @@ Float8Linear::Float8Linear(Linear& former, std::shared_ptr<Float8Steps> steps)
                 former.weight.size(0), former.weight.size(1));
 }
 
+// The step number decides whether the kept weight is current: begin() raises it when parameters have changed.
 const Float8Tensor& Float8Linear::converted_weight() {
   const bool keeps = training() && steps_->number > 0;
   if (keeps && kept_in_ == steps_->number) return kept_;
@@ -68,6 +69,7 @@ at::Tensor Float8Linear::forward(const at::Tensor& x) {
                 "[nn.float8] found a weight or input that is a DTensor, wanted plain tensors: float8 with tensor "
                 "parallelism is not supported in this version. Set tp to 1, or leave the module unconverted.");
   const Float8Tensor weight8 = converted_weight();
+  // Outside of steps the converted weight is not kept; `weight8` holds it for this product.
   if (kept_in_ == 0) kept_ = {};
   const at::Tensor y = Float8Product::apply(x, weight, weight8.data, weight8.scale);
   return bias.defined() ? y + bias.to(y.scalar_type()) : y;

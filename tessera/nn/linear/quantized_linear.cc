@@ -21,12 +21,15 @@ void PackedWeight::pack(const at::Tensor& values) {
   take(kernels::QuantizedWeight::nf4(values, {.double_quant = how.double_quant}));
 }
 
+// The serial number changes with every weight, so that a recorded graph of a layer (parallel/layers/graphed_layer.h)
+// notices a new weight.
 void PackedWeight::take(const kernels::QuantizedWeight& packed) {
   static std::atomic<uint64_t> taken{0};
   weight = packed.to(device);
   serial = ++taken;
 }
 
+// Every rank holds the whole packed weight; tensor parallelism only selects the rows or columns to multiply with.
 kernels::QuantizedWeight PackedWeight::own_part() const {
   if (!mesh || !lies.is_shard()) return weight;
   const int64_t dim = lies.dim;

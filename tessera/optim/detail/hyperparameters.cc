@@ -118,6 +118,9 @@ double Optimizer::fitted_lr(const std::vector<Group>& groups, const std::vector<
   return base;
 }
 
+// All checks run on a copy of the groups first. Then a group without an lr of its own follows the new lr() by its
+// factor, and a group with an lr keeps it: its factor changes if lr differs from lr() * factor by more than a rounding
+// error.
 void Optimizer::set_hyperparameters(const std::vector<Hyperparameters>& groups) {
   auto changed = changed_groups(groups);
   std::vector<bool> has_lr;

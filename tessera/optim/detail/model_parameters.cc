@@ -27,6 +27,9 @@ void take_divisors(nn::Module& module, const nn::GradientMarks& marks, Divisors&
 
 }  // namespace
 
+// Two passes, because a mark holds for all parameters below its module: the first one collects the marks of all
+// modules, the second one lists each parameter with the marks that apply to it. A shared parameter is identified by its
+// TensorImpl.
 std::vector<ModelParameter> model_parameters(const std::vector<nn::Module*>& parts) {
   std::set<const c10::TensorImpl*> seen, experts;
   Divisors divisors;

@@ -17,6 +17,9 @@ struct Divisors {
   double experts = 1;
 };
 
+// FSDP has already divided all gradients by dp_group_size, so tokens / dp_group_size completes the division by the
+// label tokens. FSDP averages expert gradients only over the dim ep_shard; dp_group_size / ep_shard gives them the same
+// average as the other gradients.
 Divisors divisors_of(const ScaleAndClipOptions& options) {
   Divisors out;
   if (options.pp_enabled && options.num_label_tokens && options.dp_group_size.value_or(0) != 0) {

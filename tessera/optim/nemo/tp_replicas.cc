@@ -74,6 +74,8 @@ ReplicaReduction rule_for(const Rules& rules, std::string path) {
   }
 }
 
+// First finds the reduction of every parameter and checks that modules with a shared parameter agree; then lists the
+// parameters whose gradients are reduced.
 std::vector<Replica> replicas_of(const std::vector<nn::Module*>& parts, const comm::Group& group,
                                  const TpReplicaOptions& options) {
   std::unordered_map<const c10::TensorImpl*, std::pair<std::string, ReplicaReduction>> reductions;
@@ -145,6 +147,8 @@ at::ScalarType travelling_dtype(at::ScalarType dtype) {
   return dtype == at::kBFloat16 || dtype == at::kHalf ? at::kFloat : dtype;
 }
 
+// A gradient goes into the last bucket with its reduction, dtype and device, if that has room. The buckets depend only
+// on properties that check_alike() found equal on all ranks, so the ranks' all-reduces match.
 std::vector<Bucket> buckets_of(const std::vector<Replica>& replicas, const comm::Group& group, int64_t bucket_bytes) {
   std::vector<Bucket> out;
   for (const auto& replica : replicas) {

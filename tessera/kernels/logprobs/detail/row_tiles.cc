@@ -22,6 +22,7 @@ struct TileSpan {
   int64_t rows;
 };
 
+// Tiles do not cross blocks. A tile has about kCacheElements (or kDeviceElements) elements, and at least one row.
 std::vector<TileSpan> tile_spans(const LogitRows& rows, int64_t most_rows) {
   const int64_t elements = rows.options.device().is_cpu() ? kCacheElements : kDeviceElements;
   const int64_t most =

@@ -23,6 +23,7 @@ constexpr double kNoLogit = -std::numeric_limits<double>::infinity();
 
 at::Tensor finite_most(const at::Tensor& most) { return most.masked_fill(most.eq(kNoLogit), 0); }
 
+// A row with -infinity only subtracts 0 instead, so its exponentials are 0 and not NaN.
 at::Tensor tile_sums(const RowTile& tile, const RowSums& sums) {
   const auto most = tile.logits.amax(1, true).to(tile.scratch.scalar_type());
   const auto taken = finite_most(most);
@@ -62,6 +63,7 @@ JoinedSums join_sums(const at::Tensor& most, const at::Tensor& sum) {
   return joined;
 }
 
+// A chunk covers all other leading dims, so chunk_size counts positions and not rows. The bound avoids an overflow.
 int64_t rows_of_chunk(const char* verb, const at::Tensor& logits, int64_t chunk_size) {
   TESSERA_CHECK(chunk_size > 0, ErrorKind::kShape, "[kernels.{}] chunk_size: found {}, wanted at least 1", verb,
                 chunk_size);
