@@ -2,9 +2,9 @@
 //
 //   Response response(Endpoint::kChat, "chatcmpl-1", served, request);
 //   while (!response.done()) response.add(piece);    // in the order of the pieces
-//   response.whole()                                 // for a stream instead: first(), the results of add(),
-//   usage_chunk()
+//   response.whole()
 //
+// For a stream, send first(), the results of add(), and usage_chunk() instead of whole().
 // Not thread-safe.
 #pragma once
 

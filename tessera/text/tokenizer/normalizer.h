@@ -2,7 +2,8 @@
 // Prepend, Replace, Lowercase, Strip, StripAccents, Sequence.
 //
 //   Normalizer normalizer(file.root().find("normalizer"));
-//   normalizer.apply(aligned, regex_scratch);
+//   NormalizeScratch scratch;
+//   normalizer.apply(aligned, scratch);
 //
 // The Unicode tables are newer than those of the `tokenizers` library: StripAccents, NFKC, NFKD and the order of
 // combining marks differ on characters that were added after Unicode 9. Immutable, thread-safe.
