@@ -30,7 +30,7 @@ namespace {
 namespace fs = std::filesystem;
 
 [[noreturn]] void raise_changed(const fs::path& file) {
-  raise(ErrorKind::kConfig, "[data.cache] {}: changed while it was read. Start again when nothing writes to it.",
+  raise(ErrorKind::kConfig, "[data.cache] {}: changed while it was read. Start again when no program writes to it.",
         file.string());
 }
 
@@ -53,10 +53,11 @@ std::string hash_content(const fs::path& path) {
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
 
-// The lock of one key; waits for whoever holds it.
+// Holds the lock of one key while it lives. Waits while another process holds the lock. Without locks in this file
+// system it continues without the lock, with a warning.
 class KeyLock {
  public:
-  // Error kInternal when it is asked to stop meanwhile.
+  // Error kInternal when `*stop` becomes true while it waits. `what` names the entry in messages.
   KeyLock(const fs::path& path, const std::string& what, const std::atomic<bool>* stop)
       : file_(open_to_lock(path, O_CREAT)) {
     constexpr std::chrono::milliseconds kLook{200};
@@ -64,7 +65,7 @@ class KeyLock {
                   std::strerror(errno));
     bool told = false;
     while ((state_ = try_lock(file_)) == LockState::kBusy) {
-      if (!told) log_info("[data.cache] another process tokenizes the same data; waiting for {}", what);
+      if (!told) log_info("[data.cache] another process tokenizes the same data; waiting until {} is ready", what);
       told = true;
       TESSERA_CHECK(!stop || !*stop, ErrorKind::kInternal,
                     "[data.cache] {}: asked to stop while another process makes it.", what);
@@ -72,7 +73,8 @@ class KeyLock {
     }
     if (state_ == LockState::kNoLocks) {
       log_warning(
-          "[data.cache] {}: this file system locks nothing, so that processes may tokenize the same data at once.",
+          "[data.cache] {}: this file system has no locks, so several processes may tokenize the same data at the same "
+          "time.",
           path.parent_path().string());
     }
   }
@@ -80,11 +82,11 @@ class KeyLock {
   bool held() const { return state_ == LockState::kHeld; }
 
  private:
-  UniqueFd file_;  // the lock goes with it
+  UniqueFd file_;  // closing the file releases the lock
   LockState state_;
 };
 
-// What a folder holds now; nothing where it cannot be read.
+// The present entries of a folder; empty if it cannot be read.
 std::vector<fs::path> entries_of(const fs::path& folder) {
   std::vector<fs::path> found;
   std::error_code error;
@@ -94,14 +96,16 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
   return found;
 }
 
+// The host that makes or made an entry; "" if unknown.
 std::string maker_of(const fs::path& entry) {
   try {
     return read_file(entry / kMakerName, 256);
-  } catch (const Error&) {  // killed before it said so
+  } catch (const Error&) {  // the process was killed before it wrote the file
     return "";
   }
 }
 
+// The time since the last change of the folder or of a file in it.
 fs::file_time_type::duration untouched_for(const fs::path& folder) {
   std::error_code error;
   auto touched = fs::last_write_time(folder, error);
@@ -110,14 +114,14 @@ fs::file_time_type::duration untouched_for(const fs::path& folder) {
   return fs::file_time_type::clock::now() - touched;
 }
 
-// Whether what is being made of an entry will never be finished. `locked`: nobody on this host is at work on it.
-// Another host may be, where locks are not shared.
+// Whether a staged entry will never be finished. `locked`: this process holds the entry's lock, so no process of this
+// host works on it. A process of another host may, if locks are not shared; then only the age of its files decides.
 bool is_dead(const fs::path& staged, bool locked) {
   constexpr auto kDead = std::chrono::hours(24);
   return (locked && maker_of(staged) == host_name()) || untouched_for(staged) > kDead;
 }
 
-// What killed processes left of an entry; its lock is held.
+// Removes the staged entries that killed processes left. The caller holds the key's lock.
 void remove_staged(const fs::path& folder, const std::string& key) {
   for (const auto& path : entries_of(folder)) {
     const auto name = path.filename().string();
@@ -127,12 +131,13 @@ void remove_staged(const fs::path& folder, const std::string& key) {
   }
 }
 
+// A key is 32 hexadecimal digits.
 bool is_key(const std::string& name) {
   return name.size() == 32 && name.find_first_not_of("0123456789abcdef") == name.npos;
 }
 
-// The key in ".KEY.RANDOM.tmp" and ".KEY.RANDOM.old": what is being made, and what was moved out of the way; "" for
-// any other name.
+// The key in ".KEY.RANDOM.tmp", an entry that is being written, and in ".KEY.RANDOM.old", an entry that was replaced or
+// is being removed; "" for any other name.
 std::string key_of_leftover(const std::string& name) {
   const bool ours = name.size() > 34 && name[0] == '.' && name[33] == '.' && is_key(name.substr(1, 32)) &&
                     (name.ends_with(".tmp") || name.ends_with(".old"));
@@ -146,7 +151,7 @@ struct KeptEntry {
   std::chrono::system_clock::time_point used{};
 };
 
-// An entry that a writer of rows finished, whatever its version.
+// A complete entry of any version; nullopt for any other folder. Only such folders are ever removed by age or size.
 std::optional<KeptEntry> kept_entry(const fs::path& folder) {
   const auto name = folder.filename().string();
   if (!is_key(name) || !fs::is_directory(fs::symlink_status(folder))) return std::nullopt;
@@ -173,14 +178,15 @@ std::optional<KeptEntry> kept_entry(const fs::path& folder) {
   return entry;
 }
 
-// Locks an entry, or what was moved out of the way, as long as `set` lives. False when somebody has it open, or nobody
-// can tell.
+// Whether no process has an entry open. If so, the entry stays locked while `set` lives. False also when this cannot be
+// determined. Readers hold a shared lock on set.json, so an exclusive lock proves that there are none.
 bool is_unused(const fs::path& folder, UniqueFd& set) {
   set = open_to_lock(folder / "set.json", O_NOFOLLOW);
   return set.open() ? try_lock(set) == LockState::kHeld : errno == ENOENT;
 }
 
-// Out of the way in one step: half an entry is never seen under its name. What it was moved to is removed where asked.
+// Renames an entry to ".KEY.RANDOM.old" in one step, so an incomplete entry never has the entry's name. Then deletes
+// it, if `removes` is set.
 std::error_code move_aside(const fs::path& folder, bool removes) {
   const auto aside = folder.parent_path() / fmt::format(".{}.{}.old", folder.filename().string(), random_word(8));
   std::error_code error, ignored;
@@ -194,8 +200,8 @@ bool remove_unused(const fs::path& folder) {
   return is_unused(folder, set) && !move_aside(folder, /*removes=*/true);
 }
 
-// Makes room for an entry where a folder lies that is no whole one of this version. Who has it open keeps it, here by
-// its lock and on other hosts by its files, until prune() finds it unused.
+// Makes the name free for a new entry. Processes that have the old entry open keep using its files; it is deleted only
+// when no process of any host has it open, otherwise prune() deletes it later.
 void replace_entry(const fs::path& folder) {
   UniqueFd set;
   const auto error = move_aside(folder, is_unused(folder, set) && locks_reach_all_hosts(folder));
@@ -233,6 +239,7 @@ void UnchangedFiles::check() const {
   }
 }
 
+// Compares size and time of modification only: another owner, mode or link count is no change of the contents.
 std::optional<fs::path> UnchangedFiles::changed() const {
   for (size_t i = 0; i < files_.size(); ++i) {
     try {
@@ -253,11 +260,15 @@ fs::path DataCache::folder_of(const std::string& setting) {
   std::error_code error;
   if (!folder.empty()) fs::create_directories(folder, error);
   if (!folder.empty() && !error && ::access(folder.c_str(), W_OK) == 0) return folder;
-  log_warning("[data.cache] {}: cannot be written, so that each start tokenizes anew. Set data.cache to a folder.",
-              folder.empty() ? "~/.cache" : folder.string());
+  log_warning(
+      "[data.cache] {}: cannot be written, so each start tokenizes the data again. Set data.cache to a folder that can "
+      "be written.",
+      folder.empty() ? "~/.cache" : folder.string());
   return {};
 }
 
+// Reading all data to hash it at each start would be slow, so hashes are remembered in files/HASH_OF_PATH.json,
+// together with the file's place, size and times. A hash is used again only if all of these are unchanged.
 std::string DataCache::content_hash(const fs::path& file) const {
   const auto before = state_of(file);
   std::error_code unknown;
@@ -279,12 +290,13 @@ std::string DataCache::content_hash(const fs::path& file) const {
       const auto hash = JsonReader(found, "[data.cache] " + known.string()).string("hash");
       found.erase("hash");
       if (found == wanted && hash.size() == 32) return hash;
-    } catch (const Error&) {  // half written, or another version's: as if it were not there
+    } catch (const Error&) {  // incomplete, or of another version: ignored
     }
   }
   const std::string hash = hash_content(file);
   if (state_of(file) != before) raise_changed(file);
-  // Times move in steps: a file written to just now could be written to again without a sign.
+  // Times have a coarse resolution: a file written just now could change again within the same time stamp. So a hash is
+  // remembered only for files that were last changed over 2 s ago.
   constexpr int64_t kSettledNs = 2'000'000'000;
   timespec now{};
   ::clock_gettime(CLOCK_REALTIME, &now);
@@ -295,21 +307,25 @@ std::string DataCache::content_hash(const fs::path& file) const {
     try {
       make_folders(known.parent_path());
       publish_file(known, remembered.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
-    } catch (const Error& error) {  // the next start reads the data once more
+    } catch (const Error& error) {  // the next start hashes the data again
       log_debug("{}", error.what());
     }
   }
   return hash;
 }
 
+// The entry is looked up without a lock, then again with the key's lock, because another process may have made it in
+// between. It is written into a staged folder and renamed, so a reader sees a complete entry or none. Without locks (or
+// on several hosts) two processes may write at the same time; the rename of the second fails and it uses the first's.
 std::shared_ptr<const PackedRows> DataCache::find_or_make(const std::string& key,
                                                           const std::function<void(const fs::path&)>& make,
                                                           const std::atomic<bool>* stop) const {
   std::string reason;
   const auto open_made = [&](const fs::path& folder) {
     auto rows = PackedRows::open(folder, key, &reason);
-    TESSERA_CHECK(rows != nullptr, ErrorKind::kIo, "[data.cache] {}: what was just written cannot be read: {}",
-                  folder.string(), reason.empty() ? "it is gone" : reason);
+    TESSERA_CHECK(rows != nullptr, ErrorKind::kIo,
+                  "[data.cache] {}: the entry that was just written cannot be read: {}", folder.string(),
+                  reason.empty() ? "it is missing" : reason);
     return rows;
   };
   if (folder_.empty()) {
@@ -331,7 +347,7 @@ std::shared_ptr<const PackedRows> DataCache::find_or_make(const std::string& key
     StagedFolder staged(folder);
     publish_file(staged.path() / kMakerName, host_name());
     make(staged.path());
-    if (auto rows = PackedRows::open(folder, key)) return rows;  // another host was quicker
+    if (auto rows = PackedRows::open(folder, key)) return rows;  // another host was faster
     try {
       staged.publish();
     } catch (const Error&) {
@@ -344,6 +360,8 @@ std::shared_ptr<const PackedRows> DataCache::find_or_make(const std::string& key
   return rows;
 }
 
+// Removes the entries used least recently first. Without locks that reach all hosts, another host may have an entry
+// open unnoticed; then only old entries that this host has made are removed.
 void DataCache::prune() const {
   const bool locks_count = limits_.locks_reach_all_hosts.value_or(locks_reach_all_hosts(folder_));
   std::vector<KeptEntry> entries;
@@ -365,7 +383,7 @@ void DataCache::prune() const {
     if (!remove_unused(entry.folder)) continue;
     bytes -= entry.bytes;
     log_info("[data.cache] {}: removed, {}", entry.folder.string(),
-             old ? "as nobody has used it for long" : "to make room for what was used since");
+             old ? "as it was not used for long" : "to make room for entries used more recently");
   }
 }
 

@@ -27,7 +27,7 @@ struct SourceFiles {
   std::vector<DataFile> files;
 };
 
-// Samples cut to rows, counted, and written.
+// Cuts samples to rows, counts them, and passes them to the writer.
 class RowBuilder {
  public:
   RowBuilder(const DataOptions& options, PackedRowsWriter& writer) : options_(options), writer_(writer) {}
@@ -59,8 +59,8 @@ class RowBuilder {
   const DataStats& stats() const { return stats_; }
 
  private:
-  // Whole rows as they fill, and at its end what is left. A last piece of one token has nothing to predict and is no
-  // loss.
+  // Cuts whole rows off the stream, and at its end (`ends`) the rest. A rest of one token has no label and is dropped,
+  // which does not count as a loss.
   void cut_stream(bool ends) {
     const auto limit = static_cast<size_t>(options_.sequence_length);
     const std::span<const int32_t> tokens = stream_.tokens;
@@ -80,12 +80,12 @@ class RowBuilder {
     begun_ = false;
   }
 
-  // The first token of a sample is predicted by none.
+  // Number of labels. The first token of a sample is not a label, because no token precedes it.
   static int64_t count_labels(std::span<const uint8_t> learnt) {
     return learnt.size() < 2 ? 0 : std::count(learnt.begin() + 1, learnt.end(), uint8_t{1});
   }
 
-  // False for a piece that is left out because nothing of it is learnt.
+  // Returns false for a piece that is left out because it has no label.
   bool add_piece(std::span<const int32_t> tokens, std::span<const uint8_t> learnt) {
     const int64_t labels = count_labels(learnt);
     if (labels == 0) {
@@ -101,12 +101,13 @@ class RowBuilder {
 
   const DataOptions& options_;
   PackedRowsWriter& writer_;
-  Sample stream_;       // the end of it, which fills no row yet
-  bool begun_ = false;  // of the stream there are rows
+  Sample stream_;       // the rest of the stream, less than a row
+  bool begun_ = false;  // true when the current stream already has rows
   DataStats stats_;
 };
 
-// Nothing reads padding but the embedding: a padding token that the model does not know gives way to one that it knows.
+// The token of padding. Its value does not matter except that the embedding must have it: the tokenizer's padding token
+// if it is in the vocabulary, else its EOS, else 0.
 int64_t padding_token(const text::Tokenizer& tokenizer, int64_t vocab_size) {
   int64_t padding = 0;
   for (const auto token : {tokenizer.eos_id(), tokenizer.pad_id()}) {
@@ -115,7 +116,7 @@ int64_t padding_token(const text::Tokenizer& tokenizer, int64_t vocab_size) {
   return padding;
 }
 
-// A pair of Megatron's is both of its files.
+// A Megatron source consists of two files.
 std::vector<std::filesystem::path> paths_of(const DataFile& file) {
   if (file.container != Container::kMegatron) return {file.path};
   auto index = file.path, ids = file.path;
@@ -132,15 +133,15 @@ std::vector<std::filesystem::path> paths_of(const std::vector<SourceFiles>& sour
   return paths;
 }
 
-// What the same data, tokenizer and settings are made into. To be raised with every change of code that makes other
-// rows of them: reading of records, templates, tokenizing, what is learnt, packing.
+// The version of the code that makes rows. Raise it with every change of code that makes other rows of the same data,
+// tokenizer and settings: reading of records, templates, tokenizing, labels, packing.
 constexpr int kRowSemantics = 4;
 
-// The time that templates print as the current one: 2024-07-26 12:00 UTC, the day that Llama's templates print where
-// there is no clock. With the machine's, the rows of a run that is resumed on another day would be other rows.
+// The current time for templates: 2024-07-26 12:00 UTC, the date that Llama's templates print without a clock. With the
+// machine's time, a run resumed on another day would get other rows.
 constexpr std::time_t kTimeOfTemplates = 1'721'995'200;
 
-// Everything that the rows depend on.
+// Hash of everything that the rows depend on.
 std::string key_of(const DataOptions& options, const std::vector<SourceFiles>& sources, const DataCache& cache,
                    int64_t padding) {
   Json key = {{"program", version()},
@@ -174,7 +175,7 @@ std::string first_names(const std::vector<SourceFiles>& sources) {
   return paths.front().string() + (paths.size() > 1 ? ", ..." : "");
 }
 
-// Reads and packs; the lines say what was recognised.
+// Reads, tokenizes and packs all files. The description has one line for each file, with its recognised format.
 void write_rows(const DataOptions& options, const std::vector<SourceFiles>& sources, const std::string& key,
                 int64_t padding, const SampleMaker& maker, const std::filesystem::path& folder) {
   PackedRowsWriter writer(folder, {.sequence_length = options.sequence_length,
@@ -201,8 +202,8 @@ void write_rows(const DataOptions& options, const std::vector<SourceFiles>& sour
         batches.add(std::move(record));
       });
       batches.finish();
-      lines.push_back(fmt::format("{}: {}, {}", file.path.string(), to_string(file.container),
-                                  kind ? to_string(*kind) : "nothing in it"));
+      lines.push_back(
+          fmt::format("{}: {}, {}", file.path.string(), to_string(file.container), kind ? to_string(*kind) : "empty"));
     }
   }
   const auto& stats = builder.stats();
@@ -248,7 +249,7 @@ Tokenized tokenized(const DataOptions& options, std::span<const DataSource> give
   TESSERA_CHECK(rows->sequence_length() == options.sequence_length, ErrorKind::kFormat,
                 "[data.cache] {}: found rows of {} tokens, wanted {}. Remove the folder.",
                 (options.cache_folder / key).string(), rows->sequence_length(), options.sequence_length);
-  // Whoever makes an entry that others read says so.
+  // With `quiet`, an entry that was made and is kept for other processes is still logged.
   if (options.quiet && (!made || options.cache_folder.empty())) return {rows, std::move(files)};
   if (!options.quiet && chat_template && chat_template->reads_clock()) {
     log_info("[data.load] {} prints the date: in training data it is always 26 July 2024", chat_template->name());

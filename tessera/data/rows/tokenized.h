@@ -1,4 +1,4 @@
-// From the sources of a data set to its packed rows: reads, tokenizes, packs, or finds what was made before.
+// Makes the packed rows of a data set from its sources (reads, tokenizes, packs), or finds them in the cache.
 //
 //   auto rows = tokenized(options, {source}, tokenizer, chat_template);
 //
@@ -16,10 +16,10 @@ namespace tessera::data {
 
 struct Tokenized {
   std::shared_ptr<const PackedRows> rows;
-  UnchangedFiles files;  // that they were made from, as they were then
+  UnchangedFiles files;  // the source files, in their state before they were read
 };
 
-// All files of the sources as one set. Errors as Dataset::load.
+// All files of the sources as one set. Errors as in Dataset::load().
 Tokenized tokenized(const DataOptions& options, std::span<const DataSource> sources, const text::Tokenizer& tokenizer,
                     const std::optional<text::ChatTemplate>& chat_template);
 
