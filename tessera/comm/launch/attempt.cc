@@ -231,6 +231,7 @@ class Supervisor {
 
   // Passes a signal on to the ranks. The first SIGINT, SIGTERM or SIGHUP lets them save and end by themselves; the
   // second one starts the SIGTERM / SIGKILL sequence.
+  // SIGUSR1 rules out a restart if it asks this program to end, or if a rank has failed already.
   void pass_on(const signalfd_siginfo& info) {
     const int signal = static_cast<int>(info.ssi_signo);
     const bool ends = signal == SIGINT || signal == SIGTERM || signal == SIGHUP;

@@ -192,8 +192,8 @@ Trouble Monitor::failed_on_device(const InFlight& one, const std::exception_ptr&
                               signature ? signature->group : "", reason)};
 }
 
-// `mutex_` must not be held while the peers are called: thread peers deliver the report inside report_trouble(), which
-// calls hear() on this monitor. `peers_` stays valid meanwhile, because only this rank's thread ends it (leave()).
+// `mutex_` must not be held during report_trouble(): thread peers deliver the report inside that call, by hear() on
+// this monitor. `peers_` stays valid meanwhile, because only this rank's thread ends it (leave()).
 std::optional<Verdict> Monitor::fail(uint64_t ticket, const Trouble& trouble) {
   release(ticket);
   std::unique_lock lock(mutex_);
