@@ -15,6 +15,6 @@
 #include "tessera/dtensor/rules/reductions/loss_parallel.h"
 #include "tessera/dtensor/rules/register_sharding.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/dtensor/tensor/placement.h"
 #include "tessera/mesh/device_mesh.h"

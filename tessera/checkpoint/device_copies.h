@@ -14,7 +14,7 @@
 
 #include <vector>
 
-#include "tessera/mesh/side_stream.h"
+#include "tessera/mesh/device_stream.h"
 
 namespace tessera {
 

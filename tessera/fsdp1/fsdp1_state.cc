@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "tessera/mesh/side_stream.h"
+#include "tessera/mesh/device_stream.h"
 
 namespace tessera {
 

@@ -21,7 +21,7 @@
 #include <functional>
 #include <memory>
 
-#include "tessera/mesh/side_stream.h"
+#include "tessera/mesh/device_stream.h"
 
 namespace tessera {
 

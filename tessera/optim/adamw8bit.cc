@@ -2,7 +2,7 @@
 
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/optim/detail/adamw_update.h"
 #include "tessera/optim/detail/hyperparameters.h"
 #include "tessera/optim/optimizer.h"

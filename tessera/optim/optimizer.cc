@@ -10,7 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor_impl.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/optim/detail/chunks.h"
 #include "tessera/optim/detail/hyperparameters.h"
 #include "tessera/optim/detail/stochastic_rounding.h"

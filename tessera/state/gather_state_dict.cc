@@ -14,7 +14,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/state/detail/cpu_memory.h"
 #include "tessera/state/detail/map_tensors.h"
 #include "tessera/state/sharded_tensor.h"

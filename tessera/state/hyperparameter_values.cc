@@ -5,7 +5,7 @@
 
 #include "tessera/base/log.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/state/state_dict_structure.h"
 
 namespace tessera {

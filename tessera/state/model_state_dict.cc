@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/parallel/fsdp/fully_shard.h"
 #include "tessera/state/detail/incoming_tensors.h"
 #include "tessera/state/detail/load_tensor.h"

@@ -11,7 +11,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/optim/quantized_moments.h"
 #include "tessera/state/detail/load_tensor.h"
 #include "tessera/state/detail/optimizer_load.h"

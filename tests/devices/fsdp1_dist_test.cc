@@ -1,5 +1,5 @@
 // wrap_fsdp1 on the pretend device: the CPU's values, what its gathers and reductions run beside, what a step costs.
-#include "tessera/mesh/side_stream.h"
+#include "tessera/mesh/device_stream.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/data_parallel/comm_streams.h"
 #include "tessera/parallel/data_parallel/reduction_stages.h"

@@ -1,6 +1,6 @@
 // replicate on the pretend device: its buckets are packed, summed and divided beside what computes, with the CPU's
 // values.
-#include "tessera/mesh/side_stream.h"
+#include "tessera/mesh/device_stream.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/data_parallel/comm_streams.h"
 #include "tessera/parallel/ddp/grad_bucket.h"

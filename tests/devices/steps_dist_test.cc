@@ -7,7 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/kernels/loss/linear_cross_entropy.h"
 #include "tessera/train/recipe/recipe.h"
 #include "tessera/train/run/run_layout.h"

@@ -6,7 +6,7 @@
 
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/factories.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/kernels/loss/linear_cross_entropy.h"
 #include "tessera/nn/attention/context_scope.h"
 #include "tessera/optim/found_inf.h"

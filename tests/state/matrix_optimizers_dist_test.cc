@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/state/state_dict.h"
 #include "tests/parallel/styled.h"

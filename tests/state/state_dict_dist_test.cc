@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/parallel/data_parallel.h"
 #include "tessera/parallel/layers/activation_checkpoint.h"
 #include "tessera/state/cpu_state_dict.h"

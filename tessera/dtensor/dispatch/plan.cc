@@ -6,7 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch/dispatch.h"
-#include "tessera/dtensor/redistribute/alike.h"
+#include "tessera/dtensor/redistribute/equal_on_ranks.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera {

@@ -6,10 +6,10 @@
 #include <exception>
 #include <mutex>
 
-#include "tessera/dtensor/redistribute/alike.h"
+#include "tessera/dtensor/redistribute/equal_on_ranks.h"
 #include "tessera/dtensor/redistribute/redistribution_scope.h"
 #include "tessera/dtensor/tensor/dtensor_impl.h"
-#include "tessera/dtensor/tensor/held_value.h"
+#include "tessera/dtensor/tensor/saved_value.h"
 
 namespace tessera {
 

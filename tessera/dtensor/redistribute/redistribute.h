@@ -13,7 +13,7 @@
 #include <optional>
 
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/dtensor/redistribute/parts.h"
+#include "tessera/dtensor/redistribute/shard_indices.h"
 #include "tessera/dtensor/tensor/layout.h"
 
 namespace tessera {

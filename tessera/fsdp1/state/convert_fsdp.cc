@@ -9,7 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/agreement.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/fsdp1/state/flatten_optim_state.h"
 #include "tessera/fsdp1/state/model_state_dict.h"
 #include "tessera/fsdp1/state/placed_values.h"

@@ -8,7 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/products/attention.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/kernels/attention/attention_loops.h"
 #include "tessera/kernels/attention/head_groups.h"
 #include "tessera/kernels/autograd/kept_results.h"

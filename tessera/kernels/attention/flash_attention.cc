@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/tensor/held_value.h"
+#include "tessera/dtensor/tensor/saved_value.h"
 #include "tessera/kernels/attention/head_groups.h"
 #include "tessera/kernels/autograd/kept_results.h"
 #include "tessera/kernels/dispatch/device_kernels.h"

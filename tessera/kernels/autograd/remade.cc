@@ -2,7 +2,7 @@
 
 #include <c10/core/GradMode.h>
 
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 
 namespace tessera::kernels {
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/mesh/host_memory.h"
 
 namespace tessera {

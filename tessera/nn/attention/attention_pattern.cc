@@ -5,7 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/kernels/attention/causal_attention.h"
 #include "tessera/kernels/attention/flash_attention.h"
 #include "tessera/kernels/attention/head_groups.h"

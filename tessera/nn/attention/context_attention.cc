@@ -9,7 +9,7 @@
 #include "tessera/base/text/quote.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/dtensor/tensor/held_value.h"
+#include "tessera/dtensor/tensor/saved_value.h"
 #include "tessera/kernels/attention/partial_attention.h"
 #include "tessera/kernels/autograd/kept_results.h"
 #include "tessera/nn/attention/attention_mask.h"

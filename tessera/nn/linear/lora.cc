@@ -11,7 +11,7 @@
 #include "tessera/base/philox.h"
 #include "tessera/dtensor/random/random_fill.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/nn/linear/quantized_linear.h"
 

@@ -4,7 +4,7 @@
 #include <c10/core/GradMode.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/nn/gradient_marks.h"
 #include "tessera/optim/detail/model_parameters.h"
 

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "tessera/comm/group/group.h"
-#include "tessera/mesh/side_stream.h"
+#include "tessera/mesh/device_stream.h"
 
 namespace tessera {
 

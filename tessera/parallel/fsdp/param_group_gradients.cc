@@ -9,7 +9,7 @@
 #include <c10/core/GradMode.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/parallel/fsdp/param_group.h"
 
 namespace tessera {

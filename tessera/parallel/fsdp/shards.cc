@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/mesh/host_memory.h"
 #include "tessera/parallel/fsdp/whole_storage.h"
 

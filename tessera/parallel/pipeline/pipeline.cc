@@ -15,7 +15,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/models/decoder/decoder.h"
 #include "tessera/nn/modules_of.h"
 #include "tessera/parallel/data_parallel/gradient_sync.h"

@@ -6,10 +6,10 @@
 
 #include <algorithm>
 
-#include "tessera/dtensor/redistribute/parts.h"
+#include "tessera/dtensor/redistribute/shard_indices.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/dtensor/tensor/layout.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 
 namespace tessera::detail {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/nn/linear/quantized_linear.h"
 #include "tessera/parallel/fsdp/fully_shard.h"
 #include "tessera/train/nemo/storage_file.h"

@@ -16,7 +16,7 @@
 #include "tessera/comm/launch/rank_notes.h"
 #include "tessera/data/loader/loader.h"
 #include "tessera/dtensor/random/random.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/formats/tensor_files/finite.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/models/config/end_tokens.h"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "tessera/data/rows/batch.h"
-#include "tessera/mesh/side_stream.h"
+#include "tessera/mesh/device_stream.h"
 #include "tessera/models/decoder/causal_lm.h"
 
 namespace tessera::train {

@@ -16,7 +16,7 @@
 #include "tessera/comm/collectives/communication_time.h"
 #include "tessera/comm/shm/shared_buffer.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/kernels/loss/head_chunks.h"
 #include "tessera/mesh/host_memory.h"
 #include "tessera/models/adapters/adapters.h"

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/rules/random/random_draw.h"
+#include "tessera/dtensor/rules/random/random_call.h"
 
 namespace tessera {
 

@@ -13,7 +13,7 @@
 
 #include "tessera/base/philox.h"
 #include "tessera/dtensor/rules/elementwise/pointwise.h"
-#include "tessera/dtensor/rules/random/random_draw.h"
+#include "tessera/dtensor/rules/random/random_call.h"
 
 namespace tessera {
 

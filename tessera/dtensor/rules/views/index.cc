@@ -3,7 +3,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
-#include "tessera/dtensor/rules/views/places.h"
+#include "tessera/dtensor/rules/views/index_selection.h"
 
 namespace tessera {
 

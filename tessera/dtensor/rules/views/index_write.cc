@@ -1,6 +1,6 @@
 // Writing at index tensors.
 #include "tessera/dtensor/rules/table.h"
-#include "tessera/dtensor/rules/views/places.h"
+#include "tessera/dtensor/rules/views/index_selection.h"
 
 namespace tessera {
 

@@ -1,4 +1,4 @@
-#include "tessera/dtensor/redistribute/alike.h"
+#include "tessera/dtensor/redistribute/equal_on_ranks.h"
 
 #include <ATen/ATen.h>
 #include <xxhash.h>

@@ -1,4 +1,4 @@
-#include "tessera/mesh/side_stream.h"
+#include "tessera/mesh/device_stream.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 

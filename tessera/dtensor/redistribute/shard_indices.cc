@@ -1,4 +1,4 @@
-#include "tessera/dtensor/redistribute/parts.h"
+#include "tessera/dtensor/redistribute/shard_indices.h"
 
 #include <ATen/ATen.h>
 

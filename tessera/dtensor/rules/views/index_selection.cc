@@ -1,4 +1,4 @@
-#include "tessera/dtensor/rules/views/places.h"
+#include "tessera/dtensor/rules/views/index_selection.h"
 
 #include <c10/util/accumulate.h>
 
