@@ -77,6 +77,8 @@ bool Connections::shut_silent(const std::string* address) {
   return true;
 }
 
+// The limit of all connections refuses no client: without a silent connection the new one is accepted, up to the limit
+// of libmicrohttpd (server.cc).
 bool Connections::admit(const std::string& address) {
   const std::lock_guard lock(mutex_);
   if (!address.empty() && count_open(&address) >= limits_.address_connections && !shut_silent(&address)) return false;
@@ -116,6 +118,7 @@ std::chrono::duration<double> Connections::time_for(Stage stage) const {
   return std::chrono::duration<double>(seconds);
 }
 
+// The loop of the internal thread. A late connection is only shut down; its own thread sees this and closes it.
 void Connections::watch() {
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, std::chrono::milliseconds(500), [this] { return ending_; })) {

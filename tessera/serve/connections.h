@@ -45,8 +45,8 @@ class Connections {
   // silent. An empty address has no limit of its own.
   bool admit(const std::string& address);
   // `key` identifies the connection in the calls below.
-  void opened(const void* key, int socket, const std::string& address);
-  void enter(const void* key, Stage stage);
+  void opened(const void* key, int socket, const std::string& address);  // the connection begins in kHeader
+  void enter(const void* key, Stage stage);                              // the time limit of the stage begins now
   void closed(const void* key);
   int64_t being_answered() const;  // number of connections in kAnswer or kReply
 

@@ -152,6 +152,8 @@ Json Response::frame(Json choices) const {
   return json;
 }
 
+// One element of "choices". `content` has its "text", "message" or "delta". finish_reason is null until the choice
+// ends.
 Json Response::choice_json(size_t index, Json content, const std::optional<Finish>& finish, Json log_probs) const {
   Json choice = {{"index", index}};
   choice.update(content);

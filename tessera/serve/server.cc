@@ -50,6 +50,7 @@ bool same_word(std::string_view given, std::string_view word) {
       [](unsigned char c) { return std::tolower(c); });
 }
 
+// Whether the media type is JSON; parameters such as "; charset=utf-8" are ignored.
 bool is_json(std::string_view content_type) {
   const auto type = content_type.substr(0, content_type.find_first_of("; \t"));
   return same_word(type, "application/json");
@@ -262,6 +263,8 @@ MHD_Result Server::State::get(MHD_Connection* connection, std::string_view path)
                     {"completion_tokens", counts.new_tokens}});
 }
 
+// Sends the answer as server-sent events. libmicrohttpd calls read_stream() until the end, and then free_stream(),
+// which cancels the answer if it has not ended.
 MHD_Result Server::State::stream(MHD_Connection* connection, Reply reply, bool with_usage) {
   auto* stream =
       new Stream{.client = ClientWatch(socket_of(connection)), .reply = std::move(reply), .with_usage = with_usage};

@@ -54,11 +54,14 @@ class Tokenizer {
   // optional files give the bos, eos and pad token and say which tokens are special, as transformers 5 reads them. A
   // token that only these two files name gets the next free id; the model may have no embedding row for this id
   // (token_rows.h). Like transformers 5, the tokenizer ignores the keys "add_bos_token" and "add_eos_token", and logs a
-  // warning when these keys would change the tokens of a text.
+  // warning when these keys would change the tokens of a text. Error kIo when the folder has no tokenizer.json; kFormat
+  // for a file with wrong content.
   static Tokenizer from_folder(const std::filesystem::path& dir);
   // `json` is the content of a tokenizer.json; error messages use `name` as the name of the file.
   static Tokenizer from_json(std::string_view json, std::string name);
 
+  // Error kConfig for a text of about 4 GiB or more; kFormat when a regular expression of the file needs too many steps
+  // for this text.
   std::vector<TokenId> encode(std::string_view text, const EncodeOptions& options = {}) const;
   Encoding encode_with_offsets(std::string_view text, const EncodeOptions& options = {}) const;
   // Skips ids that have no token. The result is valid UTF-8.
@@ -68,6 +71,7 @@ class Tokenizer {
   // the result is its name, e.g. "<|im_end|>". Empty for an id that has no token.
   std::string token_bytes(TokenId id) const;
 
+  // The id of the token with exactly this string; nullopt when there is none.
   std::optional<TokenId> token_to_id(std::string_view token) const;
   // Error kConfig for an id that has no token.
   const std::string& id_to_token(TokenId id) const;
@@ -75,6 +79,7 @@ class Tokenizer {
   // The largest id + 1, with added tokens: the number of rows that an embedding of all tokens has. The embedding of a
   // model may have fewer rows.
   size_t vocab_size() const;
+  // The tokens that tokenizer_config.json or special_tokens_map.json names; nullopt when they name none.
   std::optional<TokenId> bos_id() const;
   std::optional<TokenId> eos_id() const;
   std::optional<TokenId> pad_id() const;
@@ -100,6 +105,7 @@ class Tokenizer {
 class StreamDecoder {
  public:
   explicit StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens = true);
+  // Adds a token and returns the text that is now certain; it may be empty.
   std::string push(TokenId id);
   // Returns the text that push() has held back so far, e.g. an incomplete character as U+FFFD, and resets the decoder.
   std::string finish();

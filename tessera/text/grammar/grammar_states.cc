@@ -305,6 +305,7 @@ void GrammarStates::keep(std::span<int32_t* const> states) {
   for (size_t i = 0; i < items.size(); ++i) {
     if (moved[i] != kNothing) moved[i] = item(items[i].part, items[i].at, new_item(items[i].tail));
   }
+  // A reading without expansion: the items of a kept state are already those that expect a byte.
   for (auto* state : kept) {
     if (*state == kDead) continue;
     const auto& data = before[static_cast<size_t>(*state)];

@@ -54,6 +54,7 @@ Value call_method(Evaluator& evaluator, const Value& self, const std::string& na
 Value call_global(Evaluator& evaluator, const std::string& name, const Arguments& arguments);
 bool is_global(std::string_view name);
 
+// The operators of Python. Failure where Python raises TypeError, and when an integer does not fit in 64 bits.
 Value binary(Evaluator& evaluator, Operator op, const Value& left, const Value& right);
 bool compare(Operator op, const Value& left, const Value& right, Budget& budget);
 Value slice(Evaluator& evaluator, const Value& of, const Value& start, const Value& stop, const Value& step);
@@ -103,10 +104,12 @@ class Evaluator {
   int line() const { return line_; }
 
   Budget& budget() { return budget_; }
+  // These functions create a value and charge the budget for it. Failure when it exceeds a limit.
   Value make_text(std::string text, bool markup = false);
   Value make_list(std::vector<Value> items, Kind kind = Kind::kList);
   Value make_dict(std::shared_ptr<const Dict> dict);
   Value make_namespace(std::shared_ptr<Dict> attributes);
+  // of.name and of[key], within the sandbox; undefined when there is none.
   Value attribute(const Value& of, const std::string& name);
   Value item(const Value& of, const Value& key);
   Value call(const Value& callee, const Arguments& arguments);

@@ -38,13 +38,14 @@ class Parser {
 
   const Token& current() const { return tokens_[at_]; }
   const Token& ahead() const { return tokens_[std::min(at_ + 1, tokens_.size() - 1)]; }
-  Token next();
+  Token next();  // returns the current token and moves to the next one
   [[noreturn]] void fail_here(const std::string& message) const;
   [[noreturn]] void unexpected(std::string_view wanted) const;
   bool at_operator(std::string_view text) const {
     return current().kind == TokenKind::kOperator && current().text == text;
   }
   bool at_name(std::string_view text) const { return current().kind == TokenKind::kName && current().text == text; }
+  // skip_ functions move on and return true when the token is current; expect_ functions fail when it is not.
   bool skip_operator(std::string_view text);
   bool skip_name(std::string_view text);
   void expect_operator(std::string_view text);

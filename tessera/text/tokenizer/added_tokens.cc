@@ -40,6 +40,7 @@ void AddedMatcher::add(std::string_view pattern, const AddedToken& token) {
   if (!pattern.empty()) tokens_.try_emplace(std::string(pattern), token);
 }
 
+// Searching for each pattern in the finished tree gives the place at which the pattern ends.
 void AddedMatcher::build() {
   std::vector<std::string_view> patterns;
   for (const auto& [pattern, token] : tokens_) patterns.push_back(pattern);
@@ -152,6 +153,7 @@ AddedTokens::AddedTokens(const JsonReader& root, std::span<const AddedToken> nam
     by_id[token.id] = token;
     if (!special_.contains(token.content)) plain.push_back(token);
   }
+  // The matchers keep the first of equal patterns, so special tokens are added first.
   NormalizeScratch scratch;
   const auto normalize = [&](const std::string& content) {
     AlignedText text;

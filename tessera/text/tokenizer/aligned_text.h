@@ -14,6 +14,7 @@
 
 namespace tessera::text {
 
+// A half-open byte range.
 struct Span {
   uint32_t begin;
   uint32_t end;
@@ -21,6 +22,7 @@ struct Span {
 
 constexpr size_t kMaxTextBytes = std::numeric_limits<uint32_t>::max() - 16;
 
+// Error kConfig when a text has more than kMaxTextBytes, because a Span has 32-bit positions.
 inline void check_text_size(size_t bytes) {
   TESSERA_CHECK(bytes <= kMaxTextBytes, ErrorKind::kConfig,
                 "[text.encode] text: {} bytes after normalization, at most {} are encoded in one call. Split the text.",

@@ -74,9 +74,10 @@ class BpeModel {
     const auto& page = char_pages_[code >> 8];
     return page ? (*page)[code & 255] : TokenTable::kNone;
   }
-  void split_units(std::string_view word, BpeScratch& scratch) const;
-  void merge_short(BpeScratch& scratch) const;
-  void merge_long(BpeScratch& scratch) const;
+  void split_units(std::string_view word, BpeScratch& scratch) const;  // fills scratch.symbols
+  void merge_short(BpeScratch& scratch) const;                         // merges scratch.symbols: at most kShortWord
+  void merge_long(BpeScratch& scratch) const;                          // merges scratch.symbols: any number
+  // A segment is a part of a word between two cut points.
   void encode_segment(std::string_view segment, size_t readable, BpeScratch& scratch, std::vector<int32_t>& ids) const;
   size_t segment_end(std::string_view word, size_t begin) const;
 
