@@ -13,7 +13,9 @@
 namespace tessera::report {
 namespace {
 
-constexpr size_t kTail = 64;  // lines of one step differ in their times
+// Bytes before the position that is_continued() compares. A file that was cut and has grown again differs there: even
+// lines of the same step have other times.
+constexpr size_t kTail = 64;
 constexpr size_t kChunk = size_t{1} << 18;
 
 size_t read_at(const UniqueFd& file, uint64_t offset, char* data, size_t bytes, const std::filesystem::path& path) {
@@ -58,10 +60,10 @@ void GrowingLines::read(const std::function<void(std::string_view)>& take) {
   if (!now.file.open()) return;
   inode_ = now.inode;
   std::vector<char> chunk(std::min<uint64_t>(kChunk, now.size > offset_ ? now.size - offset_ : 0));
-  while (offset_ < now.size) {  // what comes meanwhile is for the next call
+  while (offset_ < now.size) {  // bytes that are appended meanwhile are left for the next call
     const size_t wanted = std::min<uint64_t>(chunk.size(), now.size - offset_);
     const size_t got = read_at(now.file, offset_, chunk.data(), wanted, path_);
-    if (got == 0) return;  // it was cut
+    if (got == 0) return;  // the file was cut since open()
     std::string_view rest(chunk.data(), got);
     offset_ += got;
     tail_.append(rest.substr(got - std::min(got, kTail)));

@@ -23,10 +23,10 @@ namespace {
 
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
-constexpr size_t kMostPoints = 2000;  // sent every two seconds
-constexpr size_t kMostRows = 16'384, kMostEvents = 200;
+constexpr size_t kMostPoints = 2000;                     // steps in data.json, which is sent every two seconds
+constexpr size_t kMostRows = 16'384, kMostEvents = 200;  // kept in memory
 constexpr unsigned kMostConnections = 32, kIdleSeconds = 15;
-constexpr int kShareOfCore = 50;
+constexpr int kShareOfCore = 50;  // after a refresh of t CPU seconds the next one comes 50 t later at the earliest
 
 UniqueFd listen_on_loopback(uint16_t port) {
   try {
@@ -38,7 +38,8 @@ UniqueFd listen_on_loopback(uint16_t port) {
   }
 }
 
-// A page of another name that leads here (DNS rebinding) gets nothing.
+// Whether the Host header names loopback. Against DNS rebinding: a foreign page whose name resolves to 127.0.0.1 sends
+// its own name as Host and is refused.
 bool is_loopback_name(const char* host) {
   if (!host) return false;
   std::string_view name = host;
@@ -62,13 +63,13 @@ struct LivePage::Server {
 
   const fs::path folder;
   MHD_Daemon* daemon = nullptr;
-  // Of the server's thread alone.
+  // All members below are used by the thread of the HTTP server only, so they need no lock.
   RunFollower follower;
-  RunHistory told;
-  bool calm = false;
-  std::vector<std::pair<uintmax_t, fs::file_time_type>> seen;
-  std::shared_ptr<const std::string> data;
-  Clock::time_point next{};
+  RunHistory told;                                             // the last history that could be read
+  bool calm = false;                                           // the thread has lowered its priority
+  std::vector<std::pair<uintmax_t, fs::file_time_type>> seen;  // sizes and times of the files that `data` is made from
+  std::shared_ptr<const std::string> data;                     // data.json
+  Clock::time_point next{};                                    // no refresh before this time
 
   std::vector<std::pair<uintmax_t, fs::file_time_type>> look() const {
     std::vector<std::pair<uintmax_t, fs::file_time_type>> states;
@@ -81,10 +82,10 @@ struct LivePage::Server {
     return states;
   }
 
-  // What the page then says of itself, where something is wrong.
+  // The history of the run; one with the state "starting" before the run has written metrics.
   RunHistory read() {
     std::error_code unknown;
-    if (!fs::exists(folder / "metrics.jsonl", unknown) && !unknown) {  // it has written nothing yet
+    if (!fs::exists(folder / "metrics.jsonl", unknown) && !unknown) {
       told.state = "starting";
       return told;
     }
@@ -92,6 +93,8 @@ struct LivePage::Server {
     return told;
   }
 
+  // data.json, made again only if a file has changed and the share of the core allows it. If reading fails, the page
+  // shows the last history that could be read, with the error as its state.
   std::shared_ptr<const std::string> refreshed() {
     if (data && Clock::now() < next) return data;
     auto states = look();
@@ -100,7 +103,7 @@ struct LivePage::Server {
     try {
       data = std::make_shared<const std::string>(page_data({read()}, kMostPoints));
       seen = std::move(states);
-    } catch (const Error& error) {  // what was told before, and why no more
+    } catch (const Error& error) {
       auto last = told;
       last.state = std::string("cannot be read: ") + error.what();
       data = std::make_shared<const std::string>(page_data({last}, kMostPoints));
@@ -112,7 +115,7 @@ struct LivePage::Server {
   }
 
   MHD_Result send(MHD_Connection* connection, unsigned code, const char* type, const std::string& text) const {
-    // The library copies it, so that it may be replaced while it is sent.
+    // The library copies the text, so that it may be replaced while the response is still being sent.
     MHD_Response* response =
         MHD_create_response_from_buffer(text.size(), const_cast<char*>(text.data()), MHD_RESPMEM_MUST_COPY);
     if (!response) return MHD_NO;
@@ -128,7 +131,7 @@ struct LivePage::Server {
 
   MHD_Result answer(MHD_Connection* connection, std::string_view url, std::string_view method) {
     constexpr const char* kPlain = "text/plain; charset=utf-8";
-    if (!calm) {  // steps come first
+    if (!calm) {  // once: lowers the priority of this thread of rank 0's process, so that training goes first
       ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 10);
       calm = true;
     }
@@ -147,11 +150,12 @@ struct LivePage::Server {
     return send(connection, MHD_HTTP_NOT_FOUND, kPlain, "there are / and /data.json\n");
   }
 
-  // What a client sends beyond its request ends the connection: nobody keeps it.
+  // Callback of libmicrohttpd: called once with the header of a request, then with its body. A request with a body
+  // closes the connection, because no request here needs one.
   static MHD_Result handle(void* self, MHD_Connection* connection, const char* url, const char* method, const char*,
                            const char*, size_t* upload_bytes, void** state) {
     static char begun;
-    if (*state == nullptr) {  // only the head of the request is there
+    if (*state == nullptr) {  // the first call, with the header only
       *state = &begun;
       return MHD_YES;
     }
@@ -161,7 +165,7 @@ struct LivePage::Server {
 };
 
 LivePage::LivePage(uint16_t port, fs::path run_folder) : server_(std::make_unique<Server>(std::move(run_folder))) {
-  static_cast<void>(page_around("{}"));  // an error without the charts
+  static_cast<void>(page_around("{}"));  // throws if the program was built without the chart library
   UniqueFd socket = listen_on_loopback(port);
   server_->daemon =
       MHD_start_daemon(MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL, port, nullptr, nullptr, &Server::handle,

@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Values that are not finite become null in the text of the page.
+// The columns of a series at the given rows. dump_json() writes values that are not finite as null.
 ordered_json series(const Series& all, const std::vector<size_t>& rows) {
   ordered_json out = {{"step", ordered_json::array()}};
   for (const size_t row : rows) out["step"].push_back(all.step[row]);
@@ -26,7 +26,7 @@ ordered_json series(const Series& all, const std::vector<size_t>& rows) {
   return out;
 }
 
-// The rows whose value stands out, as steps and z-scores.
+// Steps and z-scores of the rows that are outliers.
 ordered_json outliers(const std::vector<int64_t>& steps, const std::vector<double>& scores) {
   ordered_json out = ordered_json::array();
   for (size_t row = 0; row < scores.size(); ++row) {
@@ -37,7 +37,7 @@ ordered_json outliers(const std::vector<int64_t>& steps, const std::vector<doubl
 }
 
 ordered_json as_json(const RunHistory& run, const std::string& name, size_t most_points) {
-  constexpr size_t kMostValues = 400'000;  // of all columns: what a browser still reads at once
+  constexpr size_t kMostValues = 400'000;  // values in all columns together; a browser parses these without delay
   most_points = std::min(most_points, kMostValues / std::max<size_t>(run.steps.columns.size(), 1));
   ordered_json out = {{"name", name},
                       {"folder", run.folder.string()},
@@ -63,7 +63,7 @@ ordered_json as_json(const RunHistory& run, const std::string& name, size_t most
   return out;
 }
 
-// Runs of one name are told apart by their folders.
+// The names of the runs; runs with the same name are shown with their folders.
 std::vector<std::string> names_of(const std::vector<RunHistory>& runs) {
   std::vector<std::string> names;
   for (const auto& run : runs) {
@@ -73,7 +73,7 @@ std::vector<std::string> names_of(const std::vector<RunHistory>& runs) {
   return names;
 }
 
-// "</script>" inside a script would end it, and "<!--" begin a comment.
+// Escapes "<" in JSON, so that text of a run that holds "</script>" or "<!--" cannot end the script element.
 std::string inside_script(std::string_view text) {
   std::string out;
   for (const char c : text) c == '<' ? out += "\\u003c" : out += c;
@@ -101,7 +101,7 @@ std::string page_around(std::string_view data) {
                 "[report.page] this program was built without uPlot, which draws the charts. Build it where npm can "
                 "fetch the package (./dev setup).");
   std::string page(parts.html);
-  // What users wrote goes in last, so that nothing in it is taken for a mark.
+  // The data, which holds text of users, is inserted last, so that a mark in it is not replaced.
   put(page, "/*CHART STYLE*/", parts.chart_style);
   put(page, "/*STYLE*/", parts.style);
   put(page, "/*CHART SCRIPT*/", parts.chart_script);

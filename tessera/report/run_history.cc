@@ -52,6 +52,7 @@ std::vector<size_t> thinned(const Series& steps, size_t most) {
     return kept;
   }
   const auto found = steps.columns.find("loss");
+  // A loss that is not finite counts as the largest, so that its row is kept.
   const auto loss = [&](size_t row) {
     const double value = found == steps.columns.end() ? kNothing : found->second[row];
     return std::isfinite(value) ? value : std::numeric_limits<double>::infinity();

@@ -14,7 +14,8 @@ using namespace std::string_literals;
 
 std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
 
-// RunHistory::profile, whatever else the line holds.
+// Copies the fields of RunHistory::profile and checks their types. The file may hold anything; other fields and rows
+// beyond kMostRows are dropped. Throws if a field is missing or has another type.
 Json profile_of(const Json& json) {
   constexpr size_t kMostRows = 64;
   const auto number = [](const Json& value) { return value.is_number() ? value.get<double>() : 0; };
@@ -44,7 +45,8 @@ Json profile_of(const Json& json) {
   return out;
 }
 
-// What the page draws; a file may hold anything. Parts become "parts.compute", ranks "communication_by_rank.0".
+// The columns of a line that the page draws. Nested values get names such as "parts.compute" and
+// "communication_by_rank.0". Unknown keys are ignored, so that a file cannot create any number of columns.
 std::map<std::string, double> numbers(const Json& row) {
   std::map<std::string, double> out;
   const auto number = [](const Json& value) { return value.is_number() ? value.get<double>() : kNothing; };
@@ -105,7 +107,7 @@ bool RunLines::take(std::string_view line) {
     } else {
       return false;
     }
-  } catch (const std::exception&) {  // no JSON, or a value of another type
+  } catch (const std::exception&) {  // the line is no JSON object, or a value has another type
     return false;
   }
   keep_last(told_.sessions, limits_.events);
@@ -121,7 +123,7 @@ RunHistory RunLines::history() const {
   run.validation = validation_.series();
   run.loss_z = steps_.loss_scores();
   run.grad_norm_z = steps_.grad_norm_scores();
-  // A run that has gone on since is not over.
+  // An early stop does not count if the run has later steps: it was resumed with other settings.
   const auto& steps = run.steps.step;
   if (early_stop_ && (steps.empty() || early_stop_->step >= steps.back())) {
     run.state = "ended early: " + early_stop_->text;

@@ -1,4 +1,4 @@
-// The lines of metrics.jsonl and events.jsonl, sorted by what they tell (docs/format/run.md).
+// Parses the lines of metrics.jsonl and events.jsonl and collects them by kind (docs/format/run.md).
 //
 //   RunLines lines({.rows = 16384, .events = 200});
 //   if (!lines.take(R"({"step":1,"loss":4.5})")) ++skipped;
@@ -15,7 +15,8 @@
 
 namespace tessera::report {
 
-// What is kept of a run; of steps see step_rows.h, of samples, warnings and sessions the last ones.
+// Limits of memory. `rows`: steps that are kept (step_rows.h). `events`: how many of the last samples, of the last
+// warnings and of the last sessions are kept.
 struct HistoryLimits {
   size_t rows = SIZE_MAX, events = SIZE_MAX;
 };
@@ -27,10 +28,9 @@ class RunLines {
         steps_({.loss = "loss", .most = limits.rows}),
         validation_({.loss = "validation_loss", .most = limits.rows}) {}
 
-  // False: it tells nothing.
+  // Adds a line. Returns false if the line cannot be read or has none of the known keys.
   bool take(std::string_view line);
-  // Everything but the names, the recipe and what could not be read. `state` is "" unless the run has said how it
-  // ended.
+  // The history so far, without folder, name, recipe and notes. `state` is empty unless a line says how the run ended.
   RunHistory history() const;
 
  private:

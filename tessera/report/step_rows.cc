@@ -22,16 +22,22 @@ void StepRows::put(int64_t step, const std::map<std::string, double>& values) {
   if (rows_.size() > options_.most) thin_out();
 }
 
+// Drops rows until at most half of options_.most are left, so that this happens only once per options_.most / 2 steps.
+// A z-score depends on the rows before it. So the scores of all rows are computed and stored first; scores() computes
+// only those of later rows, from the detectors as they are here.
 void StepRows::thin_out() {
   for (auto row = rows_.upper_bound(settled_); row != rows_.end(); ++row) {
     if (columns_.contains(options_.loss)) row->second.loss_z = losses_.add(value(row->second, options_.loss));
     if (columns_.contains("grad_norm")) row->second.grad_norm_z = grad_norms_.add(value(row->second, "grad_norm"));
     settled_ = row->first;
   }
+  // The value of a column; a value that is not finite counts as the largest, so that its row is kept.
   const auto height = [&](const Row& row, const char* column) {
     const double found = value(row, column);
     return std::isfinite(found) ? found : std::numeric_limits<double>::infinity();
   };
+  // The ranges double in length until few enough rows are left. Ranges begin at multiples of stretch_, so a longer
+  // range consists of whole shorter ones, and rows that were kept before remain the extremes.
   for (;; stretch_ *= 2) {
     std::set<int64_t> kept = {rows_.begin()->first, rows_.rbegin()->first};
     for (auto row = rows_.begin(); row != rows_.end();) {

@@ -1,5 +1,5 @@
-// One row of values a step, in bounded memory: where there are too many, of each stretch of steps stay the rows with
-// the least and the largest loss and the largest gradient norm, so that a spike is never lost.
+// Collects one row of values per step, in bounded memory. When there are too many rows, each range of steps keeps only
+// the rows with the smallest loss, the largest loss and the largest gradient norm, so that a spike is never lost.
 //
 //   StepRows rows({.loss = "loss", .most = 16384});
 //   rows.put(1, {{"loss", 4.0}, {"lr", 0.1}});
@@ -20,39 +20,39 @@
 namespace tessera::report {
 
 struct StepRowsOptions {
-  std::string loss = "loss";  // the column whose spikes stay
-  size_t most = SIZE_MAX;     // rows that are kept, at least 16
+  std::string loss = "loss";  // the column of the loss
+  size_t most = SIZE_MAX;     // the most rows that are kept, at least 16
 };
 
 class StepRows {
  public:
   explicit StepRows(StepRowsOptions options) : options_(std::move(options)) {}
 
-  // In place of what was told of that step before.
+  // Sets the row of a step, and replaces an earlier row of the same step.
   void put(int64_t step, const std::map<std::string, double>& values);
-  size_t told() const { return told_; }  // steps, those that are not kept among them
+  size_t told() const { return told_; }  // number of steps, including those whose rows were dropped
   Series series() const;
-  // z-scores as the run saw them (train/output/outliers.h), as long as series().step; empty where no step has that
-  // value.
+  // z-scores as the run computed them (train/output/outliers.h), one per entry of series().step; empty if no step has
+  // this value.
   std::vector<double> loss_scores() const;
   std::vector<double> grad_norm_scores() const;
 
  private:
   struct Row {
-    std::vector<double> values{};                      // by column, as many as there were when it came
-    double loss_z = kNothing, grad_norm_z = kNothing;  // of rows up to settled_
+    std::vector<double> values{};                      // by index of columns_; shorter if columns were added later
+    double loss_z = kNothing, grad_norm_z = kNothing;  // set for rows up to settled_
   };
   double value(const Row& row, const std::string& column) const;
   std::vector<double> scores(const std::string& column, const train::OutlierDetector& seen, double Row::*kept) const;
   void thin_out();
 
   StepRowsOptions options_;
-  std::map<std::string, size_t> columns_;
+  std::map<std::string, size_t> columns_;  // name -> index in Row::values
   std::map<int64_t, Row> rows_;
   size_t told_ = 0;
-  int64_t stretch_ = 1;   // steps, of which three rows stay
-  int64_t settled_ = -1;  // the last step whose scores are in its row, as rows before it may be gone
-  train::OutlierDetector losses_, grad_norms_;  // up to there
+  int64_t stretch_ = 1;                         // length of a range of steps, of which three rows are kept
+  int64_t settled_ = -1;                        // the last step whose z-scores are stored in its row
+  train::OutlierDetector losses_, grad_norms_;  // their windows end at step settled_
 };
 
 }  // namespace tessera::report

@@ -44,7 +44,7 @@ TEST_F(RunFollowerTest, ReadsEachLineOnce) {
   const auto whole = follower.history();
   EXPECT_THAT(whole.steps.step, ElementsAre(1, 2, 3, 4));
   EXPECT_EQ(whole.warnings.size(), 1u);
-  EXPECT_THAT(whole.notes, ElementsAre("1 lines of events.jsonl tell nothing"));
+  EXPECT_THAT(whole.notes, ElementsAre("1 lines of events.jsonl could not be read"));
 }
 
 TEST_F(RunFollowerTest, BeginsAnewWhenAResumedRunHasDroppedLines) {
@@ -107,7 +107,7 @@ TEST_F(RunFollowerTest, ALineWithoutAnEndTakesNoMemory) {
   append("metrics.jsonl", "x\n" + line(2, 4));
   const auto run = follower.history();
   EXPECT_THAT(run.steps.step, ElementsAre(1, 2));
-  EXPECT_THAT(run.notes, ElementsAre("1 lines of metrics.jsonl tell nothing"));
+  EXPECT_THAT(run.notes, ElementsAre("1 lines of metrics.jsonl could not be read"));
 }
 
 }  // namespace

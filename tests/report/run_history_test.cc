@@ -73,7 +73,8 @@ no line
   ASSERT_EQ(run.sessions.size(), 1u);
   EXPECT_THAT(run.sessions[0].facts, ElementsAre(Pair("host", "a"), Pair("ranks", "2")));
   EXPECT_EQ(run.state, "done");
-  EXPECT_THAT(run.notes, ElementsAre("2 lines of metrics.jsonl tell nothing", "1 lines of events.jsonl tell nothing"));
+  EXPECT_THAT(run.notes,
+              ElementsAre("2 lines of metrics.jsonl could not be read", "1 lines of events.jsonl could not be read"));
 }
 
 TEST(RunHistory, TellsARunAtWorkFromOneThatWasKilled) {
@@ -134,7 +135,7 @@ TEST(RunHistory, TakesTheLastProfileThatIsWhole) {
                         R"("group":"dp","calls":2,"bytes":64,"seconds":0.1}])") +
             line(12, R"("ranks":[{"rank":0}])") + line(15, R"("ranks":7)"));
   const auto run = read_run(temp / "run");
-  EXPECT_THAT(run.notes, ElementsAre("2 lines of events.jsonl tell nothing"));
+  EXPECT_THAT(run.notes, ElementsAre("2 lines of events.jsonl could not be read"));
   ASSERT_TRUE(run.profile.is_object());
   EXPECT_EQ(run.profile["last_step"], 9);
   EXPECT_EQ(run.profile["ranks"].size(), 64u);

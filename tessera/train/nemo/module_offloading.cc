@@ -44,7 +44,7 @@ std::vector<c10::Storage> cpu_storages_of(nn::Module& model) {
   std::vector<c10::Storage> out;
   std::set<const c10::StorageImpl*> seen;
   visit_tensors_of(model, [&](const std::string&, at::Tensor& tensor) {
-    const at::Tensor part = local_part(tensor.detach());
+    const at::Tensor part = local_tensor_of(tensor.detach());
     if (!part.is_cpu() || !part.has_storage() || part.storage().nbytes() == 0) return;
     if (seen.insert(part.storage().unsafeGetStorageImpl()).second) out.push_back(part.storage());
   });

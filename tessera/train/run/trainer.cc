@@ -277,7 +277,7 @@ void Trainer::Impl::resume() {
     const auto state = training_state(*model, *optimizer).tensors;
     checkpoint->load(state);
     for (const auto& [name, tensor] : state) {
-      check_finite(local_part(tensor), name, "[train.resume] " + checkpoint->path().string());
+      check_finite(local_tensor_of(tensor), name, "[train.resume] " + checkpoint->path().string());
     }
   });
   // The metrics in the folder are continued only if the checkpoint is one of this folder. If it was named and is not

@@ -11,7 +11,7 @@ at::Tensor StagedInputs::there(const at::Tensor& tensor) const {
   // The destination is allocated on the copy stream. Memory of the compute stream could still be in use by kernels that
   // were launched before, and the copy would have to wait for them.
   const auto entered = copies_.enter();
-  return sent_to(device_, tensor);
+  return to_device_async(device_, tensor);
 }
 
 std::vector<ModelInputs> StagedInputs::stage(const std::vector<data::Batch>& batches) const {

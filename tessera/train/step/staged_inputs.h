@@ -31,7 +31,7 @@ class StagedInputs {
 
   c10::Device device_;
   const ModelConfig& config_;
-  SideStream copies_;
+  DeviceStream copies_;
 };
 
 }  // namespace tessera::train

@@ -65,7 +65,7 @@ c10::Device device_of(CausalLM& model) {
 bool updates_on_device(CausalLM& model) {
   const auto parameters = model.parameters();
   return !parameters.empty() && std::ranges::all_of(parameters, [](const at::Tensor& parameter) {
-    return !local_part(parameter).device().is_cpu();
+    return !local_tensor_of(parameter).device().is_cpu();
   });
 }
 
@@ -164,9 +164,9 @@ void TrainStep::read_numbers(std::vector<at::Tensor> numbers, Launched& step) co
     step.numbers = all.cpu();
     return;
   }
-  step.numbers = host_empty(all.numel(), at::kDouble, device);
+  step.numbers = pinned_empty(all.numel(), at::kDouble, device);
   step.numbers.copy_(all, /*non_blocking=*/true);
-  step.written = StreamMark::here(device);
+  step.written = DeviceEvent::here(device);
 }
 
 // Gathers the numbers of all ranks into the result of the step, and decides about a step that is not finite. Loss and

@@ -118,7 +118,7 @@ class TrainStep {
     StepResult result{};
     at::Tensor
         numbers{};  // float64 on the host: this rank's loss, the gradient norm, and with routers the balance loss
-    StreamMark written{};  // event after the copy into `numbers`; without an event they are already written
+    DeviceEvent written{};  // event after the copy into `numbers`; without an event they are already written
   };
   void exchange_counts(const std::vector<data::Batch>& micro_batches, const StepSignals& signals, StepResult& result);
   at::Tensor count_routes(const std::vector<ModelInputs>& micro_batches);
