@@ -36,8 +36,8 @@ void Answer::stop(size_t choice) {
   ended_[choice] = true;
 }
 
-// Called on the connection's thread. It sets ended_ under the lock, so take() on the engine's thread adds no piece
-// after the last one.
+// The connection's thread calls cut_off(). It sets ended_ under the lock, so take() on the engine's thread adds no
+// piece after the last one.
 bool Answer::cut_off() {
   const std::lock_guard lock(mutex_);
   cancelled_ = true;
@@ -51,8 +51,8 @@ bool Answer::cut_off() {
   return true;
 }
 
-// Called for each new token. TextStream holds back text that may become a stop string. The piece that ends a choice has
-// all the text that is left.
+// The engine calls take() for each new token. TextStream holds back text that may become a stop string. The piece that
+// ends a choice has all the text that is left.
 bool Answer::take(size_t choice, const NewToken& made) {
   if (made.error) log_error("[serve] {}", made.error->what());
   const std::lock_guard lock(mutex_);

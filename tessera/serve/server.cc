@@ -134,7 +134,7 @@ struct Stream {
   }
 };
 
-// libmicrohttpd calls it on the connection's thread for the next bytes of a stream. It may block until there are some.
+// libmicrohttpd calls read_stream() on the connection's thread for the next bytes of a stream. read_stream() may block.
 ssize_t read_stream(void* closure, uint64_t, char* buffer, size_t most) {
   auto& stream = *static_cast<Stream*>(closure);
   while (stream.held.empty()) {
@@ -311,7 +311,7 @@ MHD_Result Server::State::complete(MHD_Connection* connection, Endpoint endpoint
   return send_json(connection, 200, reply.response.whole());
 }
 
-// libmicrohttpd calls it several times per request, on the connection's thread: first when the header has arrived
+// libmicrohttpd calls handle() several times per request, on the connection's thread: first when the header has arrived
 // (*closure is null), then for each part of the body (*size > 0), and last when the body is complete (*size is 0). A
 // refused request is answered in the first call, and its body is dropped.
 MHD_Result Server::State::handle(MHD_Connection* connection, const char* path, const char* method, const char* version,
@@ -331,7 +331,7 @@ MHD_Result Server::State::handle(MHD_Connection* connection, const char* path, c
   }
   if (*size > 0) {
     if (!incoming->refused) {
-      // Checked again here: the header may be wrong, and a GET with a body has not been checked.
+      // The size is checked again, because the header may be wrong and the body of a GET has not been checked.
       if (incoming->body.size() + *size > static_cast<size_t>(served.limits.body_bytes)) return MHD_NO;
       const bool was_small = incoming->body.size() <= kSmallBody;
       incoming->body.append(data, *size);

@@ -56,7 +56,8 @@ class ContentEntries {
   void add(int64_t token, TokenLogProbs found, const text::Tokenizer& tokenizer);
   // Returns the entries of all tokens that end in `content`, the next piece of the content.
   Json take(std::string_view content, const text::Tokenizer& tokenizer);
-  // Call it at the end of the content. Returns the entry of the last token if the content has only its first bytes.
+  // Must be called at the end of the content. Returns the entry of the last token if the content has only its first
+  // bytes.
   Json finish(const text::Tokenizer& tokenizer);
 
  private:

@@ -246,6 +246,7 @@ bool ChatTemplate::writes(std::string_view text) const {
          (state_->with_tools && state_->with_tools->literals.find(text) != std::string::npos);
 }
 
+// `literals` has each literal between two null characters.
 bool ChatTemplate::has_literal(std::string_view text) const { return writes(fmt::format("{0}{1}{0}", '\0', text)); }
 
 const std::string& ChatTemplate::name() const { return state_->name; }

@@ -20,6 +20,7 @@ Grammar::Part GrammarBuilder::add(const Grammar::Node& node) {
   return static_cast<Part>(grammar_.nodes.size() - 1);
 }
 
+// Equal sets are stored once, and bytes() returns the same part for equal sets.
 int32_t GrammarBuilder::set_of(const ByteSet& set) {
   const auto [at, fresh] = sets_.try_emplace(set, static_cast<int32_t>(grammar_.sets.size()));
   if (fresh) {
@@ -75,6 +76,7 @@ Grammar::Part GrammarBuilder::other_than(const std::vector<std::string_view>& te
   return add({.kind = Grammar::Kind::kOtherThan, .first = static_cast<int32_t>(grammar_.others.size() - 1)});
 }
 
+// A sequence or a choice of one part is this part itself.
 Grammar::Part GrammarBuilder::list(Grammar::Kind kind, const std::vector<Part>& parts) {
   if (parts.size() == 1) return parts[0];
   charge(parts.size() * sizeof(Part));

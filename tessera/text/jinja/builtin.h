@@ -16,7 +16,7 @@ struct Builtin {
   Value (*call)(Evaluator&, const Value& input, const Bound&) = nullptr;
   std::vector<std::string_view> parameters{};
   size_t required = 0;  // the number of parameters, from the first, that need an argument
-  // Used instead of the three members above by a function that binds its arguments itself.
+  // The function of a builtin that binds its arguments itself; the three members above are then not used.
   Value (*call_unbound)(Evaluator&, const Value& input, const Arguments&) = nullptr;
 };
 using BuiltinTable = std::unordered_map<std::string_view, Builtin>;

@@ -84,6 +84,7 @@ struct Loop {
   int depth_of_items = 1;            // 1 + the largest depth of an item or of `changed`
 };
 
+// A macro value: the definition and the scope in which the macro was defined.
 struct Macro {
   const MacroDefinition* tree = nullptr;
   std::shared_ptr<Scope> scope;

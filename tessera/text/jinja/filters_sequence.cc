@@ -36,6 +36,8 @@ struct Keyed {
   Value key, value;
 };
 
+// A stable sort by the keys. `reverse` swaps the operands instead of the result, so equal items keep their order, as in
+// Python.
 std::vector<Value> sorted(Evaluator& evaluator, std::vector<Keyed> items, bool reverse) {
   const auto before = [&](const Keyed& a, const Keyed& b) {
     return reverse ? less(b.key, a.key, evaluator.budget()) : less(a.key, b.key, evaluator.budget());
@@ -207,6 +209,7 @@ Value select(Evaluator& evaluator, const Value& input, const Arguments& argument
   return evaluator.make_list(std::move(kept), Kind::kGenerator);
 }
 
+// The filter `attr`: an attribute, but not an entry of a dict.
 Value attribute_only(Evaluator& evaluator, const Value& input, const Bound& bound) {
   const std::string name = evaluator.text_of(*bound[0]);
   if (input.is(Kind::kDict) && !has_method(input, name)) {

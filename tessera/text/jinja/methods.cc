@@ -142,10 +142,13 @@ Value make_namespace(Evaluator& evaluator, const Value&, const Arguments& argume
   return evaluator.make_namespace(std::move(attributes));
 }
 
+// raise_exception(message): a template calls it for messages that it does not accept.
 Value refuse(Evaluator& evaluator, const Value&, const Bound& bound) {
   fail("the template refuses these messages: {}", evaluator.text_of(*bound[0]));
 }
 
+// strftime_now(format). The budget pays for the largest output that the format can have, 64 bytes per byte of the
+// format.
 Value now(Evaluator& evaluator, const Value&, const Bound& bound) {
   const std::string& format = text_argument(*bound[0], "strftime_now");
   if (format.size() > 1000) fail("strftime_now wants a format of at most 1000 bytes");

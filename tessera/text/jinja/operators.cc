@@ -22,7 +22,8 @@ int64_t product(int64_t a, int64_t b) {
   return result;
 }
 
-// Square and multiply. The last square is skipped, because it may overflow although the result does not.
+// Computes the power by square and multiply. The last square is skipped, because it may overflow although the result
+// does not.
 int64_t power(int64_t base, int64_t exponent) {
   int64_t result = 1;
   while (exponent > 0) {

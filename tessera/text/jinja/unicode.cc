@@ -85,6 +85,7 @@ std::string capitalize(std::string_view text) {
   });
 }
 
+// str.title: a letter after a character without case begins a word.
 std::string title(std::string_view text) {
   bool inside = false;
   return mapped(text, [&](std::string& out, int32_t c) {
