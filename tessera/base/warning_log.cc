@@ -35,6 +35,7 @@ std::vector<std::string> WarningLog::take() {
   return std::exchange(kept_, {});
 }
 
+// The list is locked while its logs are notified, so no log is destroyed during the call.
 void WarningLog::notify(std::string_view message) {
   auto& logs = warning_logs();
   const std::lock_guard lock(logs.mutex);

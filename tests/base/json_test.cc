@@ -105,7 +105,7 @@ TEST(ParseJson, SyntaxErrorsNameTheByteInOneCleanLine) {
   const std::string long_token = refused("\"" + std::string(1 << 20, 'a') + "\x1b");
   EXPECT_LT(long_token.size(), 1000u);
   EXPECT_THAT(long_token, Not(HasSubstr("\x1b")));
-  EXPECT_THAT(message_of([] { parse_json_object("[1]", "[t] f"); }), HasSubstr("is no JSON object, but an array of 1"));
+  EXPECT_THAT(message_of([] { parse_json_object("[1]", "[t] f"); }), HasSubstr("is not a JSON object, but an array of 1"));
 }
 
 TEST(ParseJson, NumbersThatNothingHoldsKeepTheirDigits) {

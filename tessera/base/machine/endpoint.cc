@@ -7,8 +7,8 @@ namespace tessera {
 
 int parse_port(std::string_view text, std::string_view what) {
   const int port = parse_number<int>(text).value_or(0);
-  TESSERA_CHECK(port > 0 && port < 65536, ErrorKind::kConfig, "[endpoint] {}: '{}' is no port; wanted 1 to 65535", what,
-                text);
+  TESSERA_CHECK(port > 0 && port < 65536, ErrorKind::kConfig, "[endpoint] {}: '{}' is not a port; wanted 1 to 65535",
+                what, text);
   return port;
 }
 

@@ -21,7 +21,7 @@ namespace {
 
 std::string boot_id() { return first_line(read_file("/proc/sys/kernel/random/boot_id", 4096)); }
 
-// "net:[4026531840]"
+// The namespace of this process, e.g. "net:[4026531840]".
 std::string namespace_of(const char* kind) {
   std::error_code failed;
   const auto target = std::filesystem::read_symlink(std::string("/proc/self/ns/") + kind, failed);
@@ -47,7 +47,7 @@ std::string host_identity() {
   try {
     identity += "/" + boot_id();
     identity += "/" + namespace_of("net");
-  } catch (const Error&) {  // not mounted: what is known has to do
+  } catch (const Error&) {  // /proc is not mounted: uses the parts that are known
   }
   std::replace(identity.begin(), identity.end(), '\n', ' ');
   return identity;
@@ -67,10 +67,11 @@ std::string processor_model() {
     const std::string key = line.substr(0, line.find_last_not_of(" \t", colon - 1) + 1);
     const std::string value = line.substr(colon + 2);
     if (key == "model name") name = value;
-    for (const auto& [wanted, word] : {std::pair{"cpu family", "family"},  // the first two on x86, the others on Arm
-                                       {"model", "model"},
-                                       {"CPU implementer", "implementer"},
-                                       {"CPU part", "part"}}) {
+    for (const auto& [wanted, word] :
+         {std::pair{"cpu family", "family"},  // the first two exist on x86, the last two on Arm
+          {"model", "model"},
+          {"CPU implementer", "implementer"},
+          {"CPU part", "part"}}) {
       if (key == wanted) details += fmt::format("{}{} {}", details.empty() ? "" : ", ", word, value);
     }
   }
@@ -78,7 +79,7 @@ std::string processor_model() {
 }
 
 std::string core_mask() {
-  for (int cores = 1024; cores <= 1 << 20; cores *= 2) {  // the kernel refuses a set that is too small
+  for (int cores = 1024; cores <= 1 << 20; cores *= 2) {  // the kernel rejects a set that is too small
     const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(cores), [](cpu_set_t* one) { CPU_FREE(one); });
     const size_t bytes = CPU_ALLOC_SIZE(cores);
     if (!set || ::sched_getaffinity(0, bytes, set.get()) != 0) continue;

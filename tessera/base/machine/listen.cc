@@ -37,7 +37,7 @@ int port_of(int descriptor) {
                                            : reinterpret_cast<sockaddr_in*>(&bound)->sin_port);
 }
 
-// Not open, with errno, when it cannot be.
+// A listening socket; on failure it is not open and errno is set.
 UniqueFd listen_on(const sockaddr* address, socklen_t size) {
   UniqueFd socket(::socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!socket.open()) return socket;
@@ -51,13 +51,14 @@ UniqueFd listen_on(const sockaddr* address, socklen_t size) {
   return socket;
 }
 
+// Listens on all interfaces, IPv6 and IPv4; IPv4 only if the kernel has no IPv6.
 UniqueFd listen_everywhere(int port) {
   sockaddr_in6 any6{};
   any6.sin6_family = AF_INET6;
   any6.sin6_port = htons(static_cast<uint16_t>(port));
   UniqueFd socket = listen_on(reinterpret_cast<const sockaddr*>(&any6), sizeof any6);
   if (socket.open() || errno == EADDRINUSE) return socket;
-  sockaddr_in any4{};  // a kernel without IPv6
+  sockaddr_in any4{};  // for a kernel without IPv6
   any4.sin_family = AF_INET;
   any4.sin_port = any6.sin6_port;
   return listen_on(reinterpret_cast<const sockaddr*>(&any4), sizeof any4);
@@ -65,6 +66,9 @@ UniqueFd listen_everywhere(int port) {
 
 }  // namespace
 
+// The resolved addresses are tried in order. Loopback ones are skipped for kOtherHosts, because a name like "localhost"
+// or Debian's 127.0.1.1 resolves to loopback here but means this host for others. A port in use ends the search:
+// another address with the same port would hide a second server.
 Listening listen_at(const std::string& host, int port, Reach reach) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
@@ -97,6 +101,7 @@ Listening listen_at(const std::string& host, int port, Reach reach) {
         reason == EADDRNOTAVAIL ? " Wanted an address of this host." : "");
 }
 
+// connect() on a datagram socket sends nothing; it only makes the kernel choose a route and its local address.
 std::string address_towards(const std::string& host) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_DGRAM;
@@ -126,7 +131,7 @@ std::vector<InterfaceAddress> interfaces_of_this_host() {
     const int family = one->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) continue;
     if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(one->ifa_addr)->sin6_addr)) {
-      continue;  // means nothing to another host without its interface
+      continue;  // cannot be used by another host without its interface
     }
     const socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
     const std::string address = numeric(one->ifa_addr, size);

@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The files of one version of control groups.
+// File names of one version of control groups.
 struct GroupFiles {
   const char *limit, *usage;
   const char *file_cache, *mapped, *shared;  // keys of memory.stat
@@ -21,7 +21,7 @@ constexpr GroupFiles kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_byte
                                   "total_shmem"};
 constexpr GroupFiles kVersion2 = {"memory.max", "memory.current", "file", "file_mapped", "shmem"};
 
-// A hierarchy of control groups as it is mounted: the group `root` is seen at `point`.
+// A mounted hierarchy of control groups: its group `root` is visible at `point`.
 struct GroupMount {
   std::string root;
   fs::path point;
@@ -31,7 +31,7 @@ struct GroupMounts {
   std::optional<GroupMount> version1{}, version2{};
 };
 
-// Lines of "key number" or "key: number kB".
+// Parses lines of "key number" or "key: number kB".
 std::map<std::string, int64_t> numbers_by_key(const fs::path& path) {
   std::map<std::string, int64_t> numbers;
   std::ifstream file(path);
@@ -44,14 +44,14 @@ std::map<std::string, int64_t> numbers_by_key(const fs::path& path) {
   return numbers;
 }
 
-// Absent for "max" and for files that are not there.
+// nullopt for "max" and for a missing file.
 std::optional<int64_t> number_in(const fs::path& path) {
   int64_t number = 0;
   if (std::ifstream(path) >> number) return number;
   return std::nullopt;
 }
 
-// mountinfo writes blanks as \040.
+// Decodes octal escapes; mountinfo writes a space as \040.
 std::string without_octal(std::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -64,7 +64,7 @@ std::string without_octal(std::string_view text) {
   return out;
 }
 
-// proc(5): "36 35 98:0 /root /point options fields... - type source options".
+// Lines of mountinfo, see proc(5): "36 35 98:0 /root /point options fields... - type source options".
 GroupMounts find_group_mounts(const fs::path& root) {
   GroupMounts mounts;
   std::ifstream file(root / "proc/self/mountinfo");
@@ -82,11 +82,12 @@ GroupMounts find_group_mounts(const fs::path& root) {
   return mounts;
 }
 
-// Takes the group in `folder` and its parents, up to the one at the mount point, into account.
+// Applies the limits of the group in `folder` and of its parents, up to the mount point. A process may use what the
+// tightest of them leaves. Page cache that no process maps can be reclaimed, so it does not count as used.
 void narrow(const GroupMount& mount, fs::path folder, const GroupFiles& files, MemoryRoom& room) {
   while (true) {
     const auto limit = number_in(folder / files.limit);
-    if (limit && *limit < room.machine_bytes) {  // version 1 writes a limit of 2^63 where there is none
+    if (limit && *limit < room.machine_bytes) {  // version 1 has a limit near 2^63 when there is none
       auto stat = numbers_by_key(folder / "memory.stat");
       const int64_t cache = std::max<int64_t>(0, stat[files.file_cache] - stat[files.mapped] - stat[files.shared]);
       const int64_t used = std::max<int64_t>(0, number_in(folder / files.usage).value_or(0) - cache);
@@ -99,7 +100,8 @@ void narrow(const GroupMount& mount, fs::path folder, const GroupFiles& files, M
   }
 }
 
-// The folder of a group below its mount; the mount point itself for a group outside of it, which a container sees so.
+// The folder of a group below its mount. The mount point itself for a group outside of the mount, which happens in a
+// container.
 fs::path group_folder(const GroupMount& mount, const std::string& group) {
   const std::string base = mount.root == "/" ? "" : mount.root;
   const bool inside = group.starts_with(base) && (group.size() == base.size() || group[base.size()] == '/') &&
@@ -124,7 +126,7 @@ MemoryRoom read_memory_room(const fs::path& root) {
   room.machine_available_bytes = machine["MemAvailable:"] << 10;
   const auto mounts = find_group_mounts(root);
   std::ifstream groups(root / "proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {  // "4:memory:/group", of version 2 "0::/group"
+  for (std::string line; std::getline(groups, line);) {  // "4:memory:/group"; version 2: "0::/group"
     const auto first = line.find(':'), second = line.find(':', first + 1);
     if (second == line.npos) continue;
     const auto controllers = "," + line.substr(first + 1, second - first - 1) + ",", group = line.substr(second + 1);

@@ -13,9 +13,10 @@ namespace {
 
 constexpr size_t kShownBytes = 60;
 
-constexpr int kOverflow = 406;  // nlohmann's number of the error
+constexpr int kOverflow = 406;  // nlohmann's id of the error "number overflow"
 
-// nlohmann's events, handed on to a builder. Numbers are counted, so that those in `replaced` get their digits back.
+// Passes nlohmann's parser events to a JsonBuilder. `replaced` has the digits of numbers that the parsed text lacks, by
+// their position among all numbers; these digits are put back.
 class Events {
  public:
   using Replaced = std::map<size_t, std::string>;
@@ -38,7 +39,8 @@ class Events {
   bool start_array(size_t) { return opened(Json::array()); }
   bool end_object() { return closed(); }
   bool end_array() { return closed(); }
-  // Stops at the first number that overflows where those are kept: the text is then read anew without them.
+  // With `exact`, the first number that overflows a double stops the parse without an error; parse_json() then parses a
+  // text in which such numbers are replaced.
   bool parse_error(size_t byte, const std::string&, const nlohmann::detail::exception& error) {
     overflowed_ = exact_ && !replaced_ && error.id == kOverflow;
     if (!overflowed_) builder_.syntax_error(byte, error.what());
@@ -74,7 +76,8 @@ class Events {
   bool overflowed_ = false;
 };
 
-// Keeps the last value of each key, in the place of its first.
+// Keeps the last value of each key, at the position of the key's first occurrence, like Python. Sorting the positions
+// makes this n log n for hostile objects with many equal keys.
 void drop_repeated_keys(Json::object_t& object) {
   std::vector<size_t> order(object.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -85,7 +88,7 @@ void drop_repeated_keys(Json::object_t& object) {
   std::ranges::sort(order, before);
   const auto same = [&](size_t a, size_t b) { return object.data()[a].first == object.data()[b].first; };
   if (std::ranges::adjacent_find(order, same) == order.end()) return;
-  std::vector<size_t> last(object.size());  // of the first of each key; of the others their own place
+  std::vector<size_t> last(object.size());  // for the first occurrence of a key: position of its last one
   std::vector<bool> repeated(object.size());
   for (size_t i = 0; i < order.size();) {
     size_t end = i + 1;
@@ -121,7 +124,8 @@ Json& JsonBuilder::place(Json value) {
   if (open_.empty()) return root_ = std::move(value);
   Json& parent = *open_.back();
   if (auto* array = parent.get_ptr<Json::array_t*>()) return array->emplace_back(std::move(value));
-  // As a vector: the map's own insertion looks at every key.
+  // Appends to the underlying vector, because ordered_map's own insertion compares with every key. close() removes
+  // repeated keys.
   auto& object = static_cast<Json::object_t::Container&>(parent.get_ref<Json::object_t&>());
   return object.emplace_back(std::move(key_), std::move(value)).second;
 }
@@ -147,7 +151,7 @@ void JsonBuilder::close() {
 
 namespace {
 
-// Without the parser's own name and number of the error.
+// The parser's message without its prefix (parser name and error id).
 std::string_view syntax_reason(std::string_view reason) {
   const auto cut = reason.find("syntax error");
   return cut == std::string_view::npos ? reason : reason.substr(cut);
@@ -161,7 +165,7 @@ void JsonBuilder::syntax_error(size_t byte, std::string_view reason) const {
 
 namespace {
 
-// The parser's events, all ignored but the error.
+// Ignores all parser events except the error.
 struct FaultEvents : nlohmann::detail::json_sax_acceptor<Json> {
   std::optional<JsonFault> fault;
 
@@ -179,6 +183,8 @@ std::optional<JsonFault> find_json_fault(std::string_view text) {
   return events.fault;
 }
 
+// nlohmann treats a number that overflows a double as an error. With exact_numbers the text is parsed a second time,
+// with such numbers replaced by finite ones of the same length, so byte positions in messages stay correct.
 Json parse_json(std::string_view text, const std::string& where, const JsonLimits& limits) {
   TESSERA_CHECK(text.size() <= limits.max_bytes, ErrorKind::kFormat, "{}: {} bytes of JSON, at most {} are allowed",
                 where, text.size(), limits.max_bytes);
@@ -198,7 +204,7 @@ Json parse_json(std::string_view text, const std::string& where, const JsonLimit
 
 Json parse_json_object(std::string_view text, const std::string& where, const JsonLimits& limits) {
   Json root = parse_json(text, where, limits);
-  TESSERA_CHECK(root.is_object(), ErrorKind::kFormat, "{}: is no JSON object, but {}", where, describe(root));
+  TESSERA_CHECK(root.is_object(), ErrorKind::kFormat, "{}: is not a JSON object, but {}", where, describe(root));
   return root;
 }
 

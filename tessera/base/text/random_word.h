@@ -1,4 +1,4 @@
-// Words that nobody guesses.
+// Random words that cannot be guessed.
 //
 //   const std::string word = random_word(16);   // 32 hexadecimal digits
 //
@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-// Two digits a byte, from the kernel. Error kIo where it has none.
+// Two hexadecimal digits for each byte, from the kernel's random numbers. Error kIo when they are not available.
 std::string random_word(size_t bytes);
 
 }  // namespace tessera
