@@ -7,15 +7,15 @@ namespace tessera {
 // owner's stream waits for the copies.
 c10::OptionalStreamGuard DeviceCopies::of(const at::Tensor& tensor) {
   if (!has_streams(tensor.device())) return c10::OptionalStreamGuard();
-  if (!stream_.exists()) stream_ = SideStream(tensor.device(), /*high_priority=*/false);
-  if (sources_.empty()) stream_.follow_current();
+  if (!stream_.exists()) stream_ = DeviceStream(tensor.device(), /*high_priority=*/false);
+  if (sources_.empty()) stream_.wait_current_stream();
   sources_.push_back(tensor);
-  return stream_.enter();
+  return stream_.make_current();
 }
 
 void DeviceCopies::hold_current() {
   if (sources_.empty()) return;
-  done_.hold_current();
+  done_.block_current_stream();
   sources_.clear();
 }
 

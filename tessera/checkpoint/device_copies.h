@@ -24,13 +24,13 @@ class DeviceCopies {
   // stream waits for all work that this thread has launched. Keeps `tensor` alive until hold_current(). Does nothing
   // for a CPU tensor.
   [[nodiscard]] c10::OptionalStreamGuard of(const at::Tensor& tensor);
-  void launched() { done_ = stream_.mark(); }
+  void launched() { done_ = stream_.record_event(); }
   void hold_current();
   void wait() const { done_.wait(); }
 
  private:
-  SideStream stream_;
-  StreamMark done_;
+  DeviceStream stream_;
+  DeviceEvent done_;
   std::vector<at::Tensor> sources_;
 };
 

@@ -7,13 +7,13 @@ namespace tessera {
 namespace {
 
 // The index ranges of one dimension that this rank holds.
-Runs held_runs(const at::Tensor& tensor, int64_t dim) {
+IndexSpans held_runs(const at::Tensor& tensor, int64_t dim) {
   const int64_t n = tensor.size(dim);
   if (is_dtensor(tensor)) {
     const auto& mesh = *device_mesh(tensor);
-    return runs_of(n, dim, mesh, cuts_of(mesh, placements(tensor)), *mesh.coordinate());
+    return local_index_spans(n, dim, mesh, shard_splits_of(mesh, placements(tensor)), *mesh.coordinate());
   }
-  return n > 0 ? Runs{Run{0, n}} : Runs{};
+  return n > 0 ? IndexSpans{IndexSpan{0, n}} : IndexSpans{};
 }
 
 }  // namespace

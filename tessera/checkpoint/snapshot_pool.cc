@@ -8,7 +8,7 @@ at::Tensor SnapshotPool::copy(const at::Tensor& tensor) {
   const auto found = free_.find({!tensor.is_cpu(), tensor.scalar_type(), tensor.numel()});
   at::Tensor memory;
   if (found == free_.end()) {
-    memory = host_empty(tensor.numel(), tensor.scalar_type(), tensor.device());
+    memory = pinned_empty(tensor.numel(), tensor.scalar_type(), tensor.device());
   } else {
     memory = std::move(found->second);
     free_.erase(found);

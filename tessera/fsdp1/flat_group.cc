@@ -216,9 +216,9 @@ void FlatGroup::start_unshard() {
   if (!has_whole()) return;
   gathered_version_ = version();
   // The gather stream waits for the writes to the shard.
-  if (gathered_version_ != ordered_version_) streams_->gather.follow_current();
+  if (gathered_version_ != ordered_version_) streams_->gather.wait_current_stream();
   ordered_version_ = gathered_version_;
-  const auto beside = streams_->gather.enter();
+  const auto beside = streams_->gather.make_current();
   // Everything from here is enqueued on the gather stream.
   whole_.fill(*pool_, whole_bytes());
   const int64_t numel = options_.sharded ? layout_.padded_numel() : layout_.unpadded_numel();
@@ -227,11 +227,11 @@ void FlatGroup::start_unshard() {
   const at::Tensor gathered = whole_.tensor(0, {numel}, compute_dtype());
   if (!options_.sharded) {
     gathered.copy_(shard_);
-    filled_ = streams_->gather.mark();
+    filled_ = streams_->gather.record_event();
     return;
   }
   const at::Tensor sent = to_send(gathered);
-  filled_ = streams_->gather.mark();
+  filled_ = streams_->gather.record_event();
   pending_ = comm::all_gather_into(*group_, gathered, sent, name());
   if (stats_ != nullptr) ++stats_->all_gathers;
 }
@@ -255,7 +255,7 @@ void FlatGroup::finish_unshard() {
   if (state_ != State::kGathering) return;
   // The current stream waits for the cast or copy, not the host.
   pending_.wait();
-  filled_.hold_current();
+  filled_.block_current_stream();
   cast_shard_.reset();
   state_ = State::kUnsharded;
 }
@@ -272,7 +272,7 @@ void FlatGroup::reshard() {
   // An all-gather in flight is waited for, because its memory is freed below. Its error is thrown only after the unit
   // is sharded again, so that the unit stays usable.
   const auto failure = wait_for_failure(pending_);
-  if (state_ == State::kGathering) filled_.hold_current();
+  if (state_ == State::kGathering) filled_.block_current_stream();
   cast_shard_.reset();
   if (shows_whole_) show_shards();
   if (has_whole()) free_whole();

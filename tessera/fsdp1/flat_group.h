@@ -151,7 +151,7 @@ class FlatGroup : public GatheredGroup {
   uint64_t gathered_version_ = 0;           // version of the shard when it was gathered
   uint64_t ordered_version_ = 0;            // version of the shard up to which the gather stream waits for the writes
   at::Tensor cast_shard_;                   // cast copy of the shard while it is sent
-  StreamMark filled_;                       // event after the cast
+  DeviceEvent filled_;                      // event after the cast
   std::vector<RemovedSlot> removed_slots_;  // sorted by module and index
   std::optional<Full> full_;
   comm::Pending pending_;

@@ -23,7 +23,7 @@ Hyperparameters with_bits(Hyperparameters settings, int64_t bits) {
 
 // The moments of one parameter during an update, between decoding and encoding.
 struct Moments {
-  tessera::Region region;
+  tessera::ShardRegion region;
   at::Tensor average, square;                  // float32, this rank's part
   at::Tensor largest_average, largest_square;  // per block
 };
@@ -53,7 +53,7 @@ class AdamW8bit : public Optimizer {
     for (const auto& [name, slot, owner] : module.named_parameters()) {
       const at::Tensor& parameter = slot->parameter;
       if (!parameter.requires_grad() || !is_quantized(parameter.numel())) continue;
-      check_moments_may_lie_on(local_part(parameter).device(), name);
+      check_moments_may_lie_on(local_tensor_of(parameter).device(), name);
     }
     set_up_groups("make_adamw8bit");
   }

@@ -164,7 +164,7 @@ std::optional<c10::Device> accelerator_of(const std::vector<at::Tensor>& paramet
   std::optional<c10::Device> found;
   for (const auto& parameter : parameters) {
     if (!parameter.requires_grad()) continue;
-    const auto device = local_part(parameter).device();
+    const auto device = local_tensor_of(parameter).device();
     if (device.is_cpu() || parameter.element_size() > 4 || (found && *found != device)) return std::nullopt;
     found = device;
   }
@@ -227,7 +227,7 @@ void scale_gradients(const std::vector<at::Tensor>& parameters, const Factor& fa
   std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype;  // one kernel call per dtype
   for (const auto& parameter : parameters) {
     if (!parameter.grad().defined()) continue;
-    const at::Tensor part = local_part(parameter.grad());
+    const at::Tensor part = local_tensor_of(parameter.grad());
     if (part.numel() > 0) by_dtype[part.scalar_type()].push_back(part);
   }
   for (const auto& [dtype, parts] : by_dtype) at::_foreach_mul_(parts, factor);

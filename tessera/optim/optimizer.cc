@@ -70,7 +70,7 @@ Optimizer::Optimizer(nn::Module& module, double lr, const std::vector<Hyperparam
     entry.name = named.name;
     entry.slot = named.slot;
     entry.parameter = parameter;
-    entry.local = local_part(parameter).detach();
+    entry.local = local_tensor_of(parameter).detach();
     // On the parameter's device, where fused updates read it.
     entry.step = at::zeros({}, entry.local.options().dtype(at::kFloat));
     position_[entry.name] = entries_.size();
@@ -231,7 +231,7 @@ void Optimizer::update_in_float32(const std::vector<Entry*>& entries) {
     std::vector<at::Tensor> locals, gradients, values;
     for (auto* entry : chunk) {
       locals.push_back(entry->local);
-      gradients.push_back(local_part(entry->parameter.grad()));
+      gradients.push_back(local_tensor_of(entry->parameter.grad()));
     }
     gradients = in_float32(gradients);
     if (precision_.stochastic_rounding) {
@@ -330,7 +330,7 @@ void Optimizer::update(const std::vector<Entry*>& entries) {
   for (const auto& [key, batch] : batches) {
     count_step(batch);
     std::vector<Update> updates;
-    for (auto* entry : batch) updates.push_back({entry, entry->local, local_part(entry->parameter.grad())});
+    for (auto* entry : batch) updates.push_back({entry, entry->local, local_tensor_of(entry->parameter.grad())});
     apply(updates, groups_[std::get<2>(key)]);
     // Fused kernels do not bump the version counter, but holders of parameter copies rely on it.
     for (const auto* entry : batch) {
@@ -371,9 +371,9 @@ std::map<std::string, at::Tensor> Optimizer::state(const std::string& parameter)
   for (const auto& [name, local] : entry.state) {
     out[name] = local;
     if (is_dtensor(entry.parameter) && !is_whole_state(name)) {
-      out[name] =
-          tessera::make_dtensor(local, device_mesh(entry.parameter), tessera::share(placements(entry.parameter)),
-                                entry.parameter.sizes(), entry.parameter.strides());
+      out[name] = tessera::make_dtensor(local, device_mesh(entry.parameter),
+                                        tessera::make_shared_placements(placements(entry.parameter)),
+                                        entry.parameter.sizes(), entry.parameter.strides());
     }
   }
   out["step"] = entry.step;

@@ -15,8 +15,8 @@ namespace {
 
 // Calls visit(local, count, block) for runs of elements within one block, from several threads.
 template <class Visit>
-void for_each_block_part(const Region& region, const Visit& visit) {
-  tessera::for_each_stretch(region, [&](int64_t local, int64_t global, int64_t count) {
+void for_each_block_part(const ShardRegion& region, const Visit& visit) {
+  tessera::for_each_contiguous_range(region, [&](int64_t local, int64_t global, int64_t count) {
     while (count > 0) {
       const int64_t part = std::min(count, kMomentBlock - global % kMomentBlock);
       visit(local, part, global / kMomentBlock);
@@ -58,7 +58,8 @@ bool is_quantized(int64_t numel) { return numel >= 4096 && numel % kMomentBlock 
 
 at::Tensor dynamic_map(bool is_signed) { return kernels::dynamic_map(is_signed); }
 
-at::Tensor dequantized(const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& map, const Region& region) {
+at::Tensor dequantized(const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& map,
+                       const ShardRegion& region) {
   check_on_cpu(codes);
   const auto out = at::empty(codes.sizes(), codes.options().dtype(at::kFloat));
   const auto* from = codes.const_data_ptr<uint8_t>();
@@ -71,7 +72,7 @@ at::Tensor dequantized(const at::Tensor& codes, const at::Tensor& scale, const a
   return out;
 }
 
-void add_block_maxima(const at::Tensor& values, const Region& region, const at::Tensor& largest) {
+void add_block_maxima(const at::Tensor& values, const ShardRegion& region, const at::Tensor& largest) {
   check_on_cpu(values);
   const auto* from = values.const_data_ptr<float>();
   auto* to = largest.mutable_data_ptr<float>();
@@ -85,7 +86,7 @@ void add_block_maxima(const at::Tensor& values, const Region& region, const at::
   });
 }
 
-void quantize(const at::Tensor& values, const at::Tensor& largest, const at::Tensor& map, const Region& region,
+void quantize(const at::Tensor& values, const at::Tensor& largest, const at::Tensor& map, const ShardRegion& region,
               const at::Tensor& codes, const at::Tensor& scale) {
   check_on_cpu(codes);
   scale.copy_(largest.clamp_min(1e-12));

@@ -33,12 +33,12 @@ at::Tensor dynamic_map(bool is_signed);
 
 // The moments that the codes stand for, float32, of the codes' shape.
 at::Tensor dequantized(const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& map,
-                       const tessera::Region& region);
+                       const tessera::ShardRegion& region);
 // Raises `largest` to the largest |value| of each block, where that is larger.
-void add_block_maxima(const at::Tensor& values, const tessera::Region& region, const at::Tensor& largest);
+void add_block_maxima(const at::Tensor& values, const tessera::ShardRegion& region, const at::Tensor& largest);
 // Sets scale to max(largest, 1e-12), and each code to that of the map's value nearest to value / scale of its block.
-void quantize(const at::Tensor& values, const at::Tensor& largest, const at::Tensor& map, const tessera::Region& region,
-              const at::Tensor& codes, const at::Tensor& scale);
+void quantize(const at::Tensor& values, const at::Tensor& largest, const at::Tensor& map,
+              const tessera::ShardRegion& region, const at::Tensor& codes, const at::Tensor& scale);
 
 // Zeros for the state `name` of a parameter whose local part is `local`: uint8 for *_codes, one float32 per block for
 // *_scale, and a tensor like `local` with `options` for other names.

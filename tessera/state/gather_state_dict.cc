@@ -187,7 +187,7 @@ class StateIteration {
     if (is_dtensor(to.tensor()) && from.tensor().sizes() != to.tensor().sizes()) {
       mismatch(path, "it is a DTensor of another shape");
     }
-    copy_local(local_part(to.tensor()), local_part(from.tensor()), path);
+    copy_local(local_tensor_of(to.tensor()), local_tensor_of(from.tensor()), path);
     return to;
   }
 

@@ -17,7 +17,7 @@ std::optional<std::vector<double>> numbers_of(const StateList& items) {
   std::vector<double> numbers;
   for (const auto& item : items) {
     if (item.is_tensor() && item.tensor().defined() && item.tensor().numel() == 1) {
-      numbers.push_back(local_part(item.tensor().detach()).item().toDouble());
+      numbers.push_back(local_tensor_of(item.tensor().detach()).item().toDouble());
     } else if (item.is_int() || item.is_double()) {
       numbers.push_back(item.number());
     } else {

@@ -113,7 +113,7 @@ c10::Device device_of(const ModelNames& model, const comm::Group* group, std::st
     // Local tensors without dims do not count, because a step or a scale may be on the CPU in any model. A meta DTensor
     // counts with the device of its mesh, where its values will be; a plain meta tensor has no device yet.
     const c10::NoGradGuard no_grad;
-    const at::Tensor part = local_part(entry.tensor());
+    const at::Tensor part = local_tensor_of(entry.tensor());
     auto own = part.device();
     if (part.is_meta() && is_dtensor(entry.tensor())) own = device_mesh(entry.tensor())->device();
     if (part.dim() == 0 || own.is_meta()) continue;

@@ -86,7 +86,7 @@ class ModelLoad {
 
   void plan(const ModelNames::Entry& entry, const ValuesByName& given) {
     const auto& name = entry.names.front();
-    const bool is_meta = local_part(entry.tensor().detach()).is_meta();
+    const bool is_meta = local_tensor_of(entry.tensor().detach()).is_meta();
     const auto* value = value_of(entry, given);
     if (!value) {
       const bool may_miss = options_.ignore_frozen_params && entry.parameter && !entry.tensor().requires_grad();

@@ -29,7 +29,7 @@ double step_value(const std::string& name, const StateValue& value) {
   TESSERA_CHECK(
       value.is_tensor() && value.tensor().defined() && !value.tensor().is_meta() && value.tensor().numel() == 1,
       ErrorKind::kShape, "[state.load_optimizer] {}: step is a {}, wanted one number", quote(name), type_name(value));
-  return local_part(value.tensor().detach()).item().toDouble();
+  return local_tensor_of(value.tensor().detach()).item().toDouble();
 }
 
 // Whether a state has no value: it is absent, None, or the empty dict that older flattened dicts of stateless
@@ -189,7 +189,7 @@ void OptimizerLoad::begin() {
 // written.
 void OptimizerLoad::copy_sources_of_other_states() {
   const auto storage_of = [](const at::Tensor& tensor) -> const c10::StorageImpl* {
-    const at::Tensor local = local_part(tensor.detach());
+    const at::Tensor local = local_tensor_of(tensor.detach());
     return local.has_storage() ? local.storage().unsafeGetStorageImpl() : nullptr;
   };
   std::unordered_map<const c10::StorageImpl*, std::pair<size_t, std::string>> own;

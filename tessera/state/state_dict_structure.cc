@@ -96,7 +96,7 @@ bool equal_tensors(const at::Tensor& a, const at::Tensor& b) {
   if (!similar_tensors(a, b)) return false;
   if (!a.defined() || a.is_same(b)) return true;
   if (is_dtensor(a) && (placements(a) != placements(b) || !(*device_mesh(a) == *device_mesh(b)))) return false;
-  const at::Tensor left = local_part(a.detach()), right = local_part(b.detach());
+  const at::Tensor left = local_tensor_of(a.detach()), right = local_tensor_of(b.detach());
   if (left.is_meta() || right.is_meta()) return left.is_meta() && right.is_meta();
   return at::equal(left, right.to(left.device()));
 }

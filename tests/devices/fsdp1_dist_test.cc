@@ -307,13 +307,13 @@ TEST_F(PretendFsdp1, StepsObtainNothingAndDoNotMakeTheHostWait) {
 void gather_in_place(CommStreams& streams, const at::Tensor& shard, bool follows, bool holds, bool retires) {
   BufferPool pool;
   WholeStorage whole(shard.device());
-  if (follows) streams.gather.follow_current();
+  if (follows) streams.gather.wait_current_stream();
   {
-    const auto beside = streams.gather.enter();
+    const auto beside = streams.gather.make_current();
     whole.fill(pool, static_cast<int64_t>(shard.nbytes()));
     whole.tensor(0, shard.sizes(), at::kFloat).copy_(shard);
   }
-  if (holds) streams.gather.hold_current();
+  if (holds) streams.gather.block_current_stream();
   whole.tensor(0, shard.sizes(), at::kFloat).add(1);
   auto memory = whole.free("freed");
   if (retires) streams.retire(std::move(memory));
@@ -343,7 +343,7 @@ TEST_F(PretendFsdp1, ARemovedWaitOfAGatherIsFound) {
               HasSubstr("nothing orders the two"));
   EXPECT_THAT(error_of([&] { gather_in_place(streams, shard, true, false, true); }),
               HasSubstr("nothing orders the two"));
-  streams.gather.hold_current();
+  streams.gather.block_current_stream();
   streams.free_retired();
   pretend::take_faults();
   gather_in_place(streams, shard, true, true, false);
@@ -375,7 +375,7 @@ TEST_F(PretendFsdp1, ARemovedWaitOfAReductionIsFound) {
         } else {
           EXPECT_THAT(error_of(read), HasSubstr("nothing orders the two"));
         }
-        other->hold_current();
+        other->block_current_stream();
       }
     }
   });

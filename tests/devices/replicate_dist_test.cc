@@ -257,20 +257,20 @@ std::string run_bucket(const std::shared_ptr<comm::Group>& group, c10::Device de
   GradBucket bucket({&param}, at::kFloat, std::make_shared<BufferPool>(), streams, nullptr, "one");
   const auto error = error_of([&] {
     at::Tensor gradient = bucket.prepare(0, at::ones({4, 4}, options) * 3);
-    if (mistake.follows) streams->reduce.follow_current();
+    if (mistake.follows) streams->reduce.wait_current_stream();
     {
-      const auto beside = streams->reduce.enter();
+      const auto beside = streams->reduce.make_current();
       bucket.add(0, gradient);
     }
-    if (mistake.releases) streams->reduce.hold_current();
+    if (mistake.releases) streams->reduce.block_current_stream();
     gradient.reset();
     bucket.start(group, 2);
     bucket.bring_values();
     bucket.finish();
     EXPECT_EQ(param.parameter.grad().sum().item<float>(), 16 * 3.0F * static_cast<float>(group->size()) / 2);
   });
-  streams->reduce.hold_current();
-  streams->replicas.hold_current();
+  streams->reduce.block_current_stream();
+  streams->replicas.block_current_stream();
   bucket.drop();
   return error;
 }

@@ -304,7 +304,7 @@ TEST(PretendSteps, AStepThatIsNotFiniteIsLeftOutWhileTheNextOneRuns) {
     StepRig disturbed(recipe, world), plain(recipe, world);
     ASSERT_TRUE(disturbed.runner->runs_ahead());
     for (StepRig* rig : {&disturbed, &plain}) rig->step();
-    const auto weight = local_part(disturbed.model->parameters().front()).detach();
+    const auto weight = local_tensor_of(disturbed.model->parameters().front()).detach();
     const auto before = weight.clone();
     if (world->rank() == 1) weight.fill_(std::numeric_limits<double>::quiet_NaN());
     disturbed.launch();
@@ -321,7 +321,8 @@ TEST(PretendSteps, AStepThatIsNotFiniteIsLeftOutWhileTheNextOneRuns) {
     for (const auto& name : plain.optimizer->parameter_names()) {
       const auto states = plain.optimizer->state(name);
       for (const auto& [key, value] : disturbed.optimizer->state(name)) {
-        EXPECT_TRUE(at::equal(local_part(value).cpu(), local_part(states.at(key)).cpu())) << name << " " << key;
+        EXPECT_TRUE(at::equal(local_tensor_of(value).cpu(), local_tensor_of(states.at(key)).cpu()))
+            << name << " " << key;
       }
     }
   });
@@ -362,7 +363,7 @@ TEST(PretendSteps, WhatIsNotFiniteOrNoClassEndsAllRanks) {
     rig.label = 0;
     {
       const at::NoGradGuard no_grad;
-      if (world->rank() == 0) local_part(rig.model->parameters().back()).fill_(std::nan(""));
+      if (world->rank() == 0) local_tensor_of(rig.model->parameters().back()).fill_(std::nan(""));
     }
     rig.launch();
     EXPECT_THAT([&] { rig.runner->settle(); }, ThrowsMessage<Error>(HasSubstr("not finite")));

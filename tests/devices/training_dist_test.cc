@@ -257,7 +257,7 @@ TEST(PretendGradients, NormAndClippingAreTheHostsWithoutAWait) {
       EXPECT_NEAR(norm.item<double>(), expected, 1e-12 * expected);
       optim::clip_grad_by_total_norm_(host, most, expected);
       for (size_t i = 0; i < host.size(); ++i) {
-        EXPECT_TRUE(at::equal(local_part(there[i].grad()).cpu(), local_part(host[i].grad()).cpu())) << i;
+        EXPECT_TRUE(at::equal(local_tensor_of(there[i].grad()).cpu(), local_tensor_of(host[i].grad()).cpu())) << i;
       }
     }
     auto wide = at::ones({2}, at::TensorOptions(at::kDouble).device(mesh->device())).set_requires_grad(true);

@@ -24,7 +24,7 @@ using testing::on_ranks;
 
 TEST(Functional, CollectivesGiveNewTensorsAndTheirGradients) {
   on_ranks(4, {2, 2}, [](const MeshPtr& mesh) {
-    const functional::Along along{mesh, 1};
+    const functional::MeshAxis along{mesh, 1};
     const auto r = static_cast<double>(mesh->local_rank(1));
     const at::Tensor x = (at::arange(8, at::kDouble).view({2, 4}) + 100 * r).set_requires_grad(true);
     const at::Tensor other = x.detach() + 100 * (1 - 2 * r);
@@ -254,12 +254,12 @@ TEST(RedistributionLog, NamesTheOperationAndTheArgument) {
     ASSERT_EQ(log.records().size(), 3) << log.to_string();
     const auto& add = log.records()[0];
     EXPECT_EQ(add.cause, "aten::add.Tensor");
-    EXPECT_FALSE(add.asked_for);
-    EXPECT_EQ(add.moved.total(), 1);
+    EXPECT_FALSE(add.is_explicit);
+    EXPECT_EQ(add.comm_counts.total(), 1);
     EXPECT_THAT(add.argument, ::testing::AnyOf("self", "other"));
     const auto& explicit_one = log.records()[1];
     EXPECT_EQ(explicit_one.to_string(), "redistribute: self [4, 6] (S(1)) -> (R), 1 collectives, 48 bytes");
-    EXPECT_TRUE(explicit_one.asked_for);
+    EXPECT_TRUE(explicit_one.is_explicit);
     EXPECT_EQ(log.records()[2].cause, "the value of a tensor");
     at::relu(a);
     EXPECT_EQ(log.records().size(), 3) << "nothing moved";

@@ -276,7 +276,7 @@ TEST(ParallelStateDict, ReachesTensorParallelModels) {
       for (const bool broadcast : {false, true}) {
         {
           const c10::NoGradGuard no_grad;
-          for (const auto& parameter : stack.parameters()) local_part(parameter).zero_();
+          for (const auto& parameter : stack.parameters()) local_tensor_of(parameter).zero_();
         }
         const bool has = !broadcast || world->rank() == 0;
         const StateDictOptions options{.full_state_dict = true, .broadcast_from_rank0 = broadcast};

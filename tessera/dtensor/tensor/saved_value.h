@@ -1,7 +1,7 @@
 // C++ values in the saved_data of an autograd context, for the backward pass.
 //
-//   ctx->saved_data["part"] = hold_value(part);
-//   const auto& part = held_value<VocabPart>(ctx->saved_data["part"]);
+//   ctx->saved_data["part"] = make_saved_value(part);
+//   const auto& part = saved_value<VocabPart>(ctx->saved_data["part"]);
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -11,20 +11,20 @@
 namespace tessera {
 
 template <class T>
-struct HeldValue final : torch::CustomClassHolder {
-  explicit HeldValue(T given) : value(std::move(given)) {}
+struct SavedValue final : torch::CustomClassHolder {
+  explicit SavedValue(T initial) : value(std::move(initial)) {}
   T value;
 };
 
 template <class T>
-c10::IValue hold_value(T value) {
-  return c10::IValue::make_capsule(c10::make_intrusive<HeldValue<T>>(std::move(value)));
+c10::IValue make_saved_value(T value) {
+  return c10::IValue::make_capsule(c10::make_intrusive<SavedValue<T>>(std::move(value)));
 }
 
-// Returns the value that hold_value() stored; T must be the same type. The reference is valid as long as `held`.
+// Returns the value that make_saved_value() stored; T must be the same type. The reference is valid as long as `saved`.
 template <class T>
-const T& held_value(const c10::IValue& held) {
-  return static_cast<const HeldValue<T>&>(*held.toCapsule()).value;
+const T& saved_value(const c10::IValue& saved) {
+  return static_cast<const SavedValue<T>&>(*saved.toCapsule()).value;
 }
 
 }  // namespace tessera

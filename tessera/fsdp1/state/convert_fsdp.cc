@@ -130,10 +130,10 @@ void copy_fsdp1_to_fsdp2(nn::Module& fsdp1, nn::Module& fsdp2) {
     members = member_targets(fsdp1, model, tensors_by_name(fsdp2, /*first_only=*/false), plain);
   });
   // All ranks have the same units in the same order, so they exchange the members in one order.
-  for (const auto& [place, piece, target] : members) local_part(target).copy_(part_like(place, piece, target));
+  for (const auto& [place, piece, target] : members) local_tensor_of(target).copy_(part_like(place, piece, target));
   for (const auto& [source, target] : plain) {
     const auto place = replicated_place("a tensor outside FSDP1", source, model.group());
-    local_part(target).copy_(part_like(place, source.reshape({-1}), target));
+    local_tensor_of(target).copy_(part_like(place, source.reshape({-1}), target));
   }
 }
 
@@ -158,7 +158,7 @@ void copy_fsdp1_to_fsdp2(nn::Module& fsdp1, const optim::Optimizer& from, optim:
       const auto place = model.units()[*parameter->unit].place(parameter->first_member + index).named(name);
       const at::Tensor piece = saved_piece(model, *parameter, index, local.state_of(parameter), name, dtype);
       const at::Tensor& target = states.at(name);
-      local_part(target).copy_(part_like(place, piece, target));
+      local_tensor_of(target).copy_(part_like(place, piece, target));
     }
     for (const auto& [key, value] : agreed_state.others) states.at(to_string(key)).copy_(value.tensor());
   }

@@ -164,8 +164,8 @@ void propose_attention_cuts(const OpCall& call, Proposal& proposal, size_t outpu
   };
   const auto& query = call.inputs[static_cast<size_t>(call.input_at(call.arg_named("query")))];
   const auto& key = call.inputs[static_cast<size_t>(call.input_at(call.arg_named("key")))];
-  proposal.strided = query.sizes[1] == key.sizes[1];
-  propose_cuts(call, proposal, dims, add);
+  proposal.supports_strided = query.sizes[1] == key.sizes[1];
+  propose_shards(call, proposal, dims, add);
 }
 
 void propose_causal_attention(const OpCall& call, Proposal& proposal) {
@@ -195,7 +195,7 @@ void define_causal_attention(torch::Library& library) {
 
 bool runs_causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   return is_dtensor(q) == is_dtensor(k) && is_dtensor(q) == is_dtensor(v) &&
-         runs_attention_loops(local_part(q), local_part(k), local_part(v));
+         runs_attention_loops(local_tensor_of(q), local_tensor_of(k), local_tensor_of(v));
 }
 
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -213,7 +213,7 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
                       given.size(1) == q.size(2) && !is_dtensor(given),
                   ErrorKind::kShape, "[kernels.attention] first_key: found {} elements of {}, wanted int64 [{}, {}]",
                   given.numel(), c10::toString(given.scalar_type()), q.size(0), q.size(2));
-    first_key = replicated_beside(given, q);
+    first_key = replicate_like(given, q);
   }
   const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3))));
   // Under selective checkpointing the result is computed, or taken from the first forward, outside of autograd; a node

@@ -31,8 +31,8 @@ at::Tensor parts_of_ranks(const at::Tensor& one, int64_t dim, int64_t ranks, int
 struct Unshard : torch::autograd::Function<Unshard> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& own, const ContextLayout& layout,
                             const GroupPtr& group, int64_t dim) {
-    ctx->saved_data["layout"] = hold_value(layout);
-    ctx->saved_data["group"] = hold_value(group);
+    ctx->saved_data["layout"] = make_saved_value(layout);
+    ctx->saved_data["group"] = make_saved_value(group);
     ctx->saved_data["dim"] = dim;
     return layout.gathered(*group, own, dim, kUnshardName);
   }
@@ -41,8 +41,8 @@ struct Unshard : torch::autograd::Function<Unshard> {
                                                  torch::autograd::variable_list grads) {
     TESSERA_CHECK(!c10::GradMode::is_enabled(), ErrorKind::kInternal,
                   "[context.unshard] has no second derivative. Differentiate without create_graph.");
-    const auto& layout = held_value<ContextLayout>(ctx->saved_data["layout"]);
-    const auto& group = held_value<GroupPtr>(ctx->saved_data["group"]);
+    const auto& layout = saved_value<ContextLayout>(ctx->saved_data["layout"]);
+    const auto& group = saved_value<GroupPtr>(ctx->saved_data["group"]);
     const int64_t dim = ctx->saved_data["dim"].toInt();
     return {layout.scattered_sum(*group, grads[0], dim, kUnshardName), {}, {}, {}};
   }

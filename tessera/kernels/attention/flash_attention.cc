@@ -102,7 +102,7 @@ struct KnownFlash : torch::autograd::Function<KnownFlash> {
                             const FlashOptions& options) {
     const auto result = out.detach();
     ctx->save_for_backward({q, k, v, result, log_sums});
-    ctx->saved_data["options"] = hold_value(options);
+    ctx->saved_data["options"] = make_saved_value(options);
     return result;
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
@@ -111,7 +111,7 @@ struct KnownFlash : torch::autograd::Function<KnownFlash> {
                   "[kernels.flash] attention has no second derivative here. Differentiate without create_graph.");
     const auto saved = ctx->get_saved_variables();
     const auto [q, k, v] = flash_backward(grads[0], saved[0], saved[1], saved[2], {saved[3], saved[4]},
-                                          held_value<FlashOptions>(ctx->saved_data["options"]));
+                                          saved_value<FlashOptions>(ctx->saved_data["options"]));
     return {q, k, v, {}, {}, {}};
   }
 };

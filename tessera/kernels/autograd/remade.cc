@@ -26,8 +26,8 @@ namespace {
 // or of a fixed size, is unsharded memory that fully_shard frees and fills again; it is safe only in the weight's own
 // storage, which is there for the product.
 bool is_there_with(const at::Tensor& parameter, const at::Tensor& weight) {
-  const auto& own = local_part(parameter).storage();
-  const auto* const others = local_part(weight).storage().unsafeGetStorageImpl();
+  const auto& own = local_tensor_of(parameter).storage();
+  const auto* const others = local_tensor_of(weight).storage().unsafeGetStorageImpl();
   return own.unsafeGetStorageImpl() == others || (own.allocator() != nullptr && own.resizable());
 }
 

@@ -27,7 +27,7 @@ torch::CppFunction no_derivative() { return torch::autograd::autogradNotImplemen
 void add_partial_of(const OpCall& call, Proposal& proposal, std::initializer_list<int> inputs) {
   for (const auto& partial : partials_among(call)) {
     if (!is_additive(partial)) continue;
-    Strategy strategy = rest_whole(call, {{partial}, {}});
+    Strategy strategy = replicate_rest(call, {{partial}, {}});
     for (const int input : inputs) {
       if (input < static_cast<int>(call.inputs.size())) strategy.inputs[static_cast<size_t>(input)] = partial;
     }

@@ -164,7 +164,7 @@ void propose_linear(const OpCall& call, Proposal& proposal) {
   const int64_t last = x.dim() - 1;
   const auto add = [&](const Placement& output, const Placement& of_x, const Placement& of_weight,
                        const Placement& of_bias) {
-    proposal.strategies.push_back(rest_whole(call, {{output}, {of_x, of_weight, of_bias}}));
+    proposal.strategies.push_back(replicate_rest(call, {{output}, {of_x, of_weight, of_bias}}));
   };
   for (int64_t dim = 0; dim < last; ++dim) add(Shard(dim), Shard(dim), Replicate(), Replicate());
   add(Shard(last), Replicate(), Shard(0), Shard(0));

@@ -49,11 +49,11 @@ struct QuantizedProduct : torch::autograd::Function<QuantizedProduct> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const QuantizedWeight& weight, bool transposed) {
     ctx->saved_data["transposed"] = transposed;
     // Shares the packed bytes, which never change.
-    ctx->saved_data["weight"] = hold_value(weight);
+    ctx->saved_data["weight"] = make_saved_value(weight);
     return product_with(x, weight, transposed);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
-    const auto& weight = held_value<QuantizedWeight>(ctx->saved_data["weight"]);
+    const auto& weight = saved_value<QuantizedWeight>(ctx->saved_data["weight"]);
     return {QuantizedProduct::apply(gradients[0], weight, !ctx->saved_data["transposed"].toBool()), at::Tensor(),
             at::Tensor()};
   }

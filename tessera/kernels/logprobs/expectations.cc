@@ -203,7 +203,7 @@ struct LogSoftmaxFunction : torch::autograd::Function<LogSoftmaxFunction> {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const auto result = softmax_of_parts(logits, part, true);
     ctx->save_for_backward({result});
-    ctx->saved_data["part"] = hold_value(part);
+    ctx->saved_data["part"] = make_saved_value(part);
     return result;
   }
 
@@ -214,7 +214,7 @@ struct LogSoftmaxFunction : torch::autograd::Function<LogSoftmaxFunction> {
     const LogitRows rows(result);
     const auto g = grads[0].reshape({rows.rows, rows.columns});
     auto sum = g.sum(1, true, at::kDouble);
-    if (const auto& part = held_value<VocabPart>(ctx->saved_data["part"]); part.size() > 1) {
+    if (const auto& part = saved_value<VocabPart>(ctx->saved_data["part"]); part.size() > 1) {
       comm::all_reduce(*part.group, sum, comm::ReduceOp::kSum, "log-softmax").wait();
     }
     sum = sum.to(rows.wide);

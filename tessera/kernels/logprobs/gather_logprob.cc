@@ -95,7 +95,7 @@ struct GatherLogprobs : torch::autograd::Function<GatherLogprobs> {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const auto found = gather_logprobs(logits, ids, part, most_rows);
     ctx->save_for_backward({logits, ids, found.sums.most, found.sums.sum});
-    ctx->saved_data["part"] = hold_value(VocabPart{.start = part.start, .end = part.end});
+    ctx->saved_data["part"] = make_saved_value(VocabPart{.start = part.start, .end = part.end});
     ctx->saved_data["most_rows"] = most_rows;
     return found.logprobs.to(wide_type(logits.scalar_type()));
   }
@@ -104,7 +104,7 @@ struct GatherLogprobs : torch::autograd::Function<GatherLogprobs> {
                                                  torch::autograd::variable_list grads) {
     detail::refuse_second_derivative("distributed_logprob");
     const auto saved = ctx->get_saved_variables();
-    const VocabPart& part = held_value<VocabPart>(ctx->saved_data["part"]);
+    const VocabPart& part = saved_value<VocabPart>(ctx->saved_data["part"]);
     const at::Tensor none;
     return {gather_logprobs_backward(grads[0], saved[0], saved[1], {saved[2], saved[3]}, part,
                                      ctx->saved_data["most_rows"].toInt()),

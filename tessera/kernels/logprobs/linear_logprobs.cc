@@ -128,8 +128,8 @@ struct LinearLogprobsFunction : torch::autograd::Function<LinearLogprobsFunction
     const HeadRows head(hidden, weight, target, options);
     const auto found = linear_forward(head, part);
     ctx->save_for_backward({hidden, weight, target, found.sums.most, found.sums.sum});
-    ctx->saved_data["part"] = hold_value(part);
-    ctx->saved_data["options"] = hold_value(options);
+    ctx->saved_data["part"] = make_saved_value(part);
+    ctx->saved_data["options"] = make_saved_value(options);
     return found.logprobs.to(head.wide).view(target.sizes());
   }
 
@@ -137,8 +137,8 @@ struct LinearLogprobsFunction : torch::autograd::Function<LinearLogprobsFunction
     detail::refuse_second_derivative(kLinearVerb);
     const auto saved = ctx->get_saved_variables();
     auto& data = ctx->saved_data;
-    const VocabPart part = held_value<VocabPart>(data["part"]);
-    const HeadRows head(saved[0], saved[1], saved[2], held_value<LinearLogprobOptions>(data["options"]));
+    const VocabPart part = saved_value<VocabPart>(data["part"]);
+    const HeadRows head(saved[0], saved[1], saved[2], saved_value<LinearLogprobOptions>(data["options"]));
     auto found = linear_backward(head, saved[1].detach(), grads[0], {saved[3], saved[4]}, part,
                                  ctx->needs_input_grad(0), ctx->needs_input_grad(1));
     if (found.hidden.defined()) found.hidden = head.labelled.to_all(found.hidden).view(saved[0].sizes());

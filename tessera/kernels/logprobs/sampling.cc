@@ -227,8 +227,8 @@ struct SampledLogprobs : torch::autograd::Function<SampledLogprobs> {
     const auto matrix = logits.detach().reshape({target.size(0), logits.size(-1)});
     const auto found = sampled_logprobs(matrix, target, part, sampling, most_rows);
     ctx->save_for_backward({logits, target});
-    ctx->saved_data["part"] = hold_value(part);
-    ctx->saved_data["sampling"] = hold_value(sampling);
+    ctx->saved_data["part"] = make_saved_value(part);
+    ctx->saved_data["sampling"] = make_saved_value(sampling);
     ctx->saved_data["most_rows"] = most_rows;
     return found.to(wide_type(logits.scalar_type()));
   }
@@ -238,8 +238,8 @@ struct SampledLogprobs : torch::autograd::Function<SampledLogprobs> {
     detail::refuse_second_derivative("distributed_logprob_with_sampling");
     const auto saved = ctx->get_saved_variables();
     auto& data = ctx->saved_data;
-    const VocabPart part = held_value<VocabPart>(data["part"]);
-    const auto& sampling = held_value<TrainingSamplingParams>(data["sampling"]);
+    const VocabPart part = saved_value<VocabPart>(data["part"]);
+    const auto& sampling = saved_value<TrainingSamplingParams>(data["sampling"]);
     const auto matrix = saved[0].detach().reshape({saved[1].size(0), saved[0].size(-1)});
     const auto gradient =
         sampled_logprobs_backward(grads[0], matrix, saved[1], part, sampling, data["most_rows"].toInt());

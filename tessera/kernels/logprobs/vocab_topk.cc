@@ -107,7 +107,7 @@ struct GatherLogits : torch::autograd::Function<GatherLogits> {
     const auto all = detail::gather_parts(part, own).sum(0);
     detail::check_found("gather_logits_at_global_indices", ids, all.narrow(1, count, count), part);
     ctx->save_for_backward({ids});
-    ctx->saved_data["part"] = hold_value(VocabPart{.start = part.start, .end = part.end});
+    ctx->saved_data["part"] = make_saved_value(VocabPart{.start = part.start, .end = part.end});
     ctx->saved_data["sizes"] = logits.sizes().vec();
     ctx->saved_data["dtype"] = static_cast<int64_t>(logits.scalar_type());
     return all.narrow(1, 0, count).to(rows.wide);
@@ -118,7 +118,7 @@ struct GatherLogits : torch::autograd::Function<GatherLogits> {
     detail::refuse_second_derivative("gather_logits_at_global_indices");
     const auto ids = ctx->get_saved_variables()[0];
     const auto sizes = ctx->saved_data["sizes"].toIntVector();
-    const detail::IdPlaces places(ids, held_value<VocabPart>(ctx->saved_data["part"]));
+    const detail::IdPlaces places(ids, saved_value<VocabPart>(ctx->saved_data["part"]));
     const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
     const auto g = grads[0].mul(places.own).to(dtype);
     const auto result = at::zeros(sizes, grads[0].options().dtype(dtype));

@@ -106,7 +106,7 @@ int64_t largest_part(int64_t size, const DeviceMesh& mesh, const std::vector<int
 
 // The local function for sharded inputs: some mesh dims shard hidden and labels, others the classes. Null where nothing
 // is sharded.
-LocalFunction on_parts(const OpCall& call, const Choice& choice) {
+LocalFunction on_parts(const OpCall& call, const PlacementChoice& choice) {
   const auto class_dims = mesh_dims_that_cut(choice.inputs[1]), row_dims = mesh_dims_that_cut(choice.inputs[2]);
   if (class_dims.empty() && row_dims.empty()) return {};
   const int64_t classes = call.inputs[1].sizes[0], rows = call.inputs[2].sizes[0];
@@ -128,7 +128,7 @@ void propose(const OpCall& call, Proposal& proposal) {
   check_shapes(hidden.sizes, weight.sizes, *call.inputs[2].tensor);
   proposal.strategies.push_back({{Partial(), Shard(0), Partial()}, {Shard(0), Replicate(), Shard(0)}});
   proposal.strategies.push_back({{Replicate(), Replicate(), Shard(0)}, {Replicate(), Shard(0), Replicate()}});
-  proposal.strided = false;
+  proposal.supports_strided = false;
   proposal.output({});
   proposal.output(hidden.sizes);
   proposal.output(weight.sizes);
@@ -202,7 +202,7 @@ at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weig
                                 const LinearCrossEntropyOptions& options) {
   static const auto op = operation<decltype(differentiable)>("tessera::linear_cross_entropy");
   check_shapes(hidden.sizes(), weight.sizes(), labels);
-  return op.call(hidden, weight, replicated_beside(labels, hidden), options.chunk_bytes, options.softcap);
+  return op.call(hidden, weight, replicate_like(labels, hidden), options.chunk_bytes, options.softcap);
 }
 
 }  // namespace tessera::kernels

@@ -106,7 +106,7 @@ Rule gate_rule(int linear_in, size_t results) {
   return [linear_in, results](const OpCall& call, Proposal& proposal) {
     const auto& sizes = call.inputs[0].sizes;
     for (size_t dim = 0; dim < sizes.size(); ++dim) {
-      proposal.strategies.push_back(alike(call, Shard(static_cast<int64_t>(dim))));
+      proposal.strategies.push_back(same_placement(call, Shard(static_cast<int64_t>(dim))));
     }
     add_partial_of(call, proposal, {linear_in});
     for (size_t i = 0; i < results; ++i) proposal.output(sizes);

@@ -107,7 +107,7 @@ at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
       ErrorKind::kShape,
       "[kernels.rotary] found x of {} dims and cos of {} dims, wanted x [B, T, H, d] and fp32 cos, sin [B, T, d/2]",
       x.dim(), cos.dim());
-  return call_rotary(x, replicated_beside(cos, x), replicated_beside(sin, x), /*back=*/false);
+  return call_rotary(x, replicate_like(cos, x), replicate_like(sin, x), /*back=*/false);
 }
 
 }  // namespace tessera::kernels

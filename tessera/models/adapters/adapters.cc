@@ -141,12 +141,12 @@ void check_adapter_config(const AdapterConfig& config) {
 void fill_uniform(SharedParameter& parameter, uint64_t seed) {
   const auto local = writable_part(parameter, c10::Device(c10::DeviceType::CPU));
   const auto& whole = parameter.tensor;
-  const auto region = is_dtensor(whole) ? tessera::Region(whole.sizes(), *device_mesh(whole), placements(whole))
-                                        : tessera::Region(whole.sizes());
+  const auto region = is_dtensor(whole) ? tessera::ShardRegion(whole.sizes(), *device_mesh(whole), placements(whole))
+                                        : tessera::ShardRegion(whole.sizes());
   const double bound = 1 / std::sqrt(static_cast<double>(whole.size(1)));
   const auto drawn = at::empty(local.sizes(), at::kFloat);
   tessera::fill_random(drawn, region, {.seed = seed, .operation = philox_stream(parameter.names.front())},
-                       {.law = tessera::Law::kUniform, .a = -bound, .b = bound});
+                       {.kind = tessera::DistributionKind::kUniform, .a = -bound, .b = bound});
   local.copy_(drawn);
 }
 

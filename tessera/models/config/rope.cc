@@ -102,11 +102,11 @@ RopeFrequencies dynamic_frequencies(const RopeConfig& rope, int64_t head_dim, in
     const auto most = static_cast<double>(max_position_embeddings);
     const at::Tensor length = (positions.max().to(at::kDouble) + 1).clamp_min(most);
     const auto theta = dynamic_theta(rope, head_dim, most, length).to(at::kFloat);
-    return {1.0 / at::pow(theta, sent_to(device, exponents(head_dim)))};
+    return {1.0 / at::pow(theta, to_device_async(device, exponents(head_dim)))};
   }
   const int64_t length = positions.numel() > 0 ? positions.max().item<int64_t>() + 1 : 0;
   auto out = rope_frequencies(rope, head_dim, max_position_embeddings, length);
-  out.inverse = sent_to(device, out.inverse);
+  out.inverse = to_device_async(device, out.inverse);
   return out;
 }
 
@@ -121,11 +121,11 @@ nn::RotaryAngles RotaryEmbedding::forward(const at::Tensor& x, const at::Tensor&
   // The frequencies of the other kinds do not depend on the positions and are computed once per device.
   if (!dynamic && (!kept_.inverse.defined() || kept_.inverse.device() != x.device())) {
     kept_ = rope_frequencies(rope_, head_dim_, max_position_embeddings_, 0);
-    kept_.inverse = sent_to(x.device(), kept_.inverse);
+    kept_.inverse = to_device_async(x.device(), kept_.inverse);
   }
   const auto frequencies =
       dynamic ? dynamic_frequencies(rope_, head_dim_, max_position_embeddings_, positions, x.device()) : kept_;
-  const auto angles = positions.to(at::kFloat).unsqueeze(-1) * replicated_beside(frequencies.inverse, positions);
+  const auto angles = positions.to(at::kFloat).unsqueeze(-1) * replicate_like(frequencies.inverse, positions);
   nn::RotaryAngles table{angles.cos(), angles.sin()};
   if (frequencies.scaling != 1.0) {
     table.cos.mul_(frequencies.scaling);
@@ -138,7 +138,7 @@ nn::RotaryAngles RotaryEmbedding::forward_by_lengths(const at::Tensor& x, const 
                                                      const at::Tensor& lengths) {
   at::NoGradGuard no_grad;
   const auto plain = [](const at::Tensor& values) {
-    return local_part(values).to(at::kCPU, at::kLong).reshape({-1}).contiguous();
+    return local_tensor_of(values).to(at::kCPU, at::kLong).reshape({-1}).contiguous();
   };
   const auto flat = plain(positions), each_length = plain(lengths);
   const auto is_long = each_length.gt(max_position_embeddings_);
@@ -166,8 +166,8 @@ nn::RotaryAngles RotaryEmbedding::forward_by_lengths(const at::Tensor& x, const 
     table.sin[row].copy_(angles.sin());
   }
   for (auto* angles : {&table.cos, &table.sin}) {
-    const auto sent = sent_to(x.device(), angles->view({positions.size(0), positions.size(1), -1}));
-    *angles = replicated_beside(sent, positions);
+    const auto sent = to_device_async(x.device(), angles->view({positions.size(0), positions.size(1), -1}));
+    *angles = replicate_like(sent, positions);
   }
   return table;
 }

@@ -156,7 +156,7 @@ at::Tensor DecoderModel::forward(const ModelInputs& inputs) {
     if (!context) {
       context = LayerContext{{slides ? local_angles : angles, pattern(inputs, x, slides, sequence), inputs.paged}};
       if (config_.experts.count > 0 && inputs.document_ids.defined()) {
-        context->real = sent_to(x.device(), inputs.document_ids.ge(0));
+        context->real = to_device_async(x.device(), inputs.document_ids.ge(0));
       }
     }
     x = (*layers->list[static_cast<size_t>(i)])(x, *context);

@@ -56,7 +56,7 @@ LocalBox local_part_box(const at::Tensor& parameter) {
   for (size_t i = 0; i < placements(parameter).size(); ++i) {
     const auto& placement = placements(parameter)[i];
     TESSERA_CHECK(placement.is_replicate() || placement.is_shard() ||
-                      is_nested_last(*device_mesh(parameter), placements(parameter), i),
+                      is_inside_later_shards(*device_mesh(parameter), placements(parameter), i),
                   ErrorKind::kShape,
                   "[models.weights] a parameter has placements {}: wanted Shard or Replicate on every mesh dim, or the "
                   "strided shards that FSDP makes of tensor-parallel parameters",

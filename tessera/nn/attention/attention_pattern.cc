@@ -116,7 +116,7 @@ AttentionPattern::Documents lengths_of_documents(const std::vector<std::vector<D
              (options.dtype() == at::kFloat && documents * out.longest > kMostSums * begins.back())) {
     return {};
   }
-  out.begins = sent_to(options.device(), at::tensor(begins, at::kInt));
+  out.begins = to_device_async(options.device(), at::tensor(begins, at::kInt));
   return out;
 }
 
@@ -132,10 +132,10 @@ at::Tensor capped_attention(const at::Tensor& q, const at::Tensor& k, const at::
     auto score = q.narrow(2, begin, count).matmul(keys.narrow(3, 0, seen)).mul(scale / scores.softcap);
     score = score.tanh().mul(scores.softcap);
     if (causal) {
-      score = score +
-              replicated_beside(visible_mask({.first_query = begin, .queries = count, .keys = seen}, q.options()), q);
+      score =
+          score + replicate_like(visible_mask({.first_query = begin, .queries = count, .keys = seen}, q.options()), q);
     }
-    if (mask) score = score + replicated_beside(mask->narrow(0, begin, count), q);
+    if (mask) score = score + replicate_like(mask->narrow(0, begin, count), q);
     results.push_back(at::softmax(score, -1, kernels::wide_type(q.scalar_type()))
                           .to(q.scalar_type())
                           .matmul(values.narrow(2, 0, seen)));
@@ -146,7 +146,7 @@ at::Tensor capped_attention(const at::Tensor& q, const at::Tensor& k, const at::
 at::Tensor scaled_dot_product(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                               std::optional<at::Tensor> mask, const AttentionScores& scores) {
   if (scores.softcap > 0) return capped_attention(q, k, v, causal, mask, scores);
-  if (mask) mask = replicated_beside(*mask, q);
+  if (mask) mask = replicate_like(*mask, q);
   const auto scale = scores.scale > 0 ? std::optional<double>(scores.scale) : std::nullopt;
   if (kernels::keeps_attention(q)) {
     return kernels::kept_attention(q, k, v, {.causal = causal && q.size(2) > 1, .mask = mask, .scale = scale});
@@ -318,7 +318,7 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   if (scores.softcap == 0 && pattern.documents.begins.defined() && kernels::runs_flash_attention(q, k, v)) {
     if (!is_dtensor(q)) return attend_documents(q, k, v, pattern, scores);
     // The document lengths cover all rows, so the rows must not be sharded.
-    if (have_local_heads(q, k, v) && local_part(q).size(0) == q.size(0)) {
+    if (have_local_heads(q, k, v) && local_tensor_of(q).size(0) == q.size(0)) {
       return on_local_heads(q, k, v, [&](const at::Tensor& own_q, const at::Tensor& own_k, const at::Tensor& own_v) {
         return attend_documents(own_q, own_k, own_v, pattern, scores);
       });

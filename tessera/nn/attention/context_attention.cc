@@ -255,7 +255,7 @@ struct KnownContextAttention : torch::autograd::Function<KnownContextAttention> 
                             const PatternPtr& pattern, double scale, double softcap) {
     const auto result = output.detach();
     ctx->save_for_backward({q, k, v, result, log_sums});
-    ctx->saved_data["pattern"] = hold_value(pattern);
+    ctx->saved_data["pattern"] = make_saved_value(pattern);
     ctx->saved_data["scale"] = scale;
     ctx->saved_data["softcap"] = softcap;
     return result;
@@ -266,7 +266,7 @@ struct KnownContextAttention : torch::autograd::Function<KnownContextAttention> 
     TESSERA_CHECK(!c10::GradMode::is_enabled(), ErrorKind::kInternal,
                   "[nn.context] attention over ranks has no second derivative. Differentiate without create_graph.");
     const auto saved = ctx->get_saved_variables();
-    const auto& pattern = *held_value<PatternPtr>(ctx->saved_data["pattern"]);
+    const auto& pattern = *saved_value<PatternPtr>(ctx->saved_data["pattern"]);
     const AttentionScores scores{.scale = ctx->saved_data["scale"].toDouble(),
                                  .softcap = ctx->saved_data["softcap"].toDouble()};
     const auto found = context_backward(grads[0], saved[0], saved[1], saved[2], {saved[3], saved[4]}, pattern, scores);

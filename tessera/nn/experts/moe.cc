@@ -17,7 +17,7 @@ namespace {
 // The router's local weight. Where ranks hold the same weight and other tokens, its gradient is Partial over the mesh,
 // so that backward sums it.
 at::Tensor shared_weight(const at::Tensor& weight, const MeshPtr& mesh) {
-  if (mesh == nullptr) return local_part(weight);
+  if (mesh == nullptr) return local_tensor_of(weight);
   const auto everywhere = is_dtensor(weight) ? weight : from_local(weight, mesh, {Replicate()});
   return to_local(everywhere, Placements{Partial()});
 }
@@ -48,10 +48,10 @@ Experts::Experts(const MoEOptions& moe, const ParameterOptions& options)
 }
 
 at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& counts) {
-  const auto both = kernels::grouped_linear(rows, local_part(gate_up_proj), counts).split(inner_, -1);
+  const auto both = kernels::grouped_linear(rows, local_tensor_of(gate_up_proj), counts).split(inner_, -1);
   const auto inner =
       activation_ == Activation::kSilu ? kernels::swiglu(both[0], both[1]) : kernels::geglu(both[0], both[1]);
-  return kernels::grouped_linear(inner, local_part(down_proj), counts);
+  return kernels::grouped_linear(inner, local_tensor_of(down_proj), counts);
 }
 
 namespace {

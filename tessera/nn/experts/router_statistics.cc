@@ -18,12 +18,12 @@ struct BalanceGradient : torch::autograd::Function<BalanceGradient> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& probabilities,
                             const std::optional<at::Tensor>& mask, const StatisticsPtr& statistics) {
     if (mask) ctx->save_for_backward({*mask});
-    ctx->saved_data["statistics"] = hold_value(statistics);
+    ctx->saved_data["statistics"] = make_saved_value(statistics);
     return probabilities.clone();
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
-    const auto& statistics = held_value<StatisticsPtr>(ctx->saved_data["statistics"]);
+    const auto& statistics = saved_value<StatisticsPtr>(ctx->saved_data["statistics"]);
     auto added = statistics->gradient().to(grads[0].options());
     const auto masks = ctx->get_saved_variables();
     if (!masks.empty()) added = added * masks[0].to(added.scalar_type()).unsqueeze(1);

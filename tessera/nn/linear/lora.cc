@@ -19,8 +19,8 @@ namespace tessera::nn {
 namespace {
 
 // Converts ranges of this rank's tokens to ranges of the whole row.
-tessera::Runs in_whole_row(const tessera::Runs& own, const std::vector<kernels::ContextChunk>& chunks) {
-  tessera::Runs whole;
+tessera::IndexSpans in_whole_row(const tessera::IndexSpans& own, const std::vector<kernels::ContextChunk>& chunks) {
+  tessera::IndexSpans whole;
   for (const auto& run : own) {
     for (const auto& chunk : chunks) {
       const int64_t begin = std::max(run.start, chunk.local);
@@ -33,11 +33,12 @@ tessera::Runs in_whole_row(const tessera::Runs& own, const std::vector<kernels::
 
 // The region of x [rows, tokens, ...] in a virtual tensor of all rows of the run (2^40). Random numbers are drawn by
 // position in that tensor, which makes a mask independent of the layout.
-tessera::Region place_in_run(const at::Tensor& x, const LoraDropout& dropout, const std::string& path) {
+tessera::ShardRegion place_in_run(const at::Tensor& x, const LoraDropout& dropout, const std::string& path) {
   constexpr int64_t kRows = int64_t{1} << 40;
-  auto region = is_dtensor(x) ? tessera::Region(x.sizes(), *device_mesh(x), placements(x)) : tessera::Region(x.sizes());
+  auto region =
+      is_dtensor(x) ? tessera::ShardRegion(x.sizes(), *device_mesh(x), placements(x)) : tessera::ShardRegion(x.sizes());
   region.global[0] = kRows;
-  for (auto& run : region.runs[0]) run.start += dropout.first_row;
+  for (auto& run : region.index_spans[0]) run.start += dropout.first_row;
   if (!dropout.context) return region;
   const auto& context = *dropout.context;
   TESSERA_CHECK(
@@ -47,7 +48,7 @@ tessera::Region place_in_run(const at::Tensor& x, const LoraDropout& dropout, co
       path, c10::str(x.sizes()), context.tokens_of(dropout.context_rank), dropout.context_rank, context.ranks(),
       context.tokens());
   region.global[1] = context.tokens();
-  region.runs[1] = in_whole_row(region.runs[1], context.chunks_of(dropout.context_rank));
+  region.index_spans[1] = in_whole_row(region.index_spans[1], context.chunks_of(dropout.context_rank));
   return region;
 }
 
@@ -124,12 +125,12 @@ at::Tensor LoraLinear::dropped(const at::Tensor& x) const {
   at::Tensor mask;
   {
     const c10::NoGradGuard no_grad;
-    const at::Tensor part = local_part(x);
+    const at::Tensor part = local_tensor_of(x);
     const double p = dropout->probability;
     const auto drawn = at::empty(part.sizes(), part.options().dtype(at::kFloat));
     tessera::fill_random(drawn, place_in_run(x, *dropout, settings_.path),
                          {.seed = dropout->seed ^ stream_, .operation = 0},
-                         {.law = tessera::Law::kUniform, .a = 0, .b = 1});
+                         {.kind = tessera::DistributionKind::kUniform, .a = 0, .b = 1});
     mask = drawn.ge(p).to(part.scalar_type()).mul_(1 / (1 - p));
     if (is_dtensor(x)) {
       mask = from_local(mask, device_mesh(x), placements(x), {.shape = x.sizes().vec(), .stride = x.strides().vec()});

@@ -9,8 +9,8 @@
 namespace tessera::optim::detail {
 
 // The region of this rank's part of `parameter`, a DTensor or a plain tensor. No communication.
-inline tessera::Region region_of(const at::Tensor& parameter) {
-  if (!is_dtensor(parameter)) return tessera::Region(parameter.sizes());
+inline tessera::ShardRegion region_of(const at::Tensor& parameter) {
+  if (!is_dtensor(parameter)) return tessera::ShardRegion(parameter.sizes());
   return {parameter.sizes(), *device_mesh(parameter), placements(parameter)};
 }
 

@@ -64,7 +64,7 @@ double scale_grads_and_clip_grad_norm(std::optional<double> max_grad_norm, const
         divisor *= divisors.experts;
       }
       if (divisor == 1) continue;
-      const at::Tensor part = local_part(parameter.tensor.grad());
+      const at::Tensor part = local_tensor_of(parameter.tensor.grad());
       if (part.numel() > 0) part.div_(divisor);
     }
   }

@@ -34,7 +34,7 @@ std::string Replica::text() const {
   const at::Tensor gradient = parameter.grad();
   if (!gradient.defined()) return fmt::format("{}: {}, no gradient", name, how);
   if (gradient.layout() != at::kStrided) return fmt::format("{}: {}, a sparse gradient", name, how);
-  const at::Tensor part = local_part(gradient);
+  const at::Tensor part = local_tensor_of(gradient);
   return fmt::format("{}: {}, {} [{}] {}", name, how, c10::toString(part.scalar_type()), fmt::join(part.sizes(), ", "),
                      is_dtensor(gradient) ? to_string(placements(gradient)) : "plain");
 }
@@ -154,7 +154,7 @@ std::vector<Bucket> buckets_of(const std::vector<Replica>& replicas, const comm:
   for (const auto& replica : replicas) {
     const at::Tensor gradient = replica.parameter.grad();
     if (!gradient.defined() || !replicated_over(gradient, group)) continue;
-    const at::Tensor part = local_part(gradient);
+    const at::Tensor part = local_tensor_of(gradient);
     if (part.numel() == 0) continue;
     const int64_t bytes = part.numel() * static_cast<int64_t>(c10::elementSize(travelling_dtype(part.scalar_type())));
     auto at = std::find_if(out.rbegin(), out.rend(), [&](const Bucket& bucket) {

@@ -24,21 +24,21 @@ void CommStreams::retire(std::vector<at::Tensor>&& buffers) {
   free_retired();
   if (!gather.exists()) return buffers.clear();
   retired_ = std::move(buffers);
-  last_use_ = StreamMark::here(device_);
+  last_use_ = DeviceEvent::record_on_current(device_);
 }
 
 void CommStreams::retire(c10::DataPtr&& memory) {
   free_retired();
   if (!gather.exists()) return memory.clear();
   retired_memory_ = std::move(memory);
-  last_use_ = StreamMark::here(device_);
+  last_use_ = DeviceEvent::record_on_current(device_);
 }
 
 void CommStreams::free_retired() {
   if (retired_.empty() && !retired_memory_) return;
   // The buffers belong to the gather stream, whose allocator may reuse them for the next launch on that stream. The
   // stream therefore first waits for the last use on the other stream.
-  gather.follow(last_use_);
+  gather.wait_event(last_use_);
   retired_.clear();
   retired_memory_.clear();
 }

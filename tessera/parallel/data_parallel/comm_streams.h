@@ -2,8 +2,8 @@
 // waits for no computation and no reduction. An all-reduce over replicas, and a copy to the host, wait only for the
 // reduction before them. A CPU has no streams: everything runs in program order.
 //
-//   streams.gather.follow_current();                  // after the writes to the shards
-//   { const auto beside = streams.gather.enter(); ... start the gather ... }
+//   streams.gather.wait_current_stream();                  // after the writes to the shards
+//   { const auto beside = streams.gather.make_current(); ... start the gather ... }
 //   ... wait for it, copy the parameters out ...
 //   streams.retire({gathered, input});                // gather-stream memory that the compute stream still reads
 //
@@ -29,10 +29,10 @@ class CommStreams {
   CommStreams(const CommStreams&) = delete;
   CommStreams& operator=(const CommStreams&) = delete;
 
-  SideStream gather;    // copies of shards, and starts of all-gathers
-  SideStream reduce;    // reduce-scatters and waits for them; packing of gradients into buckets
-  SideStream replicas;  // all-reduces over replicas and waits for them
-  SideStream to_host;   // copies of gradients to the host
+  DeviceStream gather;    // copies of shards, and starts of all-gathers
+  DeviceStream reduce;    // reduce-scatters and waits for them; packing of gradients into buckets
+  DeviceStream replicas;  // all-reduces over replicas and waits for them
+  DeviceStream to_host;   // copies of gradients to the host
 
   // Keeps buffers that were allocated on the gather stream and whose last use was launched on this thread's current
   // stream. They are freed by the next retire(). Until then the gather between the two calls allocates other memory, so
@@ -51,7 +51,7 @@ class CommStreams {
   std::map<const comm::Group*, std::shared_ptr<comm::Group>> second_groups_;
   std::vector<at::Tensor> retired_;
   c10::DataPtr retired_memory_;
-  StreamMark last_use_;  // of the retired buffers, on the stream that used them
+  DeviceEvent last_use_;  // of the retired buffers, on the stream that used them
 };
 
 }  // namespace tessera

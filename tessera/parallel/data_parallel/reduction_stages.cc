@@ -30,14 +30,14 @@ void ReductionStages::start(ReductionRoute route, at::Tensor parts, BufferPool& 
   } else {
     output_ = std::move(parts);
   }
-  streams_->reduce.follow_current();
+  streams_->reduce.wait_current_stream();
   if (!sums) return;
-  const auto beside = streams_->reduce.enter();
+  const auto beside = streams_->reduce.make_current();
   pending_ = route_.scatters ? comm::reduce_scatter_into(*route_.group, output_, parts_, comm::ReduceOp::kSum, subject)
                              : comm::all_reduce(*route_.group, output_, comm::ReduceOp::kSum, subject);
 }
 
-const SideStream& ReductionStages::stream() const {
+const DeviceStream& ReductionStages::stream() const {
   if (stage_ == Stage::kReplicas) return streams_->replicas;
   return stage_ == Stage::kToHost ? streams_->to_host : streams_->reduce;
 }
@@ -51,30 +51,30 @@ bool ReductionStages::advance(const std::string& subject, bool at_end) {
   // after it once, so that the device buffer can be freed; the host waits in take().
   if (stage_ == Stage::kToHost && !at_end) {
     if (output_.defined()) {
-      copied_.hold_current();
+      copied_.block_current_stream();
       output_.reset();
     }
     return true;
   }
   {
-    const auto beside = stream().enter();
+    const auto beside = stream().make_current();
     pending_.wait();
   }
-  ended_ = stream().mark();
+  ended_ = stream().record_event();
   if (parts_.defined()) {
-    ended_.hold_current();  // parts_ is memory of the current stream
+    ended_.block_current_stream();  // parts_ is memory of the current stream
     parts_.reset();
   }
   if (stage_ == Stage::kGroup && communicates(route_.replicas, output_)) {
     stage_ = Stage::kReplicas;
-    streams_->replicas.follow(ended_);
-    const auto beside = streams_->replicas.enter();
+    streams_->replicas.wait_event(ended_);
+    const auto beside = streams_->replicas.make_current();
     pending_ = comm::all_reduce(*route_.replicas, output_, comm::ReduceOp::kSum, subject);
     return true;
   }
   if (route_.to_host && stage_ != Stage::kToHost) {
     stage_ = Stage::kToHost;
-    streams_->to_host.follow(ended_);
+    streams_->to_host.wait_event(ended_);
     start_copy_to_host();
     return true;
   }
@@ -85,24 +85,24 @@ bool ReductionStages::advance(const std::string& subject, bool at_end) {
 void ReductionStages::start_copy_to_host() {
   const c10::NoGradGuard no_grad;
   const c10::Device device = output_.device();
-  host_ = host_empty(output_.numel(), output_.scalar_type(), device);
-  const auto beside = streams_->to_host.enter();
+  host_ = pinned_empty(output_.numel(), output_.scalar_type(), device);
+  const auto beside = streams_->to_host.make_current();
   host_.copy_(output_, /*non_blocking=*/true);
-  copied_ = StreamMark::here(device);
+  copied_ = DeviceEvent::record_on_current(device);
 }
 
 // A result on the device is ordered by the stream alone. A result on the host may be read by the CPU at once, so take()
 // waits for the copy.
 at::Tensor ReductionStages::take() {
-  ended_.hold_current();
+  ended_.block_current_stream();
   if (!host_.defined()) return std::exchange(output_, {});
   copied_.wait();
   output_.reset();
   return std::exchange(host_, {});
 }
 
-at::Tensor ReductionStages::take(const SideStream& beside) {
-  beside.follow(ended_);
+at::Tensor ReductionStages::take(const DeviceStream& beside) {
+  beside.wait_event(ended_);
   return std::exchange(output_, {});
 }
 
@@ -115,7 +115,8 @@ void ReductionStages::drop() {
     } catch (const Error&) {  // the error that led here has been reported already
     }
   }
-  for (const auto* stream : {&streams_->reduce, &streams_->replicas, &streams_->to_host}) stream->hold_current();
+  for (const auto* stream : {&streams_->reduce, &streams_->replicas, &streams_->to_host})
+    stream->block_current_stream();
   if (stage_ == Stage::kToHost) copied_.wait();
   host_.reset();
   parts_.reset();

@@ -44,21 +44,21 @@ class ReductionStages {
   // The result, after advance() has returned false. Later launches of this thread come after the reduction, or, with an
   // argument, later launches on that stream. A result on the host is complete: take() waits for the copy.
   at::Tensor take();
-  at::Tensor take(const SideStream& beside);
+  at::Tensor take(const DeviceStream& beside);
   void drop();  // after an error: waits for the stage in flight and discards the gradients
 
  private:
   enum class Stage { kIdle, kGroup, kReplicas, kToHost };  // the stage in flight
-  const SideStream& stream() const;
+  const DeviceStream& stream() const;
   void start_copy_to_host();
 
   std::shared_ptr<CommStreams> streams_ = std::make_shared<CommStreams>();
   ReductionRoute route_;
   Stage stage_ = Stage::kIdle;
-  at::Tensor parts_;           // the sent buffer; undefined if the sum is in place
-  at::Tensor output_;          // result of the last finished stage, or of the running stage
-  at::Tensor host_;            // copy of output_ in host memory, complete after copied_
-  StreamMark ended_, copied_;  // end of the last stage, end of the copy
+  at::Tensor parts_;            // the sent buffer; undefined if the sum is in place
+  at::Tensor output_;           // result of the last finished stage, or of the running stage
+  at::Tensor host_;             // copy of output_ in host memory, complete after copied_
+  DeviceEvent ended_, copied_;  // end of the last stage, end of the copy
   comm::Pending pending_;
 };
 

@@ -20,7 +20,7 @@ GradBucket::GradBucket(std::vector<ReplicatedParam*> params, c10::ScalarType dty
   const c10::NoGradGuard no_grad;
   const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
   // A layout with one part: each parameter is one row, and an all-reduce sums the whole buffer.
-  for (const auto* param : params_) layout_.append(1, local_part(param->parameter).numel(), itemsize);
+  for (const auto* param : params_) layout_.append(1, local_tensor_of(param->parameter).numel(), itemsize);
   shown_.assign(params_.size(), false);
 }
 
@@ -32,7 +32,7 @@ void GradBucket::begin() { flat_.open(layout_, dtype_, params_[0]->parameter.dev
 // A view of the 1-d values with the parameter's shape; for a DTensor parameter a DTensor with its placements.
 at::Tensor GradBucket::shaped(const at::Tensor& values, size_t position) const {
   const auto& parameter = params_[position]->parameter;
-  at::Tensor local = values.view(local_part(parameter).sizes());
+  at::Tensor local = values.view(local_tensor_of(parameter).sizes());
   if (!is_dtensor(parameter)) return local;
   return from_local(local, device_mesh(parameter), placements(parameter),
                     {.shape = parameter.sizes().vec(), .stride = parameter.strides().vec()});
@@ -43,7 +43,7 @@ void GradBucket::forget_dropped() {
   for (size_t i = 0; i < params_.size(); ++i) {
     if (!shown_[i]) continue;
     const at::Tensor& grad = params_[i]->parameter.grad();
-    if (grad.defined() && flat_.holds(local_part(grad))) continue;
+    if (grad.defined() && flat_.holds(local_tensor_of(grad))) continue;
     shown_[i] = false;
     flat_.forget(i);
   }
@@ -83,9 +83,9 @@ void GradBucket::start(const std::shared_ptr<comm::Group>& group, double divide)
   at::Tensor sent;
   // The bucket's memory belongs to the compute stream and may have been allocated just now, so the stream that packs
   // waits for the compute stream.
-  streams_->reduce.follow_current();
+  streams_->reduce.wait_current_stream();
   {
-    const auto beside = streams_->reduce.enter();
+    const auto beside = streams_->reduce.make_current();
     sent = flat_.close(divide);
   }
   started_ = true;
@@ -103,10 +103,10 @@ void GradBucket::bring_values() {
   sum_ = stages_.take(streams_->replicas);
   values_ = flat_.room_for_values(sum_, params_[0]->parameter.scalar_type());
   // The memory of values_ is new, and the compute stream may have used it before.
-  if (!values_.is_same(sum_)) streams_->replicas.follow_current();
-  const auto beside = streams_->replicas.enter();
+  if (!values_.is_same(sum_)) streams_->replicas.wait_current_stream();
+  const auto beside = streams_->replicas.make_current();
   flat_.bring_values(sum_, values_);
-  brought_ = streams_->replicas.mark();
+  brought_ = streams_->replicas.record_event();
 }
 
 void GradBucket::set_gradient(size_t position, const at::Tensor& values) {
@@ -116,7 +116,7 @@ void GradBucket::set_gradient(size_t position, const at::Tensor& values) {
   if (!grad.defined()) {
     grad = shaped(values, position);
   } else if (!shown_[position]) {
-    local_part(grad).add_(local_part(shaped(values, position)));
+    local_tensor_of(grad).add_(local_tensor_of(shaped(values, position)));
   }
 }
 
@@ -124,7 +124,7 @@ void GradBucket::finish() {
   if (!started()) return;
   const c10::NoGradGuard no_grad;
   bring_values();
-  brought_.hold_current();
+  brought_.block_current_stream();
   flat_.hand_over(sum_, values_, 0, [&](size_t position, const at::Tensor& values) { set_gradient(position, values); });
   sum_.reset(), values_.reset();  // the gradients keep the memory alive
   started_ = false;

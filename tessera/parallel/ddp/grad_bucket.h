@@ -78,7 +78,7 @@ class GradBucket {
   ReductionStages stages_;
   bool started_ = false;
   at::Tensor sum_, values_;  // the sum, and the divided values in the parameters' dtype; set by bring_values()
-  StreamMark brought_;       // after the division on the stream `replicas`
+  DeviceEvent brought_;      // after the division on the stream `replicas`
 };
 
 }  // namespace tessera

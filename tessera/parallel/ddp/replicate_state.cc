@@ -20,7 +20,7 @@ namespace {
 std::string fingerprint(const std::vector<ReplicatedParam>& params) {
   std::string text;
   for (const auto& param : params) {
-    text += fmt::format("{} [{}] {}{}\n", param.name, fmt::join(local_part(param.parameter).sizes(), ", "),
+    text += fmt::format("{} [{}] {}{}\n", param.name, fmt::join(local_tensor_of(param.parameter).sizes(), ", "),
                         c10::toString(param.parameter.scalar_type()), param.parameter.requires_grad() ? "" : " frozen");
   }
   return text;
@@ -81,7 +81,7 @@ void ReplicateState::collect_parameters() {
     const auto [found, fresh] = seen.emplace(tensor.unsafeGetTensorImpl(), params_.size());
     if (fresh) {
       TESSERA_CHECK(
-          !local_part(tensor).is_meta(), ErrorKind::kShape,
+          !local_tensor_of(tensor).is_meta(), ErrorKind::kShape,
           "[replicate.forward] {}: still on the meta device. Call to_empty(module, device) and initialise or load it "
           "before training.",
           named.name);
@@ -116,7 +116,7 @@ void ReplicateState::copy_from_first_rank(bool parameters) {
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // contiguous copy that is broadcast, original tensor
   std::vector<comm::Pending> pending;
   const auto copy = [&](const at::Tensor& tensor, const std::string& name) {
-    const at::Tensor local = local_part(tensor).detach();
+    const at::Tensor local = local_tensor_of(tensor).detach();
     const at::Tensor flat = local.contiguous();
     pending.push_back(comm::broadcast(group(), flat, 0, name));
     if (!flat.is_same(local)) copies.emplace_back(flat, local);
@@ -154,7 +154,7 @@ void ReplicateState::make_buckets(const std::vector<size_t>& order, bool one_sou
   };
   for (const size_t index : order) {
     const auto& parameter = params_[index].parameter;
-    items.push_back({local_part(parameter).numel() * static_cast<int64_t>(c10::elementSize(travels_as(index))),
+    items.push_back({local_tensor_of(parameter).numel() * static_cast<int64_t>(c10::elementSize(travels_as(index))),
                      parameter.scalar_type()});
   }
   // A graph from before a rebuild still holds the old nodes. Their gradients are accepted if the parameters are the
@@ -239,7 +239,7 @@ void ReplicateState::show_parameters() {
 // share its values. `keeps`: store the cast for later forwards.
 at::Tensor ReplicateState::computed_form(size_t param, bool keeps) {
   const auto& [name, slots, parameter, dtype] = params_[param];
-  const at::Tensor local = local_part(parameter);
+  const at::Tensor local = local_tensor_of(parameter);
   if (dtype == parameter.scalar_type() || local.is_inference()) return parameter.detach().to(dtype);
   casts_.resize(params_.size());
   auto& known = casts_[param];
@@ -365,22 +365,22 @@ void ReplicateState::pack(const std::vector<size_t>& params, std::vector<at::Ten
         params_[params[i]].name);
     gradients[i] = buckets_[bucket].prepare(position, gradients[i]);
   }
-  streams_->reduce.follow_current();
-  const auto beside = streams_->reduce.enter();
+  streams_->reduce.wait_current_stream();
+  const auto beside = streams_->reduce.make_current();
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) continue;
     const auto [bucket, position] = places_[params[i]];
     buckets_[bucket].add(position, gradients[i]);
     if (!streams_->reduce.exists()) gradients[i].reset();
   }
-  packed_ = streams_->reduce.mark();
+  packed_ = streams_->reduce.record_event();
   packing_ = std::move(gradients);
 }
 
 // Frees packed gradients. They are memory of the compute stream, which is ordered after the packing first.
 void ReplicateState::release_packed() {
   if (packing_.empty()) return;
-  packed_.hold_current();
+  packed_.block_current_stream();
   packing_.clear();
 }
 

@@ -98,7 +98,7 @@ class ReplicateState : public DataParallelState, public std::enable_shared_from_
   std::vector<at::Tensor> stand_ins_;    // for params_, of the last forward; empty: members hold the parameters
   std::vector<Cast> casts_;              // for params_, shared by all forwards until the step's gradients are complete
   std::vector<at::Tensor> packing_;      // gradients that a stream reads until packed_
-  StreamMark packed_;
+  DeviceEvent packed_;
   std::vector<GradBucket> buckets_;
   std::vector<Source> sources_;
   std::vector<std::weak_ptr<Reach>> reaches_;

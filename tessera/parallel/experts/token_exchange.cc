@@ -20,7 +20,7 @@ std::vector<int64_t> row_sums(const at::Tensor& counts) {
 // Exchanges row counts. counts[r][e]: the rows that this rank sends for expert e of rank r. Returns in the same form
 // the rows that each rank r sends for the experts of this rank, on the CPU.
 at::Tensor exchange_counts(const at::Tensor& counts, const DeviceMesh& mesh) {
-  const auto sent = sent_to(mesh.device(), counts).contiguous();
+  const auto sent = to_device_async(mesh.device(), counts).contiguous();
   auto received = at::empty_like(sent);
   comm::all_to_all_single(*mesh.group(0), received, sent, {}, {}, "tokens of each expert").wait();
   return received.to(at::kCPU);
@@ -66,9 +66,9 @@ at::Tensor AllToAllExchange::results_of(nn::MoE& block, const at::Tensor& sorted
   const auto sent = counts.view({ranks, counts.numel() / ranks});
   const auto received = exchange_counts(sent, *experts_);
   const auto to_them = row_sums(sent), from_them = row_sums(received);
-  const functional::Along along{experts_, 0};
+  const functional::MeshAxis along{experts_, 0};
   const auto arrived = functional::all_to_all(sorted, along, from_them, to_them);
-  const auto order = sent_to(sorted.device(), by_expert_then_rank(received));
+  const auto order = to_device_async(sorted.device(), by_expert_then_rank(received));
   const auto inverse = kernels::inverse_permutation(order);
   const auto results = (*block.experts)(kernels::permute_rows(arrived, order, inverse), received.sum(0));
   return functional::all_to_all(kernels::permute_rows(results, inverse, order), along, to_them, from_them);

@@ -81,7 +81,7 @@ std::vector<ShardedParam> unmanaged_parameters(nn::Module& module, const FullySh
                   named.name);
     const auto [found, fresh] = seen.emplace(tensor.unsafeGetTensorImpl(), out.size());
     if (fresh) {
-      const at::Tensor part = local_part(tensor.detach());
+      const at::Tensor part = local_tensor_of(tensor.detach());
       check_parameter(named.name, part);
       out.push_back({.name = named.name,
                      .slots = {},
@@ -206,7 +206,7 @@ void to_empty(nn::Module& module, c10::Device device) {
   for (const auto& named : module.named_parameters(true)) {
     // Parameters that no group manages, among them DTensors of tensor parallelism. A tied parameter is allocated once.
     const at::Tensor old = named.slot->parameter;
-    const at::Tensor part = local_part(old.detach());
+    const at::Tensor part = local_tensor_of(old.detach());
     if (!part.is_meta()) continue;
     at::Tensor& fresh = replaced[old.unsafeGetTensorImpl()];
     if (!fresh.defined()) {

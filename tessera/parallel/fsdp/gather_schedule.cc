@@ -26,7 +26,7 @@ void GatherSchedule::begin_forward() {
   if (in_forward_ || in_backward_) reset();
   free_stale();
   if (streams_ && streams_->gather.exists()) {
-    streams_->gather.follow_current();  // after the optimizer's writes to the shards
+    streams_->gather.wait_current_stream();  // after the optimizer's writes to the shards
     for (const auto& group : groups_) group->note_order();
   }
   in_forward_ = true;

@@ -83,19 +83,19 @@ void ParamGroup::start_unshard() {
   if (in_place) fill_whole();
   // The gather stream waits for the compute stream only if the compute stream wrote the shards, or owns the memory that
   // is filled (in place). Otherwise the gather overlaps all computation.
-  if (written || in_place) streams_->gather.follow_current();
+  if (written || in_place) streams_->gather.wait_current_stream();
   ordered_version_ = gathered_version_;
-  const auto beside = streams_->gather.enter();
+  const auto beside = streams_->gather.make_current();
   gathered_ = in_place ? whole_.tensor(0, {numel}, dtype) : pool_->empty(numel, dtype, mesh()->device());
   state_ = State::kGathering;
   count(1);
   if (shards_.ranks() == 1) {
     shards_.write_to(gathered_, plan_.layout);
-    filled_ = streams_->gather.mark();
+    filled_ = streams_->gather.record_event();
     return;
   }
   input_ = shards_.to_send(plan_.layout, *pool_);
-  filled_ = streams_->gather.mark();
+  filled_ = streams_->gather.record_event();
   pending_ = comm::all_gather_into(shards_.group(), gathered_, input_, name());
   if (stats_ == nullptr) return;
   ++stats_->all_gathers;
@@ -106,7 +106,7 @@ void ParamGroup::finish_unshard() {
   if (state_ != State::kGathering) return;
   const c10::NoGradGuard no_grad;
   pending_.wait();
-  filled_.hold_current();
+  filled_.block_current_stream();
   // The current stream now comes after the all-gather and may read the gathered buffer. Buffers of the gather stream
   // are retired, not freed, because the copies launched here still read them.
   if (!streams_->gather.exists()) input_.reset();
@@ -120,8 +120,8 @@ void ParamGroup::finish_unshard() {
 // Abandons a prefetched gather. Both streams are ordered after the copies, so the memory can be freed on either of
 // them. The host waits if it owns the shards, because it may write to them as soon as this returns.
 void ParamGroup::give_up_gather() {
-  filled_.hold_current();
-  streams_->gather.follow_current();
+  filled_.block_current_stream();
+  streams_->gather.wait_current_stream();
   if (shards_.on_host()) filled_.wait();
 }
 

@@ -86,7 +86,7 @@ class ParamGroup : public GatheredGroup {
   uint64_t ordered_version_ = 0;   // version of the shards whose writes come before later gather-stream launches
   at::Tensor gathered_;
   at::Tensor input_;
-  StreamMark filled_;  // after the writes to `gathered_`, or the copy that is sent
+  DeviceEvent filled_;  // after the writes to `gathered_`, or the copy that is sent
   comm::Pending pending_;
   const std::optional<c10::ScalarType> reduce_dtype_;
   std::shared_ptr<comm::Group> reduces_over_;  // the ranks of the gather; a second group on an accelerator

@@ -36,7 +36,7 @@ void ParamGroup::accumulate(const std::vector<size_t>& trainable, std::vector<at
                 name());
   bring_to_parameters(gradients);
   for (auto& gradient : gradients) {
-    if (gradient.defined()) gradient = local_part(gradient);
+    if (gradient.defined()) gradient = local_tensor_of(gradient);
   }
   flat_gradients_.add_all(std::move(gradients));
 }

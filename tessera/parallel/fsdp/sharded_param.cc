@@ -15,7 +15,8 @@ Placements ShardedParam::placements_on(const DeviceMesh& mesh) const {
 
 at::Tensor ShardedParam::distributed(const at::Tensor& part, const MeshPtr& mesh) const {
   // Keeps the device of `part`, which is the CPU for offloaded shards.
-  return tessera::make_dtensor(part, mesh_of(mesh), tessera::share(placements_on(*mesh)), full_shape());
+  return tessera::make_dtensor(part, mesh_of(mesh), tessera::make_shared_placements(placements_on(*mesh)),
+                               full_shape());
 }
 
 at::Tensor ShardedParam::as_seen(const at::Tensor& gathered) const {

@@ -18,9 +18,9 @@ Shards::Shards(std::vector<ShardedParam> params, MeshPtr mesh, bool on_host)
       on_host_(on_host),
       shard_dim_(mesh_->ndim() - 1),
       layout_(mesh_->size(shard_dim_)) {
-  const bool meta = local_part(params_[0].parameter).is_meta();
+  const bool meta = local_tensor_of(params_[0].parameter).is_meta();
   for (const auto& param : params_) {
-    TESSERA_CHECK(local_part(param.parameter).is_meta() == meta, ErrorKind::kShape,
+    TESSERA_CHECK(local_tensor_of(param.parameter).is_meta() == meta, ErrorKind::kShape,
                   "[fsdp.shard] {} and {}: one is on the meta device, the other is not; wanted all or none of a group.",
                   params_[0].name, param.name);
     uniform_ = uniform_ && param.dtype == params_[0].dtype && param.gather_dtype == params_[0].gather_dtype;
@@ -33,7 +33,7 @@ Shards::Shards(std::vector<ShardedParam> params, MeshPtr mesh, bool on_host)
 void Shards::create(c10::Device device, bool copy_values) {
   const c10::NoGradGuard no_grad;
   if (!device.is_meta()) {
-    buffer_ = on_host_ ? at::Tensor(host_empty(layout_.part_bytes, c10::kByte, device))
+    buffer_ = on_host_ ? at::Tensor(pinned_empty(layout_.part_bytes, c10::kByte, device))
                        : BufferPool().empty(layout_.part_bytes, c10::kByte, device, sent_memory());
   }
   const int64_t rank = mesh_->local_rank(shard_dim_);
@@ -47,7 +47,7 @@ void Shards::create(c10::Device device, bool copy_values) {
     } else {
       param.local = tensor_over(buffer_.storage(), entry.offset, shape, param.dtype);
       if (copy_values && shape[0] > 0) {
-        param.local.copy_(local_part(param.parameter).narrow(0, rank * entry.chunk_rows, shape[0]));
+        param.local.copy_(local_tensor_of(param.parameter).narrow(0, rank * entry.chunk_rows, shape[0]));
       }
     }
     const bool requires_grad = param.parameter.requires_grad();

@@ -44,10 +44,10 @@ constexpr int64_t kForgottenAfter = 64;
 // State that all layers of one graph_layers call share.
 struct Shared {
   explicit Shared(c10::Device given)
-      : device(given), in_passing(make_graph_memory(given)), stream(given, /*high_priority=*/false) {}
+      : device(given), in_passing(make_graph_pool(given)), stream(given, /*high_priority=*/false) {}
   c10::Device device;
-  std::shared_ptr<GraphMemory> in_passing;  // for graphs whose results are copied out right after each replay
-  SideStream stream;
+  std::shared_ptr<GraphPool> in_passing;  // for graphs whose results are copied out right after each replay
+  DeviceStream stream;
   bool told = false;  // the message about eager calls has been logged
 };
 
@@ -87,7 +87,7 @@ at::Tensor leaf_over(const at::Tensor& tensor) {
 
 // Captures `work`. A failure is a kConfig error that says to turn layer graphs off, except when memory is exhausted.
 template <class Work>
-void capture_as(const char* what, DeviceGraph& graph, const SideStream& stream, const Work& work) {
+void capture_as(const char* what, DeviceGraph& graph, const DeviceStream& stream, const Work& work) {
   try {
     capture(graph, stream, work);
   } catch (const std::exception& error) {
@@ -116,7 +116,7 @@ class Recording {
  public:
   Recording(std::shared_ptr<Shared> shared, const nn::Module& module, const nn::ForwardCall& call)
       : shared_(std::move(shared)),
-        memory_(keeps_inputs_only(module) ? shared_->in_passing : make_graph_memory(shared_->device)) {
+        memory_(keeps_inputs_only(module) ? shared_->in_passing : make_graph_pool(shared_->device)) {
     for (const auto* tensor : call.tensors) {
       const at::Tensor place = empty_as(*tensor);
       inputs_.push_back(place);
@@ -215,7 +215,7 @@ class Recording {
   }
 
   std::shared_ptr<Shared> shared_;
-  std::shared_ptr<GraphMemory> memory_;
+  std::shared_ptr<GraphPool> memory_;
   Tensors inputs_, input_leaves_, parameter_leaves_;
   at::Tensor output_, output_gradient_;
   Tensors gradients_;  // tensors over the addresses that the backward graph writes

@@ -239,7 +239,7 @@ at::Tensor Pipeline::step(const std::vector<ModelInputs>& micro_batches, const P
   if (tied != nullptr) {
     sum_tied_gradients();
     const c10::NoGradGuard no_grad;
-    if (before.defined()) local_part(tied->parameter.grad()).add_(local_part(before));
+    if (before.defined()) local_tensor_of(tied->parameter.grad()).add_(local_tensor_of(before));
   }
   return loss_or_zero(execution);
 }
@@ -307,7 +307,7 @@ void Pipeline::sum_tied_gradients() {
   const int first = plan_.rank_of.front(), last = plan_.rank_of.back(), other = rank_ == first ? last : first;
   constexpr int kTag = 0x7fffffff;
   auto& group = *options_.mesh->group("pp");
-  const at::Tensor own = local_part(parameter.grad());
+  const at::Tensor own = local_tensor_of(parameter.grad());
   const at::Tensor sent = own.contiguous(), received = at::empty_like(sent);
   const auto send = [&] { return comm::send(group, sent, other, kTag); };
   const auto receive = [&] { return comm::recv(group, received, other, kTag); };

@@ -152,13 +152,13 @@ struct GatheredProducts : torch::autograd::Function<GatheredProducts> {
     }
     saved.insert(saved.end(), weights.begin(), weights.end());
     ctx->save_for_backward(saved);
-    ctx->saved_data["tokens"] = hold_value(tokens);
+    ctx->saved_data["tokens"] = make_saved_value(tokens);
     for (auto& output : outputs) output = tokens.from_all_rows(output);
     return outputs;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto& tokens = held_value<ChunkedTokens>(ctx->saved_data["tokens"]);
+    const auto& tokens = saved_value<ChunkedTokens>(ctx->saved_data["tokens"]);
     const auto saved = ctx->get_saved_variables();
     const size_t count = grads.size(), chunks = static_cast<size_t>(tokens.chunks);
     variable_list rows(count), weight_gradients(count);
@@ -192,7 +192,7 @@ struct ScatteredProduct : torch::autograd::Function<ScatteredProduct> {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const ChunkedTokens tokens(options);
     ctx->save_for_backward({x, weight});
-    ctx->saved_data["tokens"] = hold_value(tokens);
+    ctx->saved_data["tokens"] = make_saved_value(tokens);
     const auto rows = tokens.all_rows(x);
     ScatteredChunks scattered(tokens, x.size(0), weight.size(0), x.options());
     for (int64_t c = 0; c < tokens.chunks; ++c) {
@@ -202,7 +202,7 @@ struct ScatteredProduct : torch::autograd::Function<ScatteredProduct> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto& tokens = held_value<ChunkedTokens>(ctx->saved_data["tokens"]);
+    const auto& tokens = saved_value<ChunkedTokens>(ctx->saved_data["tokens"]);
     const auto saved = ctx->get_saved_variables();
     const auto rows = tokens.all_rows(saved[0]);
     GatheredChunks chunks(tokens, tokens.own_rows(grads[0]));

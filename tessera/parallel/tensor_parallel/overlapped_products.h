@@ -18,7 +18,7 @@
 namespace tessera {
 
 struct OverlapOptions {
-  functional::Along along;
+  functional::MeshAxis along;
   int64_t tokens = 0;  // of all ranks together
   int64_t chunks = 2;
 };

@@ -26,13 +26,13 @@ bool lies_alike(const at::Tensor& a, const at::Tensor& b) {
 at::Tensor part_of_whole(const at::Tensor& whole, const at::Tensor& like) {
   const DeviceMesh& mesh = *device_mesh(like);
   if (!mesh.coordinate()) return whole.new_empty(to_local(like).sizes());
-  const Cuts cuts = cuts_of(mesh, placements(like));
-  Part held, wanted;
+  const ShardSplits cuts = shard_splits_of(mesh, placements(like));
+  ShardIndices held, needed;
   for (int64_t dim = 0; dim < whole.dim(); ++dim) {
-    held.push_back(runs_of(whole.size(dim), dim, mesh, Cuts{}, *mesh.coordinate()));
-    wanted.push_back(runs_of(whole.size(dim), dim, mesh, cuts, *mesh.coordinate()));
+    held.push_back(local_index_spans(whole.size(dim), dim, mesh, ShardSplits{}, *mesh.coordinate()));
+    needed.push_back(local_index_spans(whole.size(dim), dim, mesh, cuts, *mesh.coordinate()));
   }
-  return take(whole, held, wanted);
+  return slice_part(whole, held, needed);
 }
 
 std::string loading_misfit(const at::Tensor& target, const at::Tensor& value) {
@@ -61,11 +61,11 @@ std::string loading_misfit(const at::Tensor& target, const at::Tensor& value) {
 
 void load_tensor(const at::Tensor& target, const at::Tensor& value) {
   const c10::NoGradGuard no_grad;
-  const at::Tensor local = local_part(target);
+  const at::Tensor local = local_tensor_of(target);
   if (is_dtensor(target) && !is_dtensor(value)) {
     local.copy_(part_of_whole(value, target));
   } else {
-    local.copy_(local_part(value));
+    local.copy_(local_tensor_of(value));
   }
 }
 

@@ -10,7 +10,7 @@ at::Tensor StagedInputs::there(const at::Tensor& tensor) const {
   if (device_.is_cpu() || !tensor.defined()) return tensor;
   // The destination is allocated on the copy stream. Memory of the compute stream could still be in use by kernels that
   // were launched before, and the copy would have to wait for them.
-  const auto entered = copies_.enter();
+  const auto entered = copies_.make_current();
   return to_device_async(device_, tensor);
 }
 
@@ -27,7 +27,7 @@ std::vector<ModelInputs> StagedInputs::stage(const std::vector<data::Batch>& bat
   if (!copies_.exists()) return out;
   // The compute stream waits for the copies. record_stream keeps the allocator of the copy stream from reusing the
   // inputs before the compute stream has read them.
-  copies_.hold_current();
+  copies_.block_current_stream();
   const auto computes = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
   for (const auto& each : out) {
     for (const at::Tensor& tensor : {each.tokens, each.positions, each.labels}) {

@@ -166,7 +166,7 @@ void TrainStep::read_numbers(std::vector<at::Tensor> numbers, Launched& step) co
   }
   step.numbers = pinned_empty(all.numel(), at::kDouble, device);
   step.numbers.copy_(all, /*non_blocking=*/true);
-  step.written = DeviceEvent::here(device);
+  step.written = DeviceEvent::record_on_current(device);
 }
 
 // Gathers the numbers of all ranks into the result of the step, and decides about a step that is not finite. Loss and

@@ -35,7 +35,7 @@ class PretendGraph final : public DeviceGraph {
   bool captured_ = false;
 };
 
-class PretendGraphMemory final : public GraphMemory {
+class PretendGraphMemory final : public GraphPool {
  public:
   explicit PretendGraphMemory(c10::Device device) : device_(device) {}
   std::unique_ptr<DeviceGraph> make_graph() override { return std::make_unique<PretendGraph>(device_, pool_); }

@@ -59,7 +59,7 @@ at::Tensor Arrival::take() {
 }
 
 WireForm Wire::form_of(const at::Tensor& hidden) {
-  const at::Tensor local = local_part(hidden);
+  const at::Tensor local = tessera::local_tensor_of(hidden);
   TESSERA_CHECK(hidden.dim() == static_cast<int64_t>(kDims), ErrorKind::kShape,
                 "[pipeline.send] hidden states: found {} dims, wanted [B, T, hidden_size]", hidden.dim());
   WireForm form{.dtype = hidden.scalar_type(), .local = local.sizes().vec(), .whole = hidden.sizes().vec()};
@@ -89,7 +89,7 @@ at::Tensor Wire::local_of(const at::Tensor& tensor, const WireForm& form) const 
   at::Tensor placed = tensor;
   if (is_dtensor(tensor)) {
     if (form.is_dtensor) placed = redistribute(tensor, placements_of(form));
-    placed = local_part(placed);
+    placed = tessera::local_tensor_of(placed);
   }
   TESSERA_CHECK(
       is_dtensor(tensor) == form.is_dtensor && placed.sizes() == at::IntArrayRef(form.local) &&
