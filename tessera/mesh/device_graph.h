@@ -1,16 +1,16 @@
 // Graphs of an accelerator: the launches of a thread are captured once and can then be replayed as one launch. CUDA has
 // them. For an accelerator that a vendor registered with libtorch (PrivateUse1) the vendor's library registers them.
 //
-//   const auto memory = make_graph_memory(device);
+//   const auto memory = make_graph_pool(device);
 //   const auto graph = memory->make_graph();
-//   const SideStream captures(device);
+//   const DeviceStream captures(device);
 //   capture(*graph, captures, [&] { y = at::relu(x); });   // launches nothing: y has no values yet
 //   x.copy_(values);
 //   graph->replay();                                     // on this thread's current stream: y = relu(values)
 //
 // The addresses and host numbers at capture are constants of the graph. Memory that is allocated during a capture comes
-// from the graph's GraphMemory. A later capture into the same GraphMemory may reuse memory that was freed; each replay
-// of either graph then overwrites it. So graphs may share a GraphMemory only if no result of one graph is read after a
+// from the graph's GraphPool. A later capture into the same GraphPool may reuse memory that was freed; each replay
+// of either graph then overwrites it. So graphs may share a GraphPool only if no result of one graph is read after a
 // replay of another. While a thread captures, it may not wait for the device, copy from or to memory that is not
 // pinned, or use a random generator of the device that does not support graphs. A graph and its memory belong to one
 // rank.
@@ -32,25 +32,25 @@ class DeviceGraph {
   // graph.
   virtual void begin_capture() = 0;
   virtual void end_capture() = 0;
-  // Launches the graph on the current stream. Replays of graphs with one GraphMemory must be ordered one after another.
+  // Launches the graph on the current stream. Replays of graphs with one GraphPool must be ordered one after another.
   virtual void replay() = 0;
 };
 
 // A memory pool of graphs. Its memory stays allocated as long as this object or one of its graphs exists.
-class GraphMemory {
+class GraphPool {
  public:
-  virtual ~GraphMemory() = default;
+  virtual ~GraphPool() = default;
   virtual std::unique_ptr<DeviceGraph> make_graph() = 0;  // the graph may outlive this object
 };
 
-using GraphMemoryMaker = std::function<std::shared_ptr<GraphMemory>(c10::Device device)>;
-// Replaces an earlier maker for the device type. Thread-safe.
-void register_device_graphs(c10::DeviceType type, GraphMemoryMaker maker);
+using GraphPoolFactory = std::function<std::shared_ptr<GraphPool>(c10::Device device)>;
+// Replaces an earlier factory for the device type. Thread-safe.
+void register_device_graphs(c10::DeviceType type, GraphPoolFactory factory);
 bool has_device_graphs(c10::DeviceType type);
 // Error kConfig if there are no graphs for the type of the device.
-std::shared_ptr<GraphMemory> make_graph_memory(c10::Device device);
+std::shared_ptr<GraphPool> make_graph_pool(c10::Device device);
 
 // Captures the launches of `work` on `stream`. If `work` throws, capture() rethrows and the graph must not be used.
-void capture(DeviceGraph& graph, const SideStream& stream, const std::function<void()>& work);
+void capture(DeviceGraph& graph, const DeviceStream& stream, const std::function<void()>& work);
 
 }  // namespace tessera

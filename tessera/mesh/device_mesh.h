@@ -85,7 +85,7 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
  private:
   friend struct DeviceMeshBuilder;
   struct GroupSlot;
-  struct FlattenedMeshes;
+  struct RootMeshState;
   DeviceMesh() = default;
   std::shared_ptr<comm::World> world_;
   c10::DeviceType device_type_ = c10::DeviceType::CPU;
@@ -94,7 +94,7 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
   std::vector<int> ranks_;
   std::optional<std::vector<int64_t>> coordinate_;
   std::vector<std::shared_ptr<GroupSlot>> slots_;  // one for each dim; the group in it is created at its first use
-  std::shared_ptr<FlattenedMeshes> flattened_;     // shared with the root
+  std::shared_ptr<RootMeshState> root_state_;      // shared with the root
   size_t hash_ = 0;
   uint64_t id_ = 0;
 };

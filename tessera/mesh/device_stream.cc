@@ -15,42 +15,42 @@ bool has_streams(c10::Device device) {
   return !device.is_cpu() && !device.is_meta() && comm::visible_devices(device.type()) > 0;
 }
 
-// An event is recorded when the mark is made, so the mark covers the work launched before it and nothing later.
-StreamMark::StreamMark(c10::Stream stream) {
+// The event is recorded when the object is made, so it covers the work launched before and nothing later.
+DeviceEvent::DeviceEvent(c10::Stream stream) {
   event_.emplace(stream.device_type());
   event_->record(stream);
 }
 
-StreamMark StreamMark::here(c10::Device device) {
-  return has_streams(device) ? StreamMark(current_stream(device)) : StreamMark();
+DeviceEvent DeviceEvent::record_on_current(c10::Device device) {
+  return has_streams(device) ? DeviceEvent(current_stream(device)) : DeviceEvent();
 }
 
-void StreamMark::hold_current() const {
-  if (event_) hold(current_stream(event_->device()));
+void DeviceEvent::block_current_stream() const {
+  if (event_) block(current_stream(event_->device()));
 }
 
-void StreamMark::hold(c10::Stream stream) const {
+void DeviceEvent::block(c10::Stream stream) const {
   if (event_) event_->block(stream);
 }
 
-void StreamMark::wait() const {
+void DeviceEvent::wait() const {
   if (event_) event_->synchronize();
 }
 
-SideStream::SideStream(c10::Device device, bool high_priority) {
+DeviceStream::DeviceStream(c10::Device device, bool high_priority) {
   if (has_streams(device)) {
     stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, high_priority);
   }
 }
 
-void SideStream::follow(const StreamMark& mark) const {
-  if (stream_) mark.hold(*stream_);
+void DeviceStream::wait_event(const DeviceEvent& event) const {
+  if (stream_) event.block(*stream_);
 }
 
-void SideStream::follow_current() const {
-  if (stream_) follow(StreamMark::here(stream_->device()));
+void DeviceStream::wait_current_stream() const {
+  if (stream_) wait_event(DeviceEvent::record_on_current(stream_->device()));
 }
 
-StreamMark SideStream::mark() const { return stream_ ? StreamMark(*stream_) : StreamMark(); }
+DeviceEvent DeviceStream::record_event() const { return stream_ ? DeviceEvent(*stream_) : DeviceEvent(); }
 
 }  // namespace tessera

@@ -2,14 +2,14 @@
 // collectives that must not wait for all work launched so far. On a device without streams, such as the CPU, all
 // functions do nothing.
 //
-//   SideStream copies(mesh->device());
-//   copies.follow_current();                      // the side stream waits for the work launched so far
+//   DeviceStream copies(mesh->device());
+//   copies.wait_current_stream();                   // the new stream waits for the work launched so far
 //   {
-//     const auto entered = copies.enter();        // the side stream is this thread's current stream
+//     const auto entered = copies.make_current();   // the new stream is this thread's current stream
 //     there = host.to(device, /*non_blocking=*/true);
 //   }
-//   const StreamMark copied = copies.mark();
-//   copied.hold_current();                        // the current stream waits for the copy
+//   const DeviceEvent copied = copies.record_event();
+//   copied.block_current_stream();                  // the current stream waits for the copy
 //
 // "Current stream" is libtorch's current stream of the calling thread. The caching allocator assigns memory to the
 // stream that was current at allocation. Before the memory is freed, that stream must wait for all streams that use it.
@@ -25,38 +25,37 @@
 
 namespace tessera {
 
-// An event: a point in the work of a stream. A default-constructed mark has no event, and waiting for it returns at
-// once.
-class StreamMark {
+// A point in the work of a stream. A default-constructed object has no event, and waiting for it returns at once.
+class DeviceEvent {
  public:
-  StreamMark() = default;
-  explicit StreamMark(c10::Stream stream);
+  DeviceEvent() = default;
+  explicit DeviceEvent(c10::Stream stream);
   // Records an event on this thread's current stream of the device.
-  static StreamMark here(c10::Device device);
+  static DeviceEvent record_on_current(c10::Device device);
 
   // The current stream (or `stream`) waits for the event; the host does not wait.
-  void hold_current() const;
-  void hold(c10::Stream stream) const;
+  void block_current_stream() const;
+  void block(c10::Stream stream) const;
   void wait() const;  // the host waits for the event
 
  private:
   std::optional<c10::Event> event_;
 };
 
-class SideStream {
+class DeviceStream {
  public:
-  SideStream() = default;  // no stream; all functions do nothing
-  explicit SideStream(c10::Device device, bool high_priority = true);
+  DeviceStream() = default;  // no stream; all functions do nothing
+  explicit DeviceStream(c10::Device device, bool high_priority = true);
 
   bool exists() const { return stream_.has_value(); }
-  // The side stream waits for the mark, or for the work that this thread has launched on its current stream so far.
-  void follow(const StreamMark& mark) const;
-  void follow_current() const;
-  // The current stream waits for all work launched on the side stream so far.
-  void hold_current() const { mark().hold_current(); }
-  StreamMark mark() const;
-  // The side stream is this thread's current stream until the returned object is destroyed.
-  [[nodiscard]] c10::OptionalStreamGuard enter() const { return c10::OptionalStreamGuard(stream_); }
+  // This stream waits for the event, or for the work that this thread has launched on its current stream so far.
+  void wait_event(const DeviceEvent& event) const;
+  void wait_current_stream() const;
+  // The current stream waits for all work launched on this stream so far.
+  void block_current_stream() const { record_event().block_current_stream(); }
+  DeviceEvent record_event() const;
+  // This stream is the thread's current stream until the returned object is destroyed.
+  [[nodiscard]] c10::OptionalStreamGuard make_current() const { return c10::OptionalStreamGuard(stream_); }
 
  private:
   std::optional<c10::Stream> stream_;

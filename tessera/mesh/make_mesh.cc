@@ -25,8 +25,9 @@ c10::DeviceType checked_type(const std::string& device_type) {
   return *type;
 }
 
-// Checks shape and names. Returns the number of ranks in the shape, which must not exceed `most`.
-int64_t checked_shape(const std::vector<int64_t>& shape, const std::vector<std::string>& dim_names, int64_t most) {
+// Checks shape and names. Returns the number of ranks in the shape, which must not exceed `world_size`.
+int64_t checked_shape(const std::vector<int64_t>& shape, const std::vector<std::string>& dim_names,
+                      int64_t world_size) {
   TESSERA_CHECK(!shape.empty(), ErrorKind::kShape, "[mesh.init] shape: found no dims, wanted at least one.");
   TESSERA_CHECK(dim_names.empty() || dim_names.size() == shape.size(), ErrorKind::kShape,
                 "[mesh.init] mesh_shape and mesh_dim_names should have same length! Found {} names for {} dims.",
@@ -40,10 +41,10 @@ int64_t checked_shape(const std::vector<int64_t>& shape, const std::vector<std::
   for (const int64_t extent : shape) {
     TESSERA_CHECK(extent > 0, ErrorKind::kShape, "[mesh.init] shape: found {}, wanted positive sizes.", extent);
     TESSERA_CHECK(
-        count <= most / extent, ErrorKind::kShape,
+        count <= world_size / extent, ErrorKind::kShape,
         "[mesh.init] Mesh should not be bigger than default world size {}, but found shape {}. Start more ranks or "
         "shrink the mesh.",
-        most, fmt::join(shape, "x"));
+        world_size, fmt::join(shape, "x"));
     count *= extent;
   }
   return count;
@@ -56,7 +57,7 @@ MeshPtr init_device_mesh(const std::shared_ptr<comm::World>& world, const std::s
   const auto type = checked_type(device_type);
   std::vector<int> ranks(checked_shape(shape, dim_names, world->size()));
   std::iota(ranks.begin(), ranks.end(), 0);
-  auto mesh = DeviceMeshBuilder::root(world, type, shape, dim_names, std::move(ranks));
+  auto mesh = DeviceMeshBuilder::make_root(world, type, shape, dim_names, std::move(ranks));
   DeviceMeshBuilder::split_groups(*mesh);
   return mesh;
 }
@@ -77,10 +78,10 @@ MeshPtr make_device_mesh(const std::shared_ptr<comm::World>& world, const std::s
                   rank);
     seen[rank] = true;
   }
-  return DeviceMeshBuilder::root(world, type, shape, dim_names, ranks);
+  return DeviceMeshBuilder::make_root(world, type, shape, dim_names, ranks);
 }
 
-// The mesh is made as usual; then each dim's slot gets the given group instead of a new one. use_group() checks that
+// The mesh is made as usual; then each dim's slot gets the given group instead of a new one. set_group() checks that
 // the group has the ranks of this rank's row.
 MeshPtr mesh_from_groups(const std::shared_ptr<comm::World>& world, const std::string& device_type,
                          const std::vector<std::shared_ptr<comm::Group>>& groups, const std::vector<int>& ranks,
@@ -100,7 +101,7 @@ MeshPtr mesh_from_groups(const std::shared_ptr<comm::World>& world, const std::s
                 "[mesh.from_groups] {}: rank {} is not part of the mesh. Call this on ranks of the mesh only.",
                 mesh->to_string(), world->rank());
   for (size_t dim = 0; dim < groups.size(); ++dim) {
-    DeviceMeshBuilder::use_group(*mesh, static_cast<int64_t>(dim), groups[dim]);
+    DeviceMeshBuilder::set_group(*mesh, static_cast<int64_t>(dim), groups[dim]);
   }
   return mesh;
 }

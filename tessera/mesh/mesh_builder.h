@@ -22,22 +22,22 @@ struct DeviceMesh::GroupSlot {
 
 // Data that a root mesh shares with all its submeshes: the groups over several dims, the names that flatten()
 // registered, and mesh ids. Meshes own this object, so it must not own meshes.
-struct DeviceMesh::FlattenedMeshes {
-  struct Flattened {
+struct DeviceMesh::RootMeshState {
+  struct FlattenedDim {
     std::shared_ptr<GroupSlot> slot;
     std::vector<std::string> dims;  // dims that were flattened; a flattened dim is replaced by its own dims
   };
   std::mutex mutex;
-  std::map<std::string, Flattened> by_name;
+  std::map<std::string, FlattenedDim> by_name;
   std::map<std::vector<int>, std::shared_ptr<GroupSlot>> by_ranks;  // groups over several dims
   // mesh ids of submeshes, by shape and ranks
   std::map<std::pair<std::vector<int64_t>, std::vector<int>>, uint64_t> ids;
-  struct Arrangement {
+  struct MeshLayout {
     std::vector<int64_t> shape;
     std::vector<std::string> names;
     std::vector<int> ranks;
   };
-  std::vector<Arrangement> arrangements;  // the root's arrangement and those that unflatten() added
+  std::vector<MeshLayout> layouts;  // the root's layout and those that unflatten() added
 
   // Returns one slot for the same ranks, whatever dims they were requested by. The caller holds `mutex`.
   std::shared_ptr<GroupSlot> slot_of(const std::vector<int>& ranks, const std::string& name) {
@@ -72,21 +72,21 @@ struct DeviceMeshBuilder {
   // COLLECTIVE over the world.
   static void split_groups(const DeviceMesh& mesh);
   // Makes `mesh` a submesh of the root. A submesh with the same shape and ranks as an earlier one gets its id.
-  static void join(DeviceMesh& mesh, const std::shared_ptr<DeviceMesh::FlattenedMeshes>& root);
-  static MeshPtr root(const std::shared_ptr<comm::World>& world, c10::DeviceType type,
-                      const std::vector<int64_t>& shape, const std::vector<std::string>& names, std::vector<int> ranks);
+  static void register_submesh(DeviceMesh& mesh, const std::shared_ptr<DeviceMesh::RootMeshState>& root);
+  static MeshPtr make_root(const std::shared_ptr<comm::World>& world, c10::DeviceType type,
+                           const std::vector<int64_t>& shape, const std::vector<std::string>& names,
+                           std::vector<int> ranks);
   // Error kShape for a name that is neither a dim of the mesh nor registered by flatten().
   static NamedDim named_dim(const DeviceMesh& mesh, const std::string& name);
   // Makes the submesh with these dims and ranks.
-  static MeshPtr submesh(const DeviceMesh& from, const std::vector<NamedDim>& dims, std::vector<int> ranks);
-  // A copy of the arrangements of the root's ranks; takes the mutex.
-  static std::vector<DeviceMesh::FlattenedMeshes::Arrangement> arrangements_of(const DeviceMesh& mesh);
-  // A slice in which at least one dim is flattened. It is taken from an arrangement that contains all the dims.
+  static MeshPtr make_submesh(const DeviceMesh& from, const std::vector<NamedDim>& dims, std::vector<int> ranks);
+  // A copy of the layouts of the root's ranks; takes the mutex.
+  static std::vector<DeviceMesh::RootMeshState::MeshLayout> layouts_of(const DeviceMesh& mesh);
+  // A slice in which at least one dim is flattened. It is taken from a layout that contains all the dims.
   static MeshPtr slice_flattened(const DeviceMesh& from, const std::vector<NamedDim>& dims);
-  // The slice over the dims of both meshes, taken from an arrangement that contains all of them; null when there is
-  // none.
+  // The slice over the dims of both meshes, taken from a layout that contains all of them; null when there is none.
   static MeshPtr concatenate(const DeviceMesh& first, const DeviceMesh& second);
-  static void use_group(const DeviceMesh& mesh, int64_t dim, const std::shared_ptr<comm::Group>& group);
+  static void set_group(const DeviceMesh& mesh, int64_t dim, const std::shared_ptr<comm::Group>& group);
   // The group of a slot, created at the first call. Error kShape on a rank that is not part of the mesh.
   static const std::shared_ptr<comm::Group>& group_of(const DeviceMesh& mesh,
                                                       const std::shared_ptr<DeviceMesh::GroupSlot>& slot);

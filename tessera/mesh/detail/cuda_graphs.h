@@ -6,6 +6,6 @@
 namespace tessera::detail {
 
 // Null in a program without CUDA.
-GraphMemoryMaker cuda_graph_memory();
+GraphPoolFactory cuda_graph_pool_factory();
 
 }  // namespace tessera::detail
