@@ -64,6 +64,8 @@ struct FlatUnit {
   std::optional<FlatParameterLayout> layout;  // nullopt: nested units have all parameters
 };
 
+// Makes the layout of one unit without changing the module, except that param_init_fn materialises its meta tensors.
+// The parameters of nested units are left to these units.
 FlatUnit unit_of(nn::Module& module, const Fsdp1Options& options) {
   TESSERA_CHECK(
       !module.sharding(), ErrorKind::kShape,
@@ -146,6 +148,7 @@ FlatUnit agreed_unit(nn::Module& module, const Fsdp1Options& options) {
   return unit;
 }
 
+// The public view of a unit below one root: its names have the path from that root as a prefix.
 class UnitHandle : public FlatParameterHandle {
  public:
   UnitHandle(std::shared_ptr<FlatGroup> group, ShardingStrategy strategy, std::string prefix)
@@ -196,6 +199,7 @@ void wrap_fsdp1(nn::Module& module, const Fsdp1Options& options) {
   state->install_hooks();
 }
 
+// The unit that cast the buffer stored the dtype before the cast. At most one unit casts a buffer (begin_root).
 c10::ScalarType saved_buffer_dtype(nn::Module& root, const at::Tensor& buffer) {
   for (const auto& [path, state] : fsdp1_states(root)) {
     const auto found = state->buffer_dtypes().find(&buffer);

@@ -86,6 +86,8 @@ void broadcast_state_dict(const StateDict& full, StateDict& local, const Broadca
       }
     }
   }
+  // On rank 0 the received values are the caller's own tensors, so a plain target gets a copy. On the other ranks they
+  // are new tensors that the target may keep.
   const bool is_source = options.group->rank() == 0;
   incoming->each(options.device, [&](const at::Tensor& announced, const at::Tensor& values) {
     const auto found = keys.find(announced.unsafeGetTensorImpl());

@@ -43,6 +43,8 @@ StateValue map_local_parts(const StateValue& value, const std::function<at::Tens
   return value;
 }
 
+// The all-gather runs on the mesh's device. A local tensor on another device (after offloading to the CPU) is moved
+// there first.
 at::Tensor whole_of_dtensor(const at::Tensor& dtensor, const char* where) {
   const at::Tensor detached = dtensor.detach(), local = to_local(detached);
   TESSERA_CHECK(!local.is_meta(), ErrorKind::kShape,
@@ -84,6 +86,7 @@ class StateIteration {
   StateIteration(const LeafFunctions& functions, const IterateOptions& options, bool keep)
       : functions_(functions), options_(options), keep_(keep) {}
 
+  // `companion` is the value of the companion dict at the same path, or null without a companion.
   StateValue visit(const StateValue& value, const StateValue* companion, const std::string& path) {
     if (value.is_dict()) return visit_dict(value.dict(), companion, path);
     if (const auto* items = items_of(value)) {
@@ -173,6 +176,8 @@ class StateIteration {
     to.copy_(from.detach(), options_.non_blocking);
   }
 
+  // Copies local tensors into the companion and returns the companion's value. DTensors are compared by shape first,
+  // because local tensors of equal size can belong to different shapes.
   StateValue copied(const StateValue& from, const StateValue& to, const std::string& path) {
     if (from.is_sharded() && to.is_sharded() && to.sharded()) {
       const auto &source = from.sharded()->local_shards, &target = to.sharded()->local_shards;
@@ -198,6 +203,7 @@ class StateIteration {
   std::optional<c10::Device> accelerator_;
 };
 
+// Decided before any collective: an error in the options is thrown before a rank waits for another.
 bool keeps_result(const StateDict& state_dict, const IterateOptions& options) {
   if (options.ranks_only.empty()) return true;
   const auto rank = options.group ? std::optional<int>(options.group->rank()) : rank_known_by(state_dict);

@@ -88,6 +88,8 @@ const ModelNames::Entry* ModelNames::find(const at::Tensor& parameter) const {
   return found == by_tensor_.end() ? nullptr : &entries_[found->second];
 }
 
+// The first DTensor's world is used, not its mesh: with several meshes (pipeline stages, experts) only the world has
+// all ranks.
 std::shared_ptr<comm::Group> group_of(const ModelNames& model, const StateDictOptions& options) {
   if (options.group) return options.group;
   for (const auto& entry : model.entries()) {

@@ -24,6 +24,7 @@ namespace {
 
 constexpr const char* kMasterState = "master";
 
+// PyTorch saves `step` as a number or as a tensor of one element.
 double step_value(const std::string& name, const StateValue& value) {
   if (value.is_int() || value.is_double()) return value.number();
   TESSERA_CHECK(
@@ -205,6 +206,7 @@ void OptimizerLoad::copy_sources_of_other_states() {
   }
 }
 
+// begin() has reset the steps. The optimizer's own count becomes the largest step of its parameters.
 void OptimizerLoad::finish() {
   const c10::NoGradGuard no_grad;
   double most = 0;

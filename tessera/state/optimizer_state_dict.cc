@@ -125,6 +125,8 @@ void set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimi
   for (auto& load : loads) load.finish();
 }
 
+// A dict is valid in the flat form (only keys that begin with "state." or "param_groups.") or in the nested form (a
+// dict "state" and a list "param_groups").
 void verify_optimizer_state_dict(const StateDict& optimizer_state_dict, const StateDictOptions& options) {
   const bool may_be_empty = options.broadcast_from_rank0 || (options.cpu_offload && options.full_state_dict);
   if (optimizer_state_dict.empty() && may_be_empty) return;
@@ -158,6 +160,7 @@ ModelAndOptimizerState get_state_dict(nn::Module& model, const std::vector<optim
   return {.model = std::move(weights), .optimizer = get_optimizer_state_dict(model, optimizers, options)};
 }
 
+// Loads in upstream's order: the optimizers, then the model.
 IncompatibleKeys set_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
                                 const StateDict& model_state_dict, const StateDict& optimizer_state_dict,
                                 const StateDictOptions& options) {

@@ -76,12 +76,14 @@ StateValue& stepped_into(StateValue& value, const PathStep& step, const std::str
   return items[static_cast<size_t>(position)];
 }
 
+// Equal dtype and size, and for DTensors an equal size of the local tensors. Values are not read.
 bool similar_tensors(const at::Tensor& a, const at::Tensor& b) {
   if (!a.defined() || !b.defined()) return a.defined() == b.defined();
   return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && is_dtensor(a) == is_dtensor(b) &&
          (!is_dtensor(a) || to_local(a).sizes() == to_local(b).sizes());
 }
 
+// The local shards must be equal boxes in the same order; the shards of other ranks are not compared.
 bool similar_sharded(const ShardedTensor* a, const ShardedTensor* b) {
   if (!a || !b) return a == b;
   if (a->size != b->size || a->dtype != b->dtype || a->local_shards.size() != b->local_shards.size()) return false;
@@ -92,6 +94,7 @@ bool similar_sharded(const ShardedTensor* a, const ShardedTensor* b) {
   return true;
 }
 
+// Compares this rank's elements only, so no communication is needed. Two meta tensors of the same kind are equal.
 bool equal_tensors(const at::Tensor& a, const at::Tensor& b) {
   if (!similar_tensors(a, b)) return false;
   if (!a.defined() || a.is_same(b)) return true;

@@ -88,6 +88,7 @@ struct StateTarget {
   std::map<std::string, at::Tensor> states;
 };
 
+// The FSDP2 optimizer has one parameter per member and finds it by any of the member's names.
 std::vector<StateTarget> state_targets(const Fsdp1Units& model, const AgreedStates& agreed,
                                        const optim::Optimizer& to) {
   const auto names = to.parameter_names();
@@ -137,6 +138,8 @@ void copy_fsdp1_to_fsdp2(nn::Module& fsdp1, nn::Module& fsdp2) {
   }
 }
 
+// A DTensor is one of the forms that load_fsdp1_state_dict reads, so the FSDP2 model's tensors are loaded as a state
+// dict.
 void copy_fsdp2_to_fsdp1(nn::Module& fsdp2, nn::Module& fsdp1) {
   const StateDictTypeScope scope(fsdp1, {.type = StateDictType::kSharded});
   load_fsdp1_state_dict(fsdp1, tensors_by_name(fsdp2, /*first_only=*/true));

@@ -47,6 +47,8 @@ std::vector<StateDict> unflatten_states(const Fsdp1Units& model, const Fsdp1Unit
   return unflat;
 }
 
+// Replaces each id or name in `params` by the names of the original parameters; a flat parameter becomes all its
+// members.
 StateList unflatten_param_groups(const StateValue& groups, const Fsdp1Units& model,
                                  const std::vector<std::string>& optimizer_parameters) {
   StateList unflat;

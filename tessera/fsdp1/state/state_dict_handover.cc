@@ -24,6 +24,8 @@ namespace {
 
 enum class Direction { kGet, kSet };
 
+// Maps the options to FSDP1's settings: full_state_dict to FULL_STATE_DICT, otherwise SHARDED_STATE_DICT. The device
+// mesh of the model's present settings is kept.
 StateDictSettings fsdp1_settings(nn::Module& model, const StateDictOptions& options, Direction direction) {
   StateDictSettings settings{.device_mesh = get_state_dict_type(model).device_mesh};
   if (!options.full_state_dict) {

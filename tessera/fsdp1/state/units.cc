@@ -61,6 +61,7 @@ Fsdp1Unit::Fsdp1Unit(std::shared_ptr<FlatParameterHandle> of) : handle(std::move
   }
 }
 
+// Ranges end at unpadded_numel(), so the padding at the end of the last shards belongs to no rank.
 FlatPlace Fsdp1Unit::flat_place() const {
   const int64_t numel = layout().unpadded_numel(), shard = layout().sharded_numel();
   FlatPlace place{.name = handle->prefix() + "_flat_param",
@@ -89,6 +90,7 @@ std::vector<std::string> Fsdp1Unit::names(size_t member) const {
   return names;
 }
 
+// A flat parameter has one requires_grad for all its members.
 std::vector<bool> Fsdp1Unit::trained() const {
   const auto parameters = handle->parameters();
   std::vector<bool> trained;
@@ -176,6 +178,8 @@ const Fsdp1Units::Parameter* Fsdp1Units::find_fqn(const std::string& fqn) const 
   return found == by_fqn_.end() ? nullptr : &parameters_[found->second];
 }
 
+// Parameters are found by their tensors, so a shared parameter is listed once with all its names. Buffers are listed
+// once per name.
 std::vector<UnmanagedTensor> unmanaged_tensors(nn::Module& root, const Fsdp1Units& model) {
   std::vector<UnmanagedTensor> tensors;
   // For each tensor: its index in the result; nullopt for a tensor in a unit.

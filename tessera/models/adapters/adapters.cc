@@ -254,6 +254,7 @@ void init_adapters(CausalLM& model, uint64_t seed) {
   }
 }
 
+// Every rank gathers A, B and the magnitude and computes the same merged weight.
 at::Tensor merged_weight(nn::LoraLinear& linear, const at::Tensor& whole) {
   const c10::NoGradGuard no_grad;
   const auto of = [](nn::Module& part) { return whole_of(part.own_parameters().front().parameter); };

@@ -146,6 +146,8 @@ void warn_and_refuse(const JsonReader& top, const JsonReader& in) {
   }
 }
 
+// head_dim defaults to hidden_size / heads when neither the file nor the family sets it; the division must then be
+// exact.
 void parse_heads(const JsonReader& in, const ConfigKeys& keys, ModelConfig& config) {
   const int64_t heads = in.integer("num_attention_heads", keys.num_attention_heads, 1, kMaxSize);
   // A null num_key_value_heads means one key/value head per query head; a missing key means the family's default.
@@ -302,6 +304,8 @@ ModelConfig ModelConfig::from_folder(const std::filesystem::path& dir) {
   return parse(read_file(path, kLimits.max_bytes), path.string());
 }
 
+// The family is found first, because it decides which keys exist and their defaults. A family with images has the text
+// model's keys in a nested object (text_config).
 ModelConfig ModelConfig::parse(std::string_view text, const std::string& name) {
   static const Json nothing = Json::object();
   const std::string where = "[models.config] " + name;

@@ -47,6 +47,8 @@ void check_partial_factor(const JsonReader& in, double factor) {
 
 }  // namespace
 
+// Keys in the object have priority over keys outside it, except original_max_position_embeddings when the caller asks
+// for the opposite.
 RopeConfig read_rope(const JsonReader& beside, const std::optional<JsonReader>& object,
                      const RopeSurroundings& surroundings) {
   RopeConfig rope;

@@ -32,8 +32,8 @@ nn::MoEOptions moe_options(const ModelConfig& config) {
           .capacity_factor = config.experts.capacity_factor};
 }
 
-// A replayed call reads the same memory with the same numbers. Documents are described by tensors and the longest
-// length only when they are padded; all other document lists are part of the layer's kernel calls.
+// A plain causal pattern reads no numbers. Padded documents are described by tensors and the longest length. Documents
+// that are not padded also have lists of lengths that change from batch to batch, so such a call cannot be replayed.
 std::optional<std::vector<int64_t>> LayerContext::read_numbers() const {
   if (paged || pattern.context || nn::ContextScope::current()) return std::nullopt;
   if (pattern.pieces.empty()) return std::vector<int64_t>{};
@@ -125,6 +125,8 @@ nn::AttentionPattern DecoderModel::pattern(const ModelInputs& inputs, const at::
                                x.options());
 }
 
+// Runs the layers of one stage. Every layer of a kind (full or sliding attention) gets the same angles and the same
+// attention pattern, which are computed once per forward.
 at::Tensor DecoderModel::forward(const ModelInputs& inputs) {
   const auto stage = inputs.stage.value_or(StageRange{.end_layer = static_cast<int64_t>(layers->list.size())});
   auto x = stage.is_first ? (*embed_tokens)(inputs.tokens) : inputs.hidden;
@@ -177,6 +179,8 @@ std::shared_ptr<nn::Head> make_head(const ModelConfig& config, const nn::Embeddi
 
 namespace {
 
+// A rank of a pipeline has null modules for the parts in other stages, so a missing module is found here and not as a
+// null pointer in forward.
 void check_stage(const DecoderModel& model, const nn::Head* head, const ModelInputs& inputs) {
   const auto count = static_cast<int64_t>(model.layers->list.size());
   const auto stage = inputs.stage.value_or(StageRange{.end_layer = count});
@@ -203,6 +207,8 @@ void check_stage(const DecoderModel& model, const nn::Head* head, const ModelInp
 
 }  // namespace
 
+// The head gets only the rows that the result needs: labels and targets are processed in chunks by the head, a paged
+// step selects its rows, and logits_to_keep keeps the last tokens.
 at::Tensor decode(DecoderModel& model, nn::Head* head_of_model, const ModelInputs& inputs) {
   TESSERA_CHECK(inputs.tokens.defined() && inputs.tokens.dim() == 2 && inputs.tokens.scalar_type() == at::kLong &&
                     inputs.tokens.numel() > 0,

@@ -106,6 +106,7 @@ int64_t choose_token(const at::Tensor& logits, std::span<const int64_t> context,
   return choose_from(scores, {.tokens = context, .prompt_tokens = prompt_tokens}, options);
 }
 
+// The prompt and the new tokens, but never more than the context.
 int64_t generation_capacity(const ModelConfig& config, std::span<const int64_t> prompt,
                             const GenerationOptions& options) {
   check_prompt(config, prompt, options.context_tokens);
@@ -114,6 +115,8 @@ int64_t generation_capacity(const ModelConfig& config, std::span<const int64_t> 
   return given + std::min(options.max_new_tokens, context_of(config, options.context_tokens) - given);
 }
 
+// One sequence in its own engine. The leader runs the engine and all other ranks run follow_steps; afterwards errors
+// are exchanged and the tokens are broadcast, so that all ranks return or throw the same.
 std::vector<int64_t> generate(const ModelConfig& config, const GenerationSource& source,
                               std::span<const int64_t> prompt, const GenerationOptions& options,
                               const TokenCallback& on_token) {

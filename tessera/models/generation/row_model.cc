@@ -45,6 +45,7 @@ struct RowHead : nn::Head {
   float softcap;
 };
 
+// gate and up read the same input, so one call computes both products.
 struct RowMlp : nn::MLP {
   RowMlp(const nn::MLP& from, const ModelConfig& config, kernels::RowDtype dtype)
       : MLP(from.gate_proj->weight.size(1), from.gate_proj->weight.size(0), {}, kNothing),
@@ -62,6 +63,8 @@ struct RowMlp : nn::MLP {
   bool gelu;
 };
 
+// q, k and v read the same input, so one call computes the three products. The norms of queries and keys stay the
+// model's own modules.
 struct RowAttention : nn::Attention {
   RowAttention(const nn::Attention& from, kernels::RowDtype dtype)
       : Attention(from.options(), kNothing),
@@ -114,6 +117,8 @@ M* exactly(nn::Module* module) {
   return typed != nullptr && typeid(*module) == typeid(M) ? typed : nullptr;
 }
 
+// Returns the row version of a module, or null when it has none. Attention and MLP are converted only when all their
+// projections are plain Linears.
 std::shared_ptr<nn::Module> twin_of(nn::Module* child, const std::string& name, const ModelConfig& config,
                                     kernels::RowDtype dtype) {
   const auto plain = [](const auto&... linears) { return ((exactly<nn::Linear>(linears.get()) != nullptr) && ...); };

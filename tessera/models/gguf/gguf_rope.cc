@@ -77,6 +77,7 @@ void set_rope_keys(const RopeConfig& rope, const std::string& architecture, cons
   }
 }
 
+// The tensor rope_freqs.weight means llama3; all other kinds are in the metadata keys.
 nlohmann::ordered_json rope_scaling(const GgufFile& file, const std::string& architecture, double theta,
                                     int64_t head_dim) {
   if (file.contains("rope_freqs.weight")) return llama3_scaling(file, theta, head_dim);

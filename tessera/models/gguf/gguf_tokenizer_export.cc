@@ -50,6 +50,8 @@ bool flag_or(const json& object, const char* key, bool absent) {
   return value && value->is_boolean() ? value->get<bool>() : absent;
 }
 
+// Puts a token into its row. A row may be set twice only with the same text, as happens for added tokens that are also
+// in the vocabulary.
 void place_token(HfVocabulary& vocabulary, const std::string& text, const json& id, int32_t type) {
   const bool valid = id.is_number_unsigned() && id.get<uint64_t>() < vocabulary.tokens.size();
   TESSERA_CHECK(valid, ErrorKind::kFormat,
@@ -69,6 +71,8 @@ bool is_byte_token(const std::string& text) {
          std::isxdigit(text[4]);
 }
 
+// A merge is the text "left right" in older files and the list [left, right] in newer ones. GGUF stores the text form,
+// so neither side may contain a space.
 void read_merges(const json& model, HfVocabulary& vocabulary) {
   const auto* merges = find(model, "merges");
   TESSERA_CHECK(merges && merges->is_array(), ErrorKind::kFormat, "[gguf] {}: the model has no merges",
@@ -299,6 +303,8 @@ bool has_prepend(const json& tokenizer) {
 
 }  // namespace
 
+// A tokenizer with byte_fallback is SentencePiece's ("llama", with scores); any other BPE tokenizer is byte-level
+// ("gpt2", with merges). Special tokens and end tokens get the type of control tokens.
 void set_tokenizer_keys(const std::filesystem::path& dir, const ModelConfig& model_config, GgufWriter& writer) {
   const auto where = (dir / "tokenizer.json").string();
   const auto tokenizer = read_json_object(dir / "tokenizer.json");

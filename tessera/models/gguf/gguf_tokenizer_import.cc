@@ -133,6 +133,8 @@ void derive_merges(GgufVocabulary& vocabulary) {
   }
 }
 
+// Reads and checks all tokenizer keys. Unused tokens at the end only fill the embedding rows and are dropped; a token
+// text must be unique, because merges refer to texts.
 GgufVocabulary read_vocabulary(const GgufFile& file, int64_t vocab) {
   GgufVocabulary result;
   result.where = file.path().string();
@@ -229,6 +231,8 @@ size_t model_vocabulary_size(const GgufVocabulary& vocabulary) {
   return size;
 }
 
+// Byte-level tokenizers split with the kind's regular expressions. SentencePiece's mark spaces in the normalizer, and
+// their decoder undoes the mark, the byte fallback and the prefix space.
 json tokenizer_json(const GgufVocabulary& vocabulary) {
   json added = json::array();
   for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {

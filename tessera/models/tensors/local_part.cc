@@ -25,6 +25,8 @@ std::vector<SharedParameter> shared_parameters(nn::Module& module, Parameters wh
   return out;
 }
 
+// A packed weight has no parameter slot, so a meta tensor of its shape stands for it in the matching of names and
+// shapes.
 std::vector<SharedParameter> parameters_and_packed(nn::Module& module) {
   auto all = shared_parameters(module);
   const auto dtype = all.empty() ? at::kFloat : all.front().tensor.scalar_type();
@@ -50,6 +52,8 @@ std::vector<std::string> file_names(const WeightMap& map, const SharedParameter&
   return all;
 }
 
+// Files are read by boxes. A strided shard that is nested last (FSDP over tensor parallelism) is still one box; other
+// strided shards are several pieces.
 LocalBox local_part_box(const at::Tensor& parameter) {
   const auto shape = parameter.sizes().vec();
   if (!is_dtensor(parameter)) return {shape, std::vector<int64_t>(shape.size(), 0)};

@@ -144,6 +144,8 @@ class OptimizerSelection {
 
 std::vector<StateDict> select_optimizers(const StateDict& saved, const std::vector<OptimizerNames>& optimizers,
                                          bool strict) {
+  // A flat dict has no key "state", only keys that begin with "state.". It is unflattened into the optimizers' own
+  // groups first. A dict by id is passed on unchanged.
   const bool is_flat = !saved.contains("state");
   if (!is_flat && is_by_id(saved)) {
     TESSERA_CHECK(optimizers.size() == 1, ErrorKind::kShape,
