@@ -28,8 +28,8 @@ std::shared_ptr<CausalLM> load_shared(const std::string& dir, const std::string&
   const int64_t ranks = world->size();
   if (ranks == 1) return load_for_generation(dir, dtype, device);
   TESSERA_CHECK(!packed_row_dtype(dtype), ErrorKind::kConfig,
-                "[models.generation] --dtype {} runs on one rank, found {}. Take bfloat16, or leave out --nproc.",
-                dtype, ranks);
+                "[models.generation] --dtype {} runs on one rank, found {}. Use bfloat16, or leave out --nproc.", dtype,
+                ranks);
   kernels::agree_on_kernels(*world->group());
   const bool cuts = cuts_heads(config, ranks);
   const auto type = c10::DeviceTypeName(device.type(), /*lower_case=*/true);

@@ -445,7 +445,7 @@ TEST(PretendSteps, GraphsOfLayersAreRefusedWhereMoreThanShapesCounts) {
         {{"parallel.tp=2"}, "found true with tp 2"},
         {{"parallel.cp=2"}, "found true with tp 1, cp 2"},
         {{"precision.fp8=true"}, "found true with precision.fp8"},
-        {{"model.lora.rank=2", "model.lora.dropout=0.1"}, "found true with lora.dropout 0.1"}};
+        {{"model.lora.rank=2", "model.lora.dropout=0.1"}, "found true with model.lora.dropout 0.1"}};
     for (const auto& [settings, what] : refused) {
       const auto recipe = llama_recipe(folder, "pretend", with(settings, {"train.layer_graphs=true"}));
       EXPECT_THAT([&] { check_layout(recipe, resolve_layout(recipe, world->size()), load_model_config(recipe)); },

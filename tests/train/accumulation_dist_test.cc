@@ -111,7 +111,7 @@ TEST(Accumulation, AShardedModelWorksAfterItsShardsLayInAFile) {
       EXPECT_TRUE(same_bits(whole_parameters(model), whole_parameters(usual))) << step;
     }
     EXPECT_THAT(tessera::testing::error_of([&] { move_to_device(model, c10::Device(c10::kCUDA)); }),
-                HasSubstr("Make the mesh on that device"));
+                HasSubstr("Create the mesh on this device"));
   });
 }
 

@@ -82,7 +82,7 @@ TEST(DataOfRuns, AFileThatChangesMeanwhileIsToldOnceAndChangesNothing) {
   runs.write("train.jsonl", "{\"text\": \"something else\"}\n");
   const auto disturbed = run.get();
   ASSERT_EQ(disturbed.exit_code, 0) << disturbed.err;
-  EXPECT_EQ(count_of(disturbed.err, "train.jsonl: has been written to"), 1u) << disturbed.err;
+  EXPECT_EQ(count_of(disturbed.err, "train.jsonl: was written to"), 1u) << disturbed.err;
   EXPECT_EQ(runs.weights("disturbed"), runs.weights("undisturbed"));
 }
 

@@ -46,20 +46,19 @@ TEST(RecipeNotes, SettingsWithoutEffectAreToldInOneLine) {
 TEST(RecipeNotes, AWarmUpLongerThanTheRunIsCutAndTold) {
   const auto recipe = parsed_recipe("train: {epochs: 1, global_batch_size: 4}\nschedule: {name: linear}");
   EXPECT_THAT(recipe_notes(recipe, 10, 3),
-              ElementsAre("[train.schedule] schedule.warmup_steps: 10 in a run of 3 steps: the rate rises over 3."));
+              ElementsAre("[train.schedule] schedule.warmup_steps: 10 in a run of 3 steps: the warm-up is cut to 3."));
   EXPECT_DOUBLE_EQ(build_schedule(recipe, 3).at(2), recipe.optimizer.lr);
   EXPECT_THAT(recipe_notes(recipe, 40, 10), IsEmpty());
   const auto falls = parsed_recipe("train: {epochs: 1}\nschedule: {name: wsd, decay_steps: 4}");
   EXPECT_THAT(recipe_notes(falls, 100, 12),
-              ElementsAre("[train.schedule] schedule.warmup_steps: 10 in a run of 12 steps: the rate rises over 8."));
+              ElementsAre("[train.schedule] schedule.warmup_steps: 10 in a run of 12 steps: the warm-up is cut to 8."));
   EXPECT_DOUBLE_EQ(build_schedule(falls, 12).at(7), falls.optimizer.lr);
 }
 
 TEST(RecipeNotes, AStepOfMoreRowsThanThereAreIsTold) {
-  EXPECT_THAT(
-      recipe_notes(parsed_recipe(""), 3, 100),
-      ElementsAre("[train.data] data.train: 3 rows for steps of 8 (train.global_batch_size): a step has rows more "
-                  "than once."));
+  EXPECT_THAT(recipe_notes(parsed_recipe(""), 3, 100),
+              ElementsAre("[train.data] data.train: 3 rows, but a step takes 8 (train.global_batch_size): a step has "
+                          "some rows more than once."));
   EXPECT_THAT(recipe_notes(parsed_recipe("train: {epochs: 20}"), 3, 100), IsEmpty()) << "the last step is short";
 }
 

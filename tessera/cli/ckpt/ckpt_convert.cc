@@ -65,7 +65,7 @@ std::string converting(const fs::path& source) { return "[ckpt.convert] " + sour
 std::string without_config(const fs::path& companions, const fs::path& destination) {
   if (!companions.empty()) return "";
   return fmt::format(
-      "{}: weights alone, as the source holds no config.json. Give the model's folder with --config DIR.",
+      "{}: holds only weights, because the source has no config.json. Name the model's folder with --config DIR.",
       destination.string());
 }
 

@@ -44,7 +44,7 @@ Job job_of(std::string_view line, const std::string& where, const GenerateFlags&
                   "{}: unknown key; a line has \"id\" and \"prompt\" or \"messages\"", value.name());
   }
   if (!flags.chat) {
-    TESSERA_CHECK(reader.has("prompt"), ErrorKind::kFormat, "{}: \"messages\" want the chat template. Add --chat.",
+    TESSERA_CHECK(reader.has("prompt"), ErrorKind::kFormat, "{}: \"messages\" need the chat template. Add --chat.",
                   where);
     job.prompt = prompts.of_text(reader.string("prompt"), where);
     return job;

@@ -67,8 +67,8 @@ void move_to_device(nn::Module& model, c10::Device device) {
   visit_tensors_of(model, [&](const std::string& name, at::Tensor& tensor) {
     const bool placed = is_dtensor(tensor);
     TESSERA_CHECK(!placed || device_mesh(tensor)->device_type() == device.type(), ErrorKind::kShape,
-                  "[train.move_to_device] {}: lies over {}, wanted on {}. Make the mesh on that device.", name,
-                  device_mesh(tensor)->to_string(), device.str());
+                  "[train.move_to_device] {}: is a DTensor on {}, wanted a mesh on {}. Create the mesh on this device.",
+                  name, device_mesh(tensor)->to_string(), device.str());
     TESSERA_CHECK(
         placed || !(tensor.is_meta() || device.is_meta()), ErrorKind::kShape,
         "[train.move_to_device] {}: cannot move from {} to {}: the meta device holds no values. Call to_empty "

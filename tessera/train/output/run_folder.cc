@@ -194,8 +194,7 @@ void RunFolder::check_model() const {
   if (!fs::exists(fs::symlink_status(model)) || mark_.owns(kModelName)) return;
   raise(ErrorKind::kConfig,
         "[train.run_folder] {}: is not as a run exported it, and the export of this run would replace it. Move it, "
-        "choose "
-        "another checkpoint.dir, or set checkpoint.export=never.",
+        "choose another checkpoint.dir, or set checkpoint.export=never.",
         model.string());
 }
 

@@ -34,7 +34,7 @@ const std::string& format_of_source(const YamlNode& value, const std::string& wh
   const auto& text = text_value("format", value, where);
   TESSERA_CHECK(std::find(std::begin(data::kFormats), std::end(data::kFormats), text) != std::end(data::kFormats),
                 ErrorKind::kConfig,
-                "[train.recipe] {}: format of a data source: found {}, wanted one of data.format's.", where,
+                "[train.recipe] {}: format of a data source: found {}, wanted a value of data.format.", where,
                 quote(text));
   return text;
 }

@@ -293,7 +293,7 @@ class RecipeReader {
     }
     const auto& train = recipe_.train;
     check(train.page == 0 || recipe_.log.jsonl, "train.page",
-          "shows what log.jsonl writes, and log.jsonl is false. Set it to true.");
+          "the page shows the metrics of log.jsonl, which is false. Set log.jsonl to true.");
     check(train.early_stopping_patience == 0 || (train.validate_every > 0 && !recipe_.data.validation.empty()),
           "train.early_stopping.patience",
           "found {} without validations, wanted data.validation and train.validate_every above 0.",

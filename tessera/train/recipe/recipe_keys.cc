@@ -1,5 +1,6 @@
-// Every section of a recipe, and the keys of the model, its data and its layout: what each is, what it takes, what it
-// is by default. Those of training are in recipe_training_keys.cc.
+// The table of all sections of a recipe, and the keys of the sections model, data and parallel. The keys of the other
+// sections are in recipe_training_keys.cc. A row gives a key its help, unit, range and aliases; type and default come
+// from its field in recipe.h.
 #include <array>
 #include <utility>
 

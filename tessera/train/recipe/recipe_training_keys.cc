@@ -1,4 +1,4 @@
-// The keys of a recipe about training: optimizer, schedule, steps, precision, checkpoints, logs, communication.
+// The keys of the sections optimizer, schedule, train, precision, checkpoint, log and comm of a recipe.
 #include "tessera/train/recipe/recipe_field.h"
 
 namespace tessera::train {

@@ -68,21 +68,21 @@ void resolve_model_source(Recipe& recipe) {
   const auto found = CheckpointFolder::find(path);
   if (!TensorFiles::is_there(found)) return;  // the reader of config.json will report the missing file
   TESSERA_CHECK(weights.empty(), ErrorKind::kConfig,
-                "[train.model] model.path: {} holds weights alone, and model.weights names {}. Name a folder with "
+                "[train.model] model.path: {} holds only weights, and model.weights names {}. Name a folder with "
                 "config.json as model.path.",
                 found.string(), weights);
   const auto base = kept_base(found);
   const auto hint = fmt::format(
       "Name the folder of the model's config.json and tokenizer as model.path, and model.weights={}.", found.string());
   TESSERA_CHECK(!base.empty(), ErrorKind::kConfig,
-                "[train.model] model.path: {} holds weights alone, and does not say of which model. {}", found.string(),
+                "[train.model] model.path: {} holds only weights, and does not name their model. {}", found.string(),
                 hint);
   resolve(base);
   TESSERA_CHECK(fs::exists(fs::path(path) / "config.json"), ErrorKind::kConfig,
-                "[train.model] model.path: {} is of a run that started from {}, where no model is now. {}",
+                "[train.model] model.path: {} is of a run that started from {}, where there is no model now. {}",
                 found.string(), quote(base), hint);
   weights = found.string();
-  log_info("[train.model] the weights of {}, whose model is that of {}", weights, path);
+  log_info("[train.model] weights from {}, config.json and tokenizer from {}", weights, path);
 }
 
 }  // namespace tessera::train

@@ -63,14 +63,14 @@ std::vector<std::string> recipe_notes(const Recipe& recipe, int64_t train_rows, 
   if (const auto idle = idle_settings(recipe); !idle.empty()) notes.push_back("[train.recipe] without effect: " + idle);
   if (const int64_t longest = longest_warmup(recipe.schedule, steps); recipe.schedule.warmup_steps > longest) {
     notes.push_back(
-        fmt::format("[train.schedule] schedule.warmup_steps: {} in a run of {} steps: the rate rises over {}.",
+        fmt::format("[train.schedule] schedule.warmup_steps: {} in a run of {} steps: the warm-up is cut to {}.",
                     recipe.schedule.warmup_steps, steps, longest));
   }
   const int64_t batch = recipe.train.global_batch_size;
   if (recipe.train.steps && train_rows < batch) {
     notes.push_back(
-        fmt::format("[train.data] data.train: {} rows for steps of {} (train.global_batch_size): a step has "
-                    "rows more than once.",
+        fmt::format("[train.data] data.train: {} rows, but a step takes {} (train.global_batch_size): a step has "
+                    "some rows more than once.",
                     train_rows, batch));
   }
   return notes;

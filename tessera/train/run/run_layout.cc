@@ -121,16 +121,16 @@ void check_layout(const Recipe& recipe, const RunLayout& layout, const ModelConf
                 "[train.layout] train.layer_graphs: found true with precision.fp8, which converts weights once a step. "
                 "Set one of them to false.");
   TESSERA_CHECK(!recipe.train.layer_graphs || recipe.lora.dropout == 0, ErrorKind::kConfig,
-                "[train.layout] train.layer_graphs: found true with lora.dropout {}, whose masks are of a place in the "
-                "run. Set one of them off.",
+                "[train.layout] train.layer_graphs: found true with model.lora.dropout {}, whose masks depend on the "
+                "position in the run. Turn one of them off.",
                 recipe.lora.dropout);
   TESSERA_CHECK(!recipe.precision.fp8 || layout.tp == 1, ErrorKind::kConfig,
                 "[train.layout] precision.fp8: found true with tp {}, whose linears are DTensors. Set parallel.tp to "
                 "1, or precision.fp8 to false.",
                 layout.tp);
   TESSERA_CHECK(!recipe.precision.fp8 || !recipe.lora.on(), ErrorKind::kConfig,
-                "[train.layout] precision.fp8: found true with model.lora, whose linears stay as they were. Set one of "
-                "them off.");
+                "[train.layout] precision.fp8: found true with model.lora, whose base linears are not converted. Turn "
+                "one of them off.");
 }
 
 std::string describe_layout(const RunLayout& layout) {

@@ -231,7 +231,7 @@ std::string describe_precision(const Recipe& recipe) {
   const auto& dtype = recipe.model.dtype;
   if (recipe.lora.on()) {
     return fmt::format(
-        "[train.precision] model.dtype={}: so is the base, which stays as it is; adapters and optimizer "
+        "[train.precision] model.dtype={}: the dtype of the base model, which is frozen; adapters and optimizer "
         "state are {}.",
         dtype, recipe.optimizer.master_weights ? "float32" : dtype);
   }

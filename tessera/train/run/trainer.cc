@@ -252,7 +252,7 @@ void Trainer::Impl::resume() {
     const auto check = [&](const char* what, const std::string& now) {
       if (!extra.contains(what)) return;  // written by an earlier version
       TESSERA_CHECK(extra.at(what) == now, ErrorKind::kConfig,
-                    "[train.resume] {}: written with another {}: {}, now {}. Take the recipe that wrote it, another "
+                    "[train.resume] {}: written with another {}: {}, now {}. Use the recipe that wrote it, another "
                     "checkpoint.dir, or checkpoint.resume=never, which puts it aside and starts anew.",
                     checkpoint->path().string(), what, extra.at(what).dump(), now);
     };
@@ -289,7 +289,7 @@ void Trainer::Impl::resume() {
     const auto aside = goes_on ? folder->put_aside_beyond(std::filesystem::weakly_canonical(checkpoint->path()))
                                : folder->put_aside_history();
     if (!aside.empty()) {
-      log_info("[train.resume] what an earlier run left in {} is now in {}", run_path().string(), aside.string());
+      log_info("[train.resume] files of an earlier run in {} were moved to {}", run_path().string(), aside.string());
     }
   });
   if (!checkpoint) return;
@@ -374,8 +374,7 @@ void Trainer::Impl::validate(int64_t step) {
   if (report) report->validation(step, *last_validation_loss, seconds_since(start));
   TESSERA_CHECK(std::isfinite(*last_validation_loss) || recipe.train.on_nonfinite == "skip", ErrorKind::kInternal,
                 "[train.validation] step {}: validation loss {} of the rows of data.validation: not finite. Lower "
-                "optimizer.lr, or "
-                "set train.on_nonfinite=skip to go on.",
+                "optimizer.lr, or set train.on_nonfinite=skip to go on.",
                 step, *last_validation_loss);
 }
 
@@ -419,8 +418,8 @@ void Trainer::Impl::tell_changed_data() {
   if (!path) return;
   changed_data_told = true;
   log_warning(
-      "[data] {}: has been written to, moved or removed since this run read it. The run goes on with what it read; to "
-      "resume it later, the data must be what they were.",
+      "[data] {}: was written to, moved or removed after this run read it. The run continues with the data that it has "
+      "read; to resume it later, the data must be the same again.",
       path->string());
 }
 

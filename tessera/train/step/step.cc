@@ -95,7 +95,7 @@ TrainStep::TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_p
     TESSERA_CHECK(
         options_.max_grad_norm == 0 && !options_.skip_nonfinite && pipeline_.plan().stages() == 1, ErrorKind::kConfig,
         "[train.step] early_step with max_grad_norm {}, skip_nonfinite {} and {} stages: parameters are updated "
-        "before all gradients are there. Set max_grad_norm to 0, skip_nonfinite to false, and use one stage.",
+        "before all gradients are computed. Set max_grad_norm to 0, skip_nonfinite to false, and use one stage.",
         options_.max_grad_norm, options_.skip_nonfinite, pipeline_.plan().stages());
     early_ = std::make_unique<EarlyUpdates>(model_, optimizer_);
   }
