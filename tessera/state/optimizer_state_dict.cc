@@ -27,10 +27,11 @@ std::vector<detail::GroupNames> group_names(const optim::Optimizer& optimizer, c
     for (const auto& name : group.params) {
       const auto& parameter = optimizer.slot(name).parameter;
       const auto* entry = model.find(parameter);
-      TESSERA_CHECK(entry, ErrorKind::kConfig,
-                    "[state] {} of an optimizer is no parameter of this model. Pass the model that it was made for, or "
-                    "make the optimizer after the model is sharded and loaded.",
-                    quote(name));
+      TESSERA_CHECK(
+          entry, ErrorKind::kConfig,
+          "[state] {} of an optimizer is not a parameter of this model. Pass the model that it was made for, or "
+          "make the optimizer after the model is sharded and loaded.",
+          quote(name));
       names.push_back({.names = entry->names, .wants_state = parameter.requires_grad()});
     }
   }

@@ -39,7 +39,7 @@ TEST(ExchangeRanges, GivesEachRankWhatItWants) {
     EXPECT_THAT(message_of([&] {
                   exchange_ranges(group, range_values(gap[rank]), gap, {{}, {3, 6}, {}}, "x");
                 }),
-                HasSubstr("the ranks hold 2 of the 3 elements that rank 1 of the group wants from 3"));
+                HasSubstr("the ranks hold 2 of the 3 elements that rank 1 of the group needs from 3"));
     EXPECT_THAT(message_of([&] { gather_ranges(group, range_values(gap[rank]), gap, 10, "x"); }), HasSubstr("hold 9"));
   });
 }
@@ -129,7 +129,7 @@ TEST(PlacedValues, OverAMeshOfReplicasAreRowsOfItsLastDim) {
     EXPECT_TRUE(ranges_of_value(half, rows).equal(half_piece));
     const auto other = init_device_mesh(world, "cpu", {2}, {"two"});
     EXPECT_THAT(message_of([&] { value_of_ranges(place, piece, {.form = ValueForm::kSharded, .device_mesh = other}); }),
-                HasSubstr("has not all ranks of the FSDP group"));
+                HasSubstr("does not have all ranks of the FSDP group"));
   });
 }
 

@@ -110,11 +110,10 @@ std::vector<StateTarget> state_targets(const Fsdp1Units& model, const AgreedStat
       for (const auto& [key, dtype] : state.tensors) have.insert(key);
       for (const auto& [key, value] : state.others) have.insert(to_string(key));
       for (const auto& [key, tensor] : target.states) wanted.insert(key);
-      TESSERA_CHECK(
-          have == wanted, ErrorKind::kShape,
-          "[fsdp1.convert] {}: the FSDP1 optimizer has states ({}), the FSDP2 optimizer wants ({}). Make both "
-          "with the same options.",
-          aliases[0], fmt::join(have, ", "), fmt::join(wanted, ", "));
+      TESSERA_CHECK(have == wanted, ErrorKind::kShape,
+                    "[fsdp1.convert] {}: the FSDP1 optimizer has states ({}), the FSDP2 optimizer has ({}). Make both "
+                    "with the same options.",
+                    aliases[0], fmt::join(have, ", "), fmt::join(wanted, ", "));
     }
   }
   return targets;

@@ -29,7 +29,7 @@ void check_covered(const std::vector<FlatRange>& have, const std::vector<FlatRan
     int64_t found = 0;
     for (const auto& range : have) found += intersection(range, want[rank]).numel();
     TESSERA_CHECK(found == want[rank].numel(), ErrorKind::kShape,
-                  "[fsdp1.exchange] {}: the ranks hold {} of the {} elements that rank {} of the group wants from {}, "
+                  "[fsdp1.exchange] {}: the ranks hold {} of the {} elements that rank {} of the group needs from {}, "
                   "expected each once. Give the state as it was saved.",
                   quote(subject), found, want[rank].numel(), rank, want[rank].begin);
   }

@@ -47,10 +47,10 @@ StateValue dtensor_value(const FlatPlace& place, const at::Tensor& piece, const 
                 "[fsdp1.shard] {}: found a tensor without dims, expected rows to shard. Give it shape [1].",
                 place.name);
   const auto want = mesh_ranges(place.shape, *mesh, placements, *place.group);
-  TESSERA_CHECK(
-      want, ErrorKind::kShape,
-      "[fsdp1.shard] {}: {} has not all ranks of the FSDP group ({}). Set device_mesh to a mesh over these ranks.",
-      place.name, mesh->to_string(), fmt::join(place.group->ranks(), ","));
+  TESSERA_CHECK(want, ErrorKind::kShape,
+                "[fsdp1.shard] {}: {} does not have all ranks of the FSDP group ({}). Set device_mesh to a mesh over "
+                "these ranks.",
+                place.name, mesh->to_string(), fmt::join(place.group->ranks(), ","));
   at::Tensor local = logical_part(place, piece, *want);
   local = local.view(local_box(place.shape, *mesh, placements).shape);
   if (offload_to_cpu) local = local.cpu();

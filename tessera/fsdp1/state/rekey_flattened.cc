@@ -33,10 +33,11 @@ class SavedGroups {
       if (params.empty()) empty_.push_back(i);
       for (const auto& name : params) {
         const auto* parameter = name.is_string() ? model.find_fqn(name.string()) : nullptr;
-        TESSERA_CHECK(parameter && keys.contains(parameter->name), ErrorKind::kShape,
-                      "[fsdp1.load] a parameter group names {}, which the model or its optimizer has not. Load the "
-                      "state of this model.",
-                      scalar_text(name));
+        TESSERA_CHECK(
+            parameter && keys.contains(parameter->name), ErrorKind::kShape,
+            "[fsdp1.load] a parameter group names {}, which is not in the model or not in its optimizer. Load the "
+            "state of this model.",
+            scalar_text(name));
         auto& homes = homes_[parameter->name];
         if (homes.empty() || homes.back().group != i) homes.push_back({i, name.string()});
       }

@@ -110,7 +110,7 @@ void check_keys_of_rank0(const Fsdp1Units& model, const Summaries& all, const co
     if (!lacks.empty()) {
       missing += fmt::format("\nRank {} is missing states for the parameters: [{}]", global, fmt::join(lacks, ", "));
     }
-    if (!has.empty()) unexpected += fmt::format("\nRank {} alone has: [{}]", global, fmt::join(has, ", "));
+    if (!has.empty()) unexpected += fmt::format("\nOnly rank {} has: [{}]", global, fmt::join(has, ", "));
   }
   TESSERA_CHECK(
       missing.empty(), ErrorKind::kShape,

@@ -71,7 +71,9 @@ ParameterGroupNames original_groups(const Fsdp1Units& units, const optim::Optimi
     auto& names = groups.emplace_back();
     for (const auto& name : group) {
       const auto* parameter = units.find(name);
-      TESSERA_CHECK(parameter, ErrorKind::kConfig, "[state] the optimizer's '{}' is no parameter of the model", name);
+      TESSERA_CHECK(parameter, ErrorKind::kConfig,
+                    "[state] the optimizer's '{}' is not a parameter of the model. Pass the optimizer of this model.",
+                    name);
       names.insert(names.end(), parameter->fqns.begin(), parameter->fqns.end());
     }
   }

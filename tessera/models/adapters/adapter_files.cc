@@ -95,7 +95,7 @@ std::shared_ptr<const TensorFiles> open_adapter_weights(const std::filesystem::p
   } catch (const Error& error) {
     if (file.filename() != kTorchFile) throw;
     raise(error.kind(),
-          "{} The adapter's weights are in {} alone, which is not in the format that torch.save writes since PyTorch "
+          "{} The adapter's weights are only in {}, which is not in the format that torch.save writes since PyTorch "
           "1.6. Load it with "
           "PEFT and save it again (PeftModel.save_pretrained), which writes {}.",
           error.what(), kTorchFile, kWeightsFile);

@@ -72,7 +72,8 @@ Pages::Place Pages::publish(int32_t index, Place before, std::span<const int64_t
 
 void Pages::release(int32_t index) {
   auto& page = pages_[static_cast<size_t>(index)];
-  TESSERA_CHECK(page.owners > 0, ErrorKind::kInternal, "[models.pages] page {} is released and nobody owns it", index);
+  TESSERA_CHECK(page.owners > 0, ErrorKind::kInternal, "[models.pages] page {} is released, but it has no owner",
+                index);
   if (--page.owners > 0) return;
   --owned_;
   if (page.key) {
