@@ -37,6 +37,7 @@ void set_log_prefix(std::string value) {
   prefix() = std::move(value);
 }
 
+// One write() for each line, so lines of several threads and processes are not mixed.
 void log_line(LogLevel level, std::string_view message) {
   const char* label = level == LogLevel::kWarning ? "warning: " : level == LogLevel::kError ? "error: " : "";
   std::string line;

@@ -113,6 +113,7 @@ void Checkpoint::verify_file(size_t index) const {
                 (path_ / file.name).string(), found, file.xxh3);
 }
 
+// All tensors are compared with the checkpoint before the first is filled, so an error leaves the tensors unchanged.
 void Checkpoint::load(const NamedTensors& tensors) const {
   const at::NoGradGuard no_grad;
   for (const auto& [name, tensor] : tensors) {

@@ -181,9 +181,9 @@ TEST_F(LoaderTest, RefusesTheStateOfOtherData) {
     return "";
   };
   EXPECT_THAT(error(DataLoader(make(6), 42, true), state, ErrorKind::kConfig),
-              HasSubstr("not those of the checkpoint"));
+              HasSubstr("differ from the data of the checkpoint"));
   EXPECT_THAT(error(DataLoader(make(5, 9), 42, true), state, ErrorKind::kConfig),
-              HasSubstr("not those of the checkpoint"));
+              HasSubstr("differ from the data of the checkpoint"));
   EXPECT_THAT(error(DataLoader(set, 43, true), state, ErrorKind::kConfig), HasSubstr("seed"));
   EXPECT_THAT(error(DataLoader(set, 42, false), state, ErrorKind::kConfig), HasSubstr("shuffle"));
   nlohmann::json damaged = state;

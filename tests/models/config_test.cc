@@ -191,7 +191,7 @@ TEST(ModelConfig, BadValuesNameKeyFoundAndWanted) {
   expect_error("{", ErrorKind::kFormat, "no valid JSON");
   expect_error(std::string(100'000, '['), ErrorKind::kFormat, "nested deeper");
   expect_error(tiny_config("\"x\": " + std::string(100'000, '[')), ErrorKind::kFormat, "nested deeper");
-  expect_error("[]", ErrorKind::kFormat, "no JSON object");
+  expect_error("[]", ErrorKind::kFormat, "not a JSON object");
   expect_error(
       R"({"architectures": ["GPT2LMHeadModel"]})", ErrorKind::kFormat,
       "Supported: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, ");

@@ -45,7 +45,7 @@ TEST(DataOfRuns, AMixtureGoesOnWhereItStoppedOnAnotherNumberOfRanks) {
                             (runs / "train.jsonl").string(), (runs / "other.json").string());
   const auto other = runs.train("resumed", 1, settings);
   EXPECT_EQ(other.exit_code, 2);
-  EXPECT_THAT(other.err, HasSubstr("the data are not those of the checkpoint"));
+  EXPECT_THAT(other.err, HasSubstr("the data differ from the data of the checkpoint"));
 }
 
 TEST(DataOfRuns, OneRankTokenizesAndOthersRead) {

@@ -237,6 +237,7 @@ JsonReader JsonReader::of_key(std::string_view key, const Json& value) const {
   return {value, *this, Place{.around = place_, .key = key, .index = 0, .is_index = false}};
 }
 
+// Built only for messages. A reader stores a link to its parent's place instead of the text.
 std::string JsonReader::path() const {
   std::vector<const Place*> places;
   for (const auto* place = place_.get(); place; place = place->around.get()) places.push_back(place);

@@ -60,7 +60,7 @@ void DataLoader::load_state(const nlohmann::json& state) {
   other["next_sample"] = next_sample_;
   const nlohmann::json own = this->state();
   TESSERA_CHECK(other == own, ErrorKind::kConfig,
-                "[data.resume] the data are not those of the checkpoint: saved "
+                "[data.resume] the data differ from the data of the checkpoint: saved "
                 "{}, found {}. Resume with the same "
                 "files, seed and data settings, or start anew in another "
                 "checkpoint.dir or with checkpoint.resume=never, "

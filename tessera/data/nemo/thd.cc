@@ -86,6 +86,8 @@ std::vector<int64_t> sums_before(const std::vector<int64_t>& lengths) {
   return sums;
 }
 
+// Padding is everything except the real tokens of each sequence. A sequence begins where the padded lengths before it
+// end.
 at::Tensor mask_of_lengths(const SequenceLengths& lengths, int64_t tokens) {
   const auto mask = at::ones({tokens}, at::kBool);
   int64_t begin = 0;

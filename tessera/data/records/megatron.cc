@@ -27,6 +27,8 @@ T number_at(const MappedFile& file, size_t offset) {
 
 }  // namespace
 
+// The .idx has, after the header: an int32 length for each sequence, the int64 byte position of each sequence in the
+// .bin, and int64 document bounds, the first sequence of each document and last the number of sequences.
 int32_t MegatronIndex::length_of(uint64_t sequence) const {
   return number_at<int32_t>(*index_, kHeaderBytes + sequence * 4);
 }

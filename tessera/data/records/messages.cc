@@ -90,6 +90,7 @@ Json from_sharegpt(const Json& turn, const std::string& name, const std::string&
   } else {
     message["content"] = turn["value"];
   }
+  // silent_messages() reads these keys.
   for (const char* key : {"weight", "train"}) {
     if (turn.contains(key)) message[key] = turn[key];
   }

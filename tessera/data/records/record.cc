@@ -20,6 +20,7 @@ struct KindRow {
   std::vector<const char*> columns;  // columns that identify this kind
 };
 
+// The first kind whose columns a record has is chosen, so the order decides for a record with columns of several kinds.
 const std::vector<KindRow>& kinds() {
   static const std::vector<KindRow> kRows = {
       {RecordKind::kChat, "chat", {"messages"}},

@@ -60,6 +60,8 @@ std::shared_ptr<const Dataset> Dataset::load(const DataOptions& options, const t
     set->parts_.push_back(std::move(made.rows));
     set->files_.push_back(std::move(made.files));
   };
+  // Without weights all sources are packed together. In a mixture each source is packed separately, so its rows can be
+  // drawn by weight; a source without a weight has weight 1.
   if (!mixture) {
     add_part(sources);
     set->fingerprint_ = set->parts_.front()->fingerprint();

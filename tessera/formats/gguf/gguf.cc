@@ -25,6 +25,7 @@ uint32_t read_version(GgufCursor& cursor) {
   TESSERA_CHECK(magic == kMagic, ErrorKind::kFormat, "[gguf] {}: begins with {:#010x}, not with 'GGUF'",
                 cursor.file_name(), magic);
   const auto version = cursor.number<uint32_t>("the version");
+  // In a big-endian file the small version number is in the upper bytes, so the low 16 bits are 0.
   TESSERA_CHECK((version & 0xFFFF) != 0, ErrorKind::kFormat, "[gguf] {}: is big-endian, which is not supported",
                 cursor.file_name());
   TESSERA_CHECK(version == 2 || version == 3, ErrorKind::kFormat,
@@ -48,6 +49,7 @@ std::pair<std::string, GgufTensorInfo> read_tensor_info(GgufCursor& cursor, uint
     const bool fits = size > 0 && !__builtin_mul_overflow(elements, size, &elements) && elements <= (uint64_t{1} << 56);
     TESSERA_CHECK(fits, ErrorKind::kFormat, "[gguf] {}: tensor {}: size {} of dimension {} is zero or too large", file,
                   quote(name), size, i);
+    // The file has the fastest dimension first.
     info.shape.insert(info.shape.begin(), static_cast<int64_t>(size));
   }
   const auto type = cursor.number<uint32_t>("a tensor's type");
@@ -153,6 +155,7 @@ const GgufValue* GgufFile::find(std::string_view key) const {
   return found == metadata_.end() ? nullptr : &found->second;
 }
 
+// Writers store the same key with different integer types, so each type is accepted if the value fits.
 std::optional<uint64_t> GgufFile::find_uint(std::string_view key) const {
   const auto* value = find(key);
   if (!value) return std::nullopt;

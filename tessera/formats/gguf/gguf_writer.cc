@@ -53,6 +53,7 @@ at::Tensor quantized_q8_0(const at::Tensor& tensor) {
   return out;
 }
 
+// The tensor in the file's type: converted, or quantised through float32.
 at::Tensor encoded(const at::Tensor& tensor, GgmlType type) {
   const auto plain = tensor.detach().cpu();
   const auto dtype = plain_dtype(type);

@@ -68,6 +68,7 @@ Graph::Graph(const GraphOptions& options) : options_(options) {
                 "[onnx.graph] opset: found {}, wanted {} to {}", options.opset, kFirstOpset, kLastOpset);
 }
 
+// Every use of a value goes through this check: the index of another graph's value would be valid here, but wrong.
 const Graph::Record& Graph::at(Value value) const {
   TESSERA_CHECK(value.graph_ == this, ErrorKind::kConfig,
                 "[onnx.graph] {}: found a value of {}, wanted one of this graph", quote(options_.name),

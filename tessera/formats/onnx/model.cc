@@ -146,6 +146,7 @@ void check_size(const Graph& graph, const WireMessage& message) {
                 quote(graph.name()));
 }
 
+// GraphProto: nodes, name, initializers, inputs, outputs, and the types of node results that are not outputs.
 WireMessage graph_proto(const Graph& graph, ExternalFile* external, int64_t external_from_bytes) {
   WireMessage out;
   for (const auto& node : graph.nodes()) out.message(1, node_proto(graph, node));

@@ -134,6 +134,7 @@ at::Tensor SafetensorsFile::read_rows(std::string_view name, int64_t begin, int6
   return read_slice(name, ranges);
 }
 
+// Narrows a view of the whole tensor, so only pages with the wanted bytes are read from the file.
 at::Tensor SafetensorsFile::read_slice(std::string_view name, std::span<const IndexRange> ranges) const {
   const auto& found = entry(name);
   const auto rank = static_cast<int64_t>(found.shape.size());

@@ -29,6 +29,7 @@ class HeaderEvents {
     ++level_;
     return true;
   }
+  // A key at level 1 begins a new tensor. All fields are reset, so a tensor cannot take over fields of the one before.
   bool key(std::string& text) {
     if (level_ == 1) {
       in_metadata_ = text == "__metadata__";

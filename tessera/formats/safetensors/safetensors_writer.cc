@@ -54,6 +54,7 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vec
   }
 }
 
+// The position of each tensor is fixed by the header, so tensors may arrive in any order.
 void SafetensorsWriter::write(std::string_view name, const at::Tensor& tensor) {
   const auto found = slots_.find(name);
   TESSERA_CHECK(found != slots_.end() && !found->second.written, ErrorKind::kInternal,
@@ -77,6 +78,8 @@ void SafetensorsWriter::finish() {
   file_.publish();
 }
 
+// Fills shards in the order of the specs: a tensor that does not fit begins a new shard. Shard names contain their
+// number, so they are set after the last tensor is placed.
 SafetensorsFolderWriter::SafetensorsFolderWriter(std::filesystem::path dir, std::vector<SafetensorsSpec> specs,
                                                  SafetensorsFolderOptions options)
     : dir_(std::move(dir)), options_(std::move(options)) {

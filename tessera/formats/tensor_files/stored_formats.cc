@@ -239,6 +239,8 @@ class TorchSaveTensors : public TensorFiles {
     walk(file, file_name, *root, "", 0);
   }
 
+  // Collects the tensors below a value. A name is the path of keys and list positions; other keys than texts and
+  // integers are skipped.
   void walk(const std::shared_ptr<const TorchSaveFile>& file, const std::string& file_name, const PickleValue& value,
             const std::string& name, int depth) {
     if (const auto* info = file->find_tensor(value)) {

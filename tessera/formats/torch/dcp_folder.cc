@@ -152,6 +152,7 @@ DcpFolder::Record DcpFolder::record(const DcpStorageInfo& place) const {
   return record;
 }
 
+// A record must hold the tensor that .metadata promises: same dtype, and the chunk's sizes.
 TorchTensorInfo DcpFolder::chunk_info(const Record& found, const std::string& name, const DcpTensor& tensor,
                                       const DcpChunk& chunk) const {
   const auto* info = found.parsed.find_tensor(found.parsed.root());
@@ -177,6 +178,8 @@ bool DcpFolder::check_chunk(const std::string& name, const DcpTensor& tensor, co
   return info.storage_crc != 0 || info.numel() == 0;
 }
 
+// The chunks cover the tensor exactly once, which open() has checked. So the intersections of the box with all chunks
+// fill the whole box. Only chunks that meet the box are opened.
 void DcpFolder::read(std::string_view name, c10::IntArrayRef offset, const at::Tensor& into) const {
   const auto& entry = lookup_.at(name);
   TESSERA_CHECK(entry.tensor, ErrorKind::kShape, "[dcp.read] {}: {} is no tensor", path_.string(), quote(name));

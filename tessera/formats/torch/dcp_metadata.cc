@@ -41,7 +41,7 @@ void check_whole_size(const DcpTensor& tensor, const std::string& where) {
 
 void check_chunk_inside(const DcpTensor& tensor, const DcpChunk& chunk, const std::string& where) {
   if (!lies_inside(chunk, tensor.size)) {
-    refuse_dcp(where, "the chunk at {} of size {} does not lie inside the tensor of size {}", shown(chunk.offsets),
+    refuse_dcp(where, "the chunk at {} of size {} is not inside the tensor of size {}", shown(chunk.offsets),
                shown(chunk.sizes), shown(tensor.size));
   }
 }
@@ -61,7 +61,7 @@ void check_dcp_tensor(const DcpTensor& tensor, const std::string& where, const D
   }
   if (const auto defect = find_cover_defect(tensor.size, tensor.chunks, where)) {
     refuse_dcp(where,
-               "element {} lies in {} of its {} chunks, wanted one. The checkpoint is damaged, or it is one "
+               "element {} is in {} of its {} chunks, wanted one. The checkpoint is damaged, or it is one "
                "rank's part of a checkpoint.",
                shown(defect->element), defect->covered_by, tensor.chunks.size());
   }
@@ -128,6 +128,8 @@ size_t DcpLookup::ChunkKeyHash::operator()(const ChunkKey& key) const {
   return hash * 31 + std::hash<std::string_view>{}(bytes);
 }
 
+// Keys and values point into the metadata. emplace() keeps the first of equal keys; check() finds duplicates by the
+// sizes.
 DcpLookup::DcpLookup(const DcpMetadata& metadata) {
   for (const auto& entry : metadata.entries) entries_.emplace(entry.name, &entry);
   for (const auto& [index, info] : metadata.storage_data) {

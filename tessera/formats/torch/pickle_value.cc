@@ -80,6 +80,7 @@ PickleValue PickleValue::persistent(PickleValue id) {
   return PickleValue(make_parts(PickleKind::kPersistent, {std::move(id)}));
 }
 
+// Alternative 4 of value_ is the node. Only None, bools and numbers are stored without a node.
 PickleKind PickleValue::kind() const {
   constexpr PickleKind kWithoutNode[] = {PickleKind::kNone, PickleKind::kBool, PickleKind::kInt, PickleKind::kFloat};
   const auto* node = std::get_if<4>(&value_);
@@ -158,6 +159,7 @@ std::span<const PickleValue> PickleValue::args() const {
 }
 bool PickleValue::is_instance() const { return kind() == PickleKind::kObject && std::get<4>(value_)->instance; }
 
+// A dict has two parts for each key, so an odd last part is the state of an OrderedDict.
 const PickleValue& PickleValue::state() const {
   if (is_ordered_dict()) {
     const auto& parts = parts_of(*std::get<4>(value_));

@@ -191,6 +191,7 @@ class Pickler {
     op(PickleOp::kReduce);
   }
 
+  // An OrderedDict is a call without arguments, followed by its items and, if it has one, its state (BUILD).
   void write_dict(const PickleValue& value, int depth) {
     if (value.is_ordered_dict()) {
       write_global(ordered_dict_);
@@ -213,6 +214,7 @@ class Pickler {
     }
   }
 
+  // A call is REDUCE with its arguments. An instance is NEWOBJ without arguments, then BUILD with its state.
   void write_object(const PickleValue& value, int depth) {
     write_global(value.callee());
     if (!value.is_instance()) {

@@ -30,6 +30,7 @@ class TorchRecordReader {
   TorchRecordReader(std::span<const std::byte> bytes, const std::string& where)
       : where_(where), archive_(ZipArchive::parse(bytes, where)) {
     if (archive_.entries().empty()) fail("the archive is empty");
+    // All entries are in one folder, which torch names after the saved file; the first entry shows its name.
     const auto& first = archive_.entries()[0].name;
     folder_ = first.substr(0, first.find('/') + 1);
     if (folder_.empty()) fail("its first entry, {}, is not in a folder", quote(first));
@@ -88,6 +89,8 @@ class TorchRecordReader {
     return std::string_view(reinterpret_cast<const char*>(data.data()), data.size());
   }
 
+  // Arguments of _rebuild_tensor_v2: storage, storage offset, size, stride, requires_grad, backward hooks and
+  // optionally metadata. _rebuild_tensor_v3 has the dtype before the metadata, because its storage is untyped.
   TorchTensorInfo rebuilt_tensor(const PickleValue& value) const {
     const bool untyped = value.is_object("torch._utils._rebuild_tensor_v3");
     const auto args = value.args();
@@ -191,7 +194,7 @@ class TorchRecordReader {
     fits = fits && (is_empty || last < available) &&
            !__builtin_mul_overflow(numel, static_cast<int64_t>(info.item_bytes()), &bytes);
     if (!fits) {
-      fail("a tensor of shape [{}], strides [{}] from element {} on does not lie inside its storage of {} elements",
+      fail("a tensor of shape [{}], strides [{}] from element {} on is not inside its storage of {} elements",
            fmt::join(info.sizes, ", "), fmt::join(info.strides, ", "), info.storage_offset, available);
     }
   }

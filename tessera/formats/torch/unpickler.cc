@@ -55,6 +55,7 @@ PickleValue Unpickler::pop() {
   return value;
 }
 
+// Values below the last mark are not the operand of an opcode: they come before a container that is not finished.
 PickleValue& Unpickler::top() {
   if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) fail("nothing is left on the stack");
   return stack_.back();
@@ -300,6 +301,7 @@ void Unpickler::opcode(PickleOp op) {
   }
 }
 
+// The pickle must be complete: one value is left, and no byte follows STOP.
 PickleValue Unpickler::run() {
   if (static_cast<PickleOp>(number<uint8_t>()) != PickleOp::kProto) fail("no pickle of protocol 2 or higher");
   const auto protocol = number<uint8_t>();
