@@ -78,6 +78,7 @@ void move_to_device(nn::Module& model, c10::Device device) {
   visit_tensors_of(model, [&](const std::string&, at::Tensor& tensor) {
     if (!is_dtensor(tensor) && !is_at(tensor, device)) tensor.set_data(tensor.detach().to(device));
   });
+  // Quantized linears keep their packed weights outside of parameters and buffers.
   for (const auto& [name, packed] : nn::packed_weights(model)) {
     packed->device = device;
     if (packed->weight.defined()) packed->take(packed->weight);
@@ -98,6 +99,7 @@ ScopedModuleOffloading::ScopedModuleOffloading(nn::Module& model, bool enabled, 
     places_.device = c10::Device(*accelerator);
   }
   try {
+    // An earlier object may have left the storages in its file. Where the device is the CPU, this is the whole move.
     storages_to_memory(cpu_storages_of(model_));
     move_to_device(model_, *places_.device);
   } catch (...) {

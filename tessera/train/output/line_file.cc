@@ -44,6 +44,8 @@ std::string lines_until(std::string_view text, int64_t last_step) {
 
 void LineFile::keep_until(int64_t last_step, const std::filesystem::path& staging) {
   if (!std::filesystem::exists(path_)) return;
+  // The shortened file is published by rename; a reader sees the old or the new file. Nothing is written if no line
+  // goes.
   const std::string before = read_file(path_);
   if (const auto kept = lines_until(before, last_step); kept.size() != before.size()) {
     publish_file(path_, kept, staging);

@@ -5,6 +5,8 @@
 
 namespace tessera::train {
 
+// `values_` is a ring buffer: next_ is its oldest entry once it is full. Values that are not finite are outliers by
+// definition and are not stored, because mean and deviation could not be computed with them.
 double OutlierDetector::add(double value) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   double z = std::numeric_limits<double>::quiet_NaN();

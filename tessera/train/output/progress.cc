@@ -80,6 +80,7 @@ void Progress::step(const StepMetrics& metrics) {
   const double eta = seconds_per_step_ * static_cast<double>(options_.total_steps - done_);
   const bool due = options_.every > 0 && (metrics.step % options_.every == 0 || metrics.step == options_.total_steps);
   const bool outlier = std::abs(metrics.loss_z) >= kOutlierZ || std::abs(metrics.grad_norm_z) >= kOutlierZ;
+  // Steps that are not due are printed too if they are outliers or were skipped; `every` 0 turns off all lines.
   print(due || (options_.every > 0 && (outlier || metrics.skipped)) ? format_step(metrics, options_, eta) : "");
 }
 
@@ -114,6 +115,7 @@ std::string Progress::bar() const {
           : 0;
   std::string end = fmt::format(" {:3.0f}%  eta {}", 100 * share,
                                 format_duration(seconds_per_step_ * static_cast<double>(options_.total_steps - done_)));
+  // The bar takes the columns that the percentage and the remaining time leave, at most 60.
   const int room = std::min(options_.columns - static_cast<int>(end.size()) - 3, 60);
   if (room < 5) return end;
   const int filled = static_cast<int>(share * room);

@@ -78,6 +78,8 @@ RunFolder::RunFolder(fs::path path)
       mark_(make_and_read(path_)),
       metrics_(path_ / kMetricsName),
       events_(path_ / kEventsName) {
+  // The checks above run without the lock, for an early message. Only under the lock may anything be removed or
+  // written.
   take_lock();
   on_disk("the folder cannot be prepared", [&] {
     mark_ = RunMark(path_);  // again, as another run may have marked the folder before this one had the lock
@@ -129,6 +131,7 @@ fs::path RunFolder::put_aside_history() {
                            "recipe.resolved.yaml", "model"}) {
     const auto status = fs::symlink_status(path_ / name);
     if (!fs::exists(status) || (fs::is_directory(status) && fs::is_empty(path_ / name))) continue;
+    // recipe.yaml and model/ are names that a user may use, too: only what a run wrote is moved.
     const std::string_view ours_if_unchanged = name;
     const bool shared = ours_if_unchanged.starts_with("recipe") || ours_if_unchanged == "model";
     if (shared && !mark_.owns(name)) continue;

@@ -49,6 +49,7 @@ std::string line_of(const fs::path& path, const std::string& name) {
   if (bytes.size() <= kMostHashed) {
     hash = XXH3_64bits(bytes.data(), bytes.size());
   } else {
+    // 66 blocks at equal distances from the beginning, and once more the last block, which ends exactly at the end.
     constexpr size_t kBlock = 4096, kBlocks = 66;
     for (size_t block = 0; block < kBlocks; ++block) {
       const size_t begin = (bytes.size() - kBlock) / (kBlocks - 1) * block;
@@ -119,6 +120,7 @@ void RunMark::check_free() const {
   const auto status = fs::symlink_status(inside);
   if (!fs::exists(status)) return;
   check(inside, !fs::is_directory(status));
+  // A run that was killed before it wrote its mark may have left these private files; other files are a user's.
   for (const auto& entry : fs::directory_iterator(inside)) {
     const auto name = entry.path().filename();
     check(entry.path(),
@@ -141,6 +143,8 @@ bool RunMark::owns(const std::string& name) const {
   return !hash.empty() && std::ranges::find(found->second, hash) != found->second.end();
 }
 
+// Before a file is replaced, the mark holds the fingerprints of the old and of the new content. A run that is killed at
+// any moment therefore leaves a file that the next run recognises as its own. settle() then drops the old fingerprint.
 void RunMark::announce(const std::string& name, const std::string& fingerprint) {
   auto& known = own_[name];
   if (std::ranges::find(known, fingerprint) != known.end()) return;

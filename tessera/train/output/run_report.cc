@@ -50,6 +50,8 @@ RunReport::RunReport(const Recipe& recipe, RunFolder& folder, const ModelConfig&
       peak_flops_(
           matmul_peak(recipe.precision.param == "bfloat16" ? c10::ScalarType::BFloat16 : c10::ScalarType::Float) *
           session.ranks) {
+  // The history is cut back to first_step before the first line of this session is appended. Warnings that were logged
+  // before this moment, by checks and loading, are written as events of first_step.
   const int64_t first_step = session.first_step;
   folder_.write_recipe(recipe);
   if (jsonl_) {
@@ -73,6 +75,7 @@ void RunReport::tell_warnings(int64_t step) {
   for (const auto& text : warnings_->take()) folder_.append_event(step, "warning", text);
 }
 
+// z-scores are computed from the steps of this session only; they are shown on stderr and not stored.
 void RunReport::step(StepMetrics metrics, const StepResult& result) {
   const int64_t step = metrics.step;
   metrics.loss = result.loss;

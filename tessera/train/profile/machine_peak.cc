@@ -41,6 +41,7 @@ double matmul_peak(c10::ScalarType dtype) {
   return entry->second;
 }
 
+// The fastest call counts: other processes can only make a call slower.
 double best_rate(double work, double seconds, const std::function<void()>& call, const std::function<double()>& now) {
   const double start = now();
   double shortest = std::numeric_limits<double>::infinity();
@@ -64,7 +65,7 @@ double flops_per_token(const ModelConfig& config, int64_t sequence_length) {
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     const auto& experts = config.experts;  // a token is computed by `chosen` experts of a layer
     const int64_t inner = config.has_experts(layer) ? experts.chosen * experts.inner : config.intermediate_size;
-    weights += attention_weights + 3 * hidden * number(inner);
+    weights += attention_weights + 3 * hidden * number(inner);  // gate, up and down projections
     const double window = config.window_of(layer) > 0 ? number(config.window_of(layer)) : number(sequence_length);
     attended += std::min(number(sequence_length) / 2, window);
   }

@@ -215,6 +215,7 @@ void StepProfile::take_collectives() {
     const bool own = found != bytes_->by_call.end() || comm::is_message(signature.op) || bytes == 0;
     collectives_.push_back({call, bytes, own});
     if (!own) continue;
+    // A call that is still in progress counts up to the time of the record.
     const int64_t end = call.finished_us > 0 ? call.finished_us : record.written_us;
     under_way.push_back({call.started_us, end});
     if (call.waiting_us > 0) {
@@ -259,6 +260,7 @@ nlohmann::ordered_json StepProfile::own_summary() {
 nlohmann::ordered_json StepProfile::summary_of_all() {
   auto own = own_summary();
   if (facts_.rank == 0) {
+    // The layers of a model are summed up: "model.layers.*.mlp" stands for all of them.
     std::map<std::string, TraceTotals> modules;
     for (const auto& [name, totals] : recorder_.modules()) {
       auto& sum = modules[without_numbers(name)];

@@ -72,6 +72,8 @@ std::string trace_json(const TraceRecorder& recorder, const std::vector<TraceCol
     }
     out += "}";
   }
+  // A collective is an asynchronous event (b, e), because several may be in progress at the same time and would not
+  // nest as spans of one thread. Waits of a thread do not overlap and are plain spans (X).
   int64_t id = 0;
   for (const auto& [call, bytes, own] : collectives) {
     const auto& signature = call.signature;

@@ -71,6 +71,7 @@ struct TraceRecorder::Hooks {
     if (call.seqNr() >= 0) {
       const std::lock_guard lock(recorder->mutex_);
       auto& modules = recorder->forward_modules_;
+      // A backward function belongs to the module of the forward operation with the same thread and sequence number.
       if (call.scope() == at::RecordScope::BACKWARD_FUNCTION) {
         const auto found = modules.find(sequence_key(call.forwardThreadId(), call.seqNr()));
         if (found != modules.end()) frame.module = found->second;

@@ -157,6 +157,7 @@ class RecipeReader {
   }
 
   void set(const RecipeKey& key, const YamlNode& node, const std::string& spelled, const std::string& at) {
+    // A key and its alias are the same entry of set_by_, so a file that has both is refused.
     const auto [before, first] = set_by_.emplace(&key, SetBy{spelled, at});
     TESSERA_CHECK(first, ErrorKind::kConfig, "[train.recipe] {}: '{}' is set twice, as '{}' at {}. Keep one.", at,
                   spelled, before->second.spelled, before->second.where);
@@ -229,6 +230,7 @@ class RecipeReader {
     TESSERA_CHECK(train.steps || train.epochs, ErrorKind::kConfig,
                   "[train.recipe] {}: train.steps and train.epochs: found null, wanted one of them.",
                   where("train.steps"));
+    // The default warm-up adapts to a short run; a warm-up that the user set must fit.
     auto& warmup = recipe_.schedule.warmup_steps;
     if (train.steps && !is_set("schedule.warmup_steps")) {
       warmup = std::min(warmup, longest_warmup(recipe_.schedule, *train.steps));
@@ -352,8 +354,8 @@ Recipe parse_layout_settings(std::span<const std::string> settings, const std::s
 }
 
 bool fit_to_ranks(std::initializer_list<int64_t*> dims, int64_t ranks) {
-  int64_t known = 1;
-  int64_t* open = nullptr;
+  int64_t known = 1;        // product of the dims that are not -1
+  int64_t* open = nullptr;  // the dim that is -1
   for (int64_t* dim : dims) {
     if (*dim == -1) {
       if (open) return false;

@@ -50,6 +50,7 @@ Recipe with_model_as_named(Recipe recipe) {
   return recipe;
 }
 
+// Values come from format_value(), which read_recipe() reads back exactly; comments do not matter for reading.
 std::string to_yaml(const Recipe& given) {
   const Recipe recipe = with_model_as_named(given);
   std::string out;

@@ -31,6 +31,8 @@ void check_run_folder(const Recipe& recipe) {
 }
 
 void check_run(const Recipe& recipe, int64_t world_size) {
+  // Cheap checks first, so that a wrong layout is found before data is tokenized. One rank of each pipeline stage is
+  // checked: the ranks of a stage have the same modules, and only the first one prints warnings.
   const auto layout = resolve_layout(recipe, world_size);
   const auto config = load_model_config(recipe);
   check_layout(recipe, layout, config);

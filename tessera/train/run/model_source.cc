@@ -55,6 +55,10 @@ PublicModelName public_model_name(const Recipe& recipe) {
 }
 
 void resolve_model_source(Recipe& recipe) {
+  // 1. model.weights that is a run's folder becomes its newest checkpoint.
+  // 2. model.path becomes the folder of a Hub name or of a GGUF file. A GGUF file also holds the weights.
+  // 3. If that folder has no config.json but weights, it is a checkpoint of a run: they become model.weights, and
+  //    model.path becomes the base that the checkpoint records.
   auto &path = recipe.model.path, &weights = recipe.model.weights;
   if (!weights.empty()) weights = CheckpointFolder::find(weights).string();
   const auto resolve = [&](const std::string& given) {

@@ -16,6 +16,8 @@ struct IdleKeys {
   std::vector<const char*> paths;
 };
 
+// Keys that a setting of another key switches off. A setting that contradicts another one is an error of read_recipe();
+// these only do nothing.
 std::vector<IdleKeys> idle_keys(const Recipe& recipe) {
   const auto& optimizer = recipe.optimizer;
   const bool validates = !recipe.data.validation.empty() && recipe.train.validate_every > 0;

@@ -36,6 +36,7 @@ std::string identity_of_adapters(const Recipe& recipe) {
 std::string describe_run_adapters(const Recipe& recipe, const ModelConfig& config) {
   const auto adapters = adapter_config(recipe);
   if (!adapters) return "";
+  // Counted on a whole model without memory, because a rank has only its own stages and shards.
   const auto whole = make_model(config, {.device = c10::Device(at::kMeta)});
   add_adapters(*whole, *adapters);
   int64_t learnt = 0;

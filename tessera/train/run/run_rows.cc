@@ -24,6 +24,8 @@ std::vector<data::Batch> micro_batches(const data::Batch& batch, int64_t rows) {
 }
 
 std::vector<data::Batch> share_of_rows(const data::Dataset& dataset, int64_t rows, const RunMesh& place) {
+  // Row r belongs to rank r % data_size. Every rank has `each` rows; the last ones of some ranks are padding, whose
+  // labels are ignored.
   const int64_t each = (dataset.rows() + place.data_size() - 1) / place.data_size();
   std::vector<data::Batch> batches;
   for (int64_t first = 0; first < each; first += rows) {

@@ -107,6 +107,8 @@ std::vector<std::filesystem::path> weight_files(const std::filesystem::path& pat
 
 }  // namespace
 
+// Hashes of config.json (or the GGUF file), of the adapters, and of the weight files in sorted order. File names are
+// not part of it, so that hosts may store the same model under different paths.
 std::string model_fingerprint(const Recipe& recipe) {
   const auto folder = std::filesystem::canonical(recipe.model.path);  // resolves the links of the Hub's cache
   const bool is_file = !std::filesystem::is_directory(folder);
@@ -166,7 +168,7 @@ std::shared_ptr<CausalLM> make_stages(const Recipe& recipe, const ModelConfig& c
              learnt = recipe.optimizer.master_weights ? at::kFloat : own;
   const auto adapters = adapter_config(recipe);
   auto model = make_model(config, {.dtype = adapters ? own : learnt, .device = c10::Device(at::kMeta)});
-  if (const auto& how = recipe.lora.quantize; how != "none") {
+  if (const auto& how = recipe.lora.quantize; how != "none") {  // before adapters, which wrap the quantized linears
     nn::quantize_linears(*model, {.format = how == "gguf" ? nn::Quantization::kGguf : nn::Quantization::kNf4,
                                   .double_quant = recipe.lora.double_quant});
   }
@@ -203,6 +205,8 @@ std::shared_ptr<CausalLM> lay_out_model(const Recipe& recipe, const ModelConfig&
   return model;
 }
 
+// The fake world answers collectives without other ranks, and tensors on the meta device have no memory. So the code
+// that lays out the real model can run here to find its errors.
 void check_parallel_model(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config, int64_t rank) {
   if (layout.ranks_of_stage() == 1) return;
   const int64_t ranks = layout.pp * layout.ranks_of_stage();

@@ -109,6 +109,8 @@ Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_worl
       world(std::move(given_world)),
       place(build_run_mesh(recipe, world)),
       early_stopping({recipe.train.early_stopping_patience, recipe.train.early_stopping_min_delta}) {
+  // The order: checks and data first, which fail early and cheaply; then the model, optimizer and data loader; then
+  // resume(), which loads into them; then dropout, which depends on the first step.
   prepare();
   manual_seed(static_cast<uint64_t>(recipe.train.seed), place.mesh());
   // Opening a checkpoint compares its files with the hashes in its manifest. A resumed run does this below; here it is
@@ -159,6 +161,8 @@ void Trainer::Impl::place_dropout() {
     dropout->context.emplace(recipe.data.sequence_length, mesh.size(dim));
     dropout->context_rank = mesh.local_rank(dim);
   }
+  // Call n of this rank is micro-batch n % calls of step n / calls. Its first row in the global order is: the rows of
+  // earlier steps, plus this rank's offset in the global batch, plus the rows of earlier micro-batches.
   const int64_t batch = recipe.train.global_batch_size, rows = batch / place.data_size();
   const int64_t at_once = recipe.train.local_batch_size, calls = rows / at_once, offset = place.data_rank() * rows;
   dropout->calls = first_step * calls;
@@ -328,7 +332,7 @@ void Trainer::Impl::train_step(int64_t step) {
   const double lr = schedule->at(step - 1);
   const auto heard = step_runner->launch(micro_batches(batch, recipe.train.local_batch_size), lr,
                                          {.stop = StopSignals::requested(), .failed = checkpoints->failed()});
-  if (heard.failed) {
+  if (heard.failed) {  // the step was not launched; report the steps before it, then throw
     settle_steps(0);
     checkpoints->finish();  // throws, on every rank
   }
@@ -392,6 +396,7 @@ void Trainer::Impl::sample(int64_t step) {
   model->train(false);
   auto tokens = step_runner->pipeline().generate(prompt, options, &place.everyone());
   model->train(was_training);
+  // The end token itself is not part of the text.
   const auto& stops = options.stop_tokens;
   const bool has_end = !tokens.empty() && std::ranges::find(stops, tokens.back()) != stops.end();
   if (has_end) tokens.pop_back();
@@ -430,6 +435,7 @@ void Trainer::Impl::save(int64_t step) {
   const TraceSpan span(recorder(), "checkpoint");
   tell_changed_data();
   const auto start = Clock::now();
+  // With a pipeline each stage saves its own tensors; a weight that two stages hold is saved by the first of them.
   auto state = training_state(*model, *optimizer);
   if (const auto stages = place.pipeline()) state = saved_of_stage(state, *stages->group(0));
   checkpoints->save(step, state.tensors, extra_state(), validated_step == step ? last_validation_loss : std::nullopt,
@@ -477,6 +483,7 @@ RunSummary Trainer::Impl::run() {
   const bool enough = step < steps && early_stopping.is_over();
   const bool stopped_early = step < steps && !enough;
   if (enough && chief()) log_info("[train.early_stopping] after step {}: {}", step, early_stopping.reason());
+  // A run that was asked to stop saves even with checkpoint.every 0, so that no work is lost.
   if (stopped_early && saved_step < step) save(step), checkpoints->finish();
   if (profile) {
     const auto summary = profile->finish();

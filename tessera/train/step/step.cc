@@ -45,6 +45,7 @@ std::vector<std::vector<double>> gather_numbers(comm::Group& group, const std::v
   return rows;
 }
 
+// A field of /proc/self/status, which is in KiB, in bytes; 0 if the file has no such field.
 int64_t status_bytes(const std::string& field) {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -175,6 +176,8 @@ void TrainStep::read_numbers(std::vector<at::Tensor> numbers, Launched& step) co
 void TrainStep::gather_result(Launched& step) {
   auto& result = step.result;
   const auto* numbers = step.numbers.const_data_ptr<double>();
+  // This result reports the seconds of this call so far and of all calls since the previous result. The clock restarts
+  // here, so the all-gather below counts for the next result.
   const double now = comm::communication_seconds();
   const double communicated = now - std::exchange(communicated_from_, now) + std::exchange(untold_, 0);
   std::optional<size_t> wrong_rank;
@@ -188,6 +191,7 @@ void TrainStep::gather_result(Launched& step) {
   if (routers_) result.balance_loss = numbers[2];
   if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return;
   if (!runs_ahead_) optimizer_.zero_grad();
+  // The number of this step. When launch() runs ahead, the optimizer has already counted this step and later ones.
   const int64_t number = runs_ahead_ ? optimizer_.steps() - unsettled() : optimizer_.steps() + 1;
   TESSERA_CHECK(
       options_.skip_nonfinite, ErrorKind::kInternal,
@@ -208,6 +212,7 @@ StepSignals TrainStep::launch(const std::vector<data::Batch>& micro_batches, dou
   exchange_counts(micro_batches, signals, step.result);
   const auto heard = step.result.heard;
   if (heard.failed) return heard;
+  // A global batch without label tokens has loss 0 and zero gradients, and not 0 / 0.
   const double divisor = static_cast<double>(std::max<int64_t>(step.result.label_tokens, 1));
   const bool reduce_each = is_fully_sharded(model_) && !options_.defer_gradient_sync;
   const auto inputs = inputs_.stage(micro_batches);
@@ -223,12 +228,15 @@ StepSignals TrainStep::launch(const std::vector<data::Batch>& micro_batches, dou
   const auto norm =
       early_ ? early_->end() : pipeline_.norm_over_stages(optim::grad_norm_tensor(pipeline_.counted_parameters()));
   std::vector<at::Tensor> numbers = {options_.counts ? loss : at::zeros_like(norm), norm};
+  // A flag on the device, 1 on all ranks if the loss or norm of any rank is not finite: the optimizer kernel then
+  // leaves parameters and state unchanged, and the host does not have to know.
   at::Tensor found_inf;
   if (runs_ahead_ && options_.skip_nonfinite) found_inf = optim::found_inf(*group_, numbers, device_of(model_));
   if (balance.defined()) numbers.push_back(balance);
   read_numbers(std::move(numbers), step);
   if (!runs_ahead_) gather_result(step);
   if (!step.result.skipped) {
+    // Clipping takes the norm from the device when launch() runs ahead; otherwise the number that the host has read.
     const auto parameters = model_.parameters();
     if (options_.max_grad_norm > 0 && runs_ahead_) {
       optim::clip_grad_by_total_norm_(parameters, options_.max_grad_norm, norm);
