@@ -107,8 +107,8 @@ std::vector<std::filesystem::path> weight_files(const std::filesystem::path& pat
 
 }  // namespace
 
-// Hashes of config.json (or the GGUF file), of the adapters, and of the weight files in sorted order. File names are
-// not part of it, so that hosts may store the same model under different paths.
+// The hash of config.json (or of the GGUF file), the hash of the adapters, and the sorted hashes of the weight files.
+// File names are not hashed, so that hosts may store the same model under different paths.
 std::string model_fingerprint(const Recipe& recipe) {
   const auto folder = std::filesystem::canonical(recipe.model.path);  // resolves the links of the Hub's cache
   const bool is_file = !std::filesystem::is_directory(folder);
