@@ -3,8 +3,7 @@
 //
 //   auto kept = std::make_shared<KeptResults>();
 //   { KeptResults::Scope record(kept, KeptResults::Mode::kRecord); forward(); }     // without autograd
-//   { KeptResults::Scope replay(kept, KeptResults::Mode::kReplay); forward(); }     // with autograd; reuses the
-//   results
+//   { KeptResults::Scope replay(kept, KeptResults::Mode::kReplay); forward(); }     // with autograd; reuses them
 //
 // A scope holds on the thread that made it, until its end. Kernels read current(). Both forwards must call the kernels
 // in the same order. An object belongs to one rank and one forward.

@@ -224,7 +224,7 @@ void agree_on_kernels(comm::Group& group) {
 
 namespace {
 
-// oneDNN copies a transposed first operand slowly; our own transposition is faster where its loop runs.
+// oneDNN copies a transposed first operand slowly. The transposition loop is faster where it runs.
 at::Tensor dense_left(const at::Tensor& a) {
   const bool is_transposed = a.stride(0) == 1 && a.stride(1) >= a.size(0);
   if (!is_transposed || a.size(0) % 16 != 0 || a.size(1) % 16 != 0 || !runs_row_loops(a)) return a;

@@ -9,6 +9,7 @@
 // indices, the first one in the upper four bits. With double_quant the scales take 8 bits each: their mean is
 // subtracted, and blocks of 256 scales are encoded with kernels/linear/dynamic_map.h. The format is that of
 // bitsandbytes' quantize_4bit.
+//
 // FSDP cannot shard a packed weight, because its bytes are not elements; each rank with the layer holds the whole
 // weight. Tensor parallelism takes a rank's rows or columns with part(). Weights are packed on the CPU. to() copies
 // the bytes to any device, where operations of libtorch decode them to the same values. Thread-safe after construction.
@@ -31,8 +32,7 @@ struct Nf4Options {
 class QuantizedWeight {
  public:
   QuantizedWeight() = default;  // undefined
-  // Packs values, a floating-point tensor [out, in] on the CPU. Error kShape; kFormat for a value
-  // that is not finite.
+  // Packs values, a floating-point tensor [out, in] on the CPU. Error kShape; kFormat for a value that is not finite.
   static QuantizedWeight nf4(const at::Tensor& values, const Nf4Options& options = {});
   // Takes the encoded rows of a GGUF tensor, uint8 [out, bytes of a row]; a row is a whole number of blocks. Error
   // kShape; kFormat for a type without a decoder.
@@ -42,7 +42,7 @@ class QuantizedWeight {
   int64_t out() const { return out_; }
   int64_t in() const { return in_; }
   c10::Device device() const { return packed_.device(); }
-  int64_t size_bytes() const;  // of indices, scales and tables
+  int64_t size_bytes() const;  // of indices and scales
   // Copies the packed bytes to a device.
   QuantizedWeight to(c10::Device device) const;
   // Returns rows (dim 0) or columns (dim 1) [begin, begin + size) as a view of the same bytes. Error kShape.

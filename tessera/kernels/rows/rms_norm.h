@@ -9,8 +9,8 @@
 // one launch forward and one backward, and the product is rounded once. It does not run for one_plus in 16 bits; on
 // CUDA these tensors use Tessera's own kernel in builds with nvcc.
 //
-// Saves x, weight and one fp32 per row for the backward; no second derivative. DTensors: any dim but the last may be
-// sharded (operations tessera::rms_norm, tessera::rms_norm_backward). Thread-safe.
+// Saves x, weight and one fp32 per row for the backward. A double backward runs plain operations. DTensors: any dim but
+// the last may be sharded (operations tessera::rms_norm, tessera::rms_norm_backward). Thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
