@@ -190,7 +190,7 @@ TEST(ParallelStateDict, ValuesOfAnotherLayoutAreErrors) {
     SmallModel other(2, at::kDouble);
     shard(other, {.mesh = mesh});
     EXPECT_THAT(error_of([&] { set_model_state_dict(other, parts.model); }),
-                HasSubstr("Redistribute it, or pass it whole"));
+                HasSubstr("Redistribute it, or pass it as a whole tensor"));
   });
 }
 

@@ -215,7 +215,7 @@ TEST(OptimizerStateDict, SpansSeveralOptimizersOfParts) {
               }),
               HasSubstr("two optimizers hold 'a.weight'"));
   EXPECT_THAT(thrown_by([&] { get_optimizer_state_dict(resumed, {first[0].get()}); }),
-              HasSubstr("no parameter of this model"));
+              HasSubstr("is not a parameter of this model"));
   EXPECT_THAT(thrown_by([&] { get_optimizer_state_dict(resumed, {}); }), HasSubstr("Optimizers are not passed in"));
   EXPECT_THAT(thrown_by([&] { set_optimizer_state_dict(straight, of(first), optimizer_state_dict(*first[0])); }),
               HasSubstr("by id for 2 optimizers"));
