@@ -5,7 +5,7 @@
 //   };
 //
 // A module derives from GradientMarks; the marks hold for all parameters at or below the module. They correspond to
-// NeMo AutoModel's attributes of modules and parameters, whose names stand with each member.
+// NeMo AutoModel's attributes of modules and parameters, whose names are given at each member.
 #pragma once
 
 #include <map>

@@ -61,7 +61,7 @@ void sum_over_group(comm::Group& group, const SquaresOnDevice& squares, at::Tens
   value = all.sum();
 }
 
-// The part of the gradients that this rank counts, divided by where it must be summed: over no mesh (plain), or over
+// The part of the gradients that this rank counts, sorted by where it must be summed: over no mesh (plain), or over
 // the dims of a mesh. Counted is a list of gradients, or a sum computed from them.
 template <class Counted>
 struct ByPlace {
@@ -94,7 +94,7 @@ bool counts_here(const DeviceMesh& mesh, const Placements& placements) {
   return true;
 }
 
-// Divides the gradients by place and reduces Partial ones. A mesh is entered even if its gradient is missing, so that
+// Sorts the gradients by place and reduces Partial ones. A mesh is entered even if its gradient is missing, so that
 // all ranks have the same meshes in the same order. COLLECTIVE over the meshes of Partial gradients.
 Gradients sort_gradients(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& local_experts = {}) {
   std::unordered_set<const c10::TensorImpl*> experts;
@@ -111,6 +111,7 @@ Gradients sort_gradients(const std::vector<at::Tensor>& parameters, const std::v
     const MeshPtr mesh = device_mesh(shown);
     auto& parts = found.on(mesh, expert);
     if (!gradient.defined()) continue;
+    // A norm needs complete elements: Partial gradients are all-reduced first.
     const Placements wanted = tessera::partial_to_replicated(placements(gradient));
     gradient = redistribute(gradient, wanted);
     if (mesh->coordinate() && counts_here(*mesh, wanted)) parts.push_back(to_local(gradient));

@@ -94,6 +94,7 @@ class Muon : public Optimizer {
                                    .eps = number_of(group.settings, "eps")};
     detail::orthogonalize_all(matrices, how, [&](size_t i, const at::Tensor& part) {
       const auto& [entry, value, gradient] = updates[i];
+      // Decoupled weight decay, then the step along the orthogonalized direction.
       value.mul_(1 - group.lr * weight_decay);
       value.add_(part, -group.lr * lr_ratio(group.settings, entry->parameter.sizes(), "muon"));
     });

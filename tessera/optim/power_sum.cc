@@ -69,6 +69,8 @@ double sum_on_cpu(const std::vector<at::Tensor>& tensors, const PowerSum& power)
   return total;
 }
 
+// One foreach call for the norms of all tensors and one copy to the host. Values are divided before the power, which
+// keeps the powers in range.
 double sum_on_device(const std::vector<at::Tensor>& tensors, const PowerSum& power) {
   std::vector<at::Tensor> read;
   for (const auto& tensor : tensors) {
@@ -87,6 +89,7 @@ double sum_on_device(const std::vector<at::Tensor>& tensors, const PowerSum& pow
 }  // namespace
 
 double PowerSum::of(const std::vector<at::Tensor>& tensors) const {
+  // Sorted by device, so that the host waits once per device and the order of the sums is fixed.
   std::map<c10::Device, std::vector<at::Tensor>, decltype([](c10::Device a, c10::Device b) {
              return std::pair(a.type(), a.index()) < std::pair(b.type(), b.index());
            })>

@@ -77,6 +77,7 @@ void add_block_maxima(const at::Tensor& values, const ShardRegion& region, const
   const auto* from = values.const_data_ptr<float>();
   auto* to = largest.mutable_data_ptr<float>();
   for_each_block_part(region, [=](int64_t local, int64_t count, int64_t block) {
+    // A NaN counts as the largest value, so the block's scale becomes NaN and the error stays visible.
     float most = 0;
     for (int64_t i = local; i < local + count; ++i) {
       const float size = std::fabs(from[i]);

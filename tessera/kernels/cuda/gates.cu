@@ -73,11 +73,13 @@ __global__ void gate_backward_kernel(const T* grad, const T* gate, const T* up, 
   }
 }
 
+// Blocks for one pack per thread; the kernels loop when the grid is limited.
 unsigned grid_of(int64_t count, int pack) { return blocks_for((count / pack + kThreads) / kThreads); }
 
 template <class Activation, class T>
 void run_gate(const T* gate, const T* up, T* y, int64_t count, cudaStream_t stream) {
   constexpr int kPack = kWidest<T>;
+  // Packs need aligned addresses; views of other tensors may not have them.
   if (packs(gate, kPack) && packs(up, kPack) && packs(y, kPack)) {
     launch(gate_kernel<Activation, kPack, T>, grid_of(count, kPack), kThreads, stream, gate, up, y, count);
   } else {

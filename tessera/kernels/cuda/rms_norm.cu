@@ -20,6 +20,7 @@ __global__ void norm_kernel(const T* x, const float* factors, float eps, bool ro
       const auto pack = pack_at<kPack>(from + at);
       for (int i = 0; i < kPack; ++i) squares += wide(pack.at[i]) * wide(pack.at[i]);
     }
+    // The row is read a second time below; it usually comes from the cache.
     const float inverse = 1.0F / sqrtf(block_sum(squares, shared) / static_cast<float>(width) + eps);
     if (threadIdx.x == 0) inverse_rms[row] = inverse;
     for (int64_t at = int64_t{threadIdx.x} * kPack; at < width; at += int64_t{blockDim.x} * kPack) {
@@ -57,6 +58,7 @@ __global__ void norm_backward_kernel(const T* grad, const T* x, const float* fac
       for (int i = 0; i < kPack; ++i) {
         const float gradient = wide(g.at[i]), value = wide(from.at[i]);
         result.at[i] = narrow<T>(inverse * (gradient * factors[at + i] - value * pull));
+        // The first row of a block writes its sums, so the memory needs no initialisation.
         sums[at + i] = (first ? 0.0F : sums[at + i]) + gradient * value * inverse;
       }
       store_pack<kPack>(grad_x + row * width + at, result);

@@ -70,6 +70,7 @@ std::pair<at::Tensor, at::Tensor> to_8_bits(const at::Tensor& values) {
   auto codes = at::empty({count}, at::kByte), largest = at::empty({blocks}, at::kFloat);
   const auto *from = values.const_data_ptr<float>(), *steps = map.const_data_ptr<float>();
   auto* const to = codes.mutable_data_ptr<uint8_t>();
+  // A block of zeros has scale 0; its codes are those of 0.
   for (int64_t block = 0; block < blocks; ++block) {
     const int64_t begin = block * kNestedBlock, end = std::min(begin + kNestedBlock, count);
     float most = 0;

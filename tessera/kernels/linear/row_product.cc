@@ -18,6 +18,7 @@ namespace {
 
 constexpr int64_t kThreadWork = 1 << 16;  // multiply-adds of a thread's share of the columns
 
+// Multiplies m rows of x with rows [first, first + count) of the weight, with the loop of the weight's format.
 void multiply(const float* x, int64_t m, const RowWeight& weight, int64_t first, int64_t count, float* y) {
   const auto& kernels = row_kernels();
   const int64_t k = weight.in(), n = weight.out();

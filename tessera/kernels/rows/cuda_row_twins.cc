@@ -102,6 +102,7 @@ at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
   return y;
 }
 
+// Overwrites the logits with their gradient where wants_gradient is true.
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, bool wants_gradient) {
   const int64_t rows = logits.size(0), classes = logits.size(1);
   auto losses = at::empty({rows}, logits.options());

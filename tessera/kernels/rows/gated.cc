@@ -91,6 +91,7 @@ at::Tensor differentiable_gated(const at::Tensor& gate, const at::Tensor& up) {
   return Gated<Activation>::apply(gate, up);
 }
 
+// For a double backward the gradients are made of operations that have derivatives.
 template <class Activation>
 GatePair differentiable_gated_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
   if (torch::autograd::compute_requires_grad(grad, gate, up)) {
@@ -121,6 +122,7 @@ void define_gate(torch::Library& library, const char* schema, const char* backwa
                    TORCH_FN(differentiable_gated_backward<Activation>), gate_rule(/*linear_in=*/0, 2));
 }
 
+// Recomputes a result from the gate and up that its node has saved. Empty for a node of another operation.
 template <class Activation>
 Remade::Source source_of(torch::autograd::Node* node) {
   auto* const own = dynamic_cast<torch::autograd::CppNode<Gated<Activation>>*>(node);

@@ -21,8 +21,8 @@
 //   rounded_to<T>: rounds to T and back
 //   Mask; first_lanes(count); lanes_between(low, high); not_numbers; any; select(mask, yes, no)
 //   load_lanes(mask, from, others); store_lanes(mask, to, values): memory outside of the mask is not accessed
-//   AllLanes in place of a mask; for_each_lanes(count, each): each(at, AllLanes), then each(at, mask) for the last
-//   lanes sum_of, largest_of, exp_lanes, transpose
+//   AllLanes in place of a mask; for_each_lanes(count, each): each(at, AllLanes), at the end each(at, mask)
+//   sum_of, largest_of, exp_lanes, transpose
 #pragma once
 
 #include <c10/util/BFloat16.h>

@@ -35,7 +35,7 @@ struct AttentionPattern {
   std::vector<Piece> pieces{};  // of the concatenated rows; empty: plain causal
   int64_t sliding_window = 0;
   int64_t window_piece = 0;  // tokens of a full kWindow piece
-  // added to the scores of a kWindow piece; the last window_piece columns are the piece's own keys
+  // Added to the scores of a kWindow piece; the last window_piece columns are the piece's own keys
   at::Tensor window_mask{};
   // The same visibility for the CPU kernel: the first key that each token sees, int64 [rows, tokens]. Set on the CPU
   // where there are pieces.

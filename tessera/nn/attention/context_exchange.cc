@@ -52,6 +52,7 @@ class RotatedKeys final : public KeyExchange {
       start(1);
       return kv_;
     }
+    // The transfer of the next step starts before the wait for this one, so that it runs during this step's attention.
     Transfer current = std::move(coming_);
     start(step + 1);
     current.receive.wait();
@@ -64,6 +65,8 @@ class RotatedKeys final : public KeyExchange {
       gradient_ = gradient;
       return;
     }
+    // Reverses take(): the gradient goes to the rank that owns the keys, and this rank receives the gradient of the
+    // keys that it sent. The transfer runs while the next step is computed.
     const auto& given = pattern_.steps[step];
     settle();
     homecoming_step_ = step;

@@ -101,6 +101,7 @@ at::Tensor combine(const at::Tensor& results, const ExpertOrder& order, const at
   const int64_t dropped = tokens * chosen - results.size(0);
   const auto all = dropped > 0 ? at::cat({results, results.new_zeros({dropped, results.size(1)})}) : results;
   const auto back = kernels::permute_rows(all, order.inverse, order.order).view({tokens, chosen, results.size(1)});
+  // Per token the product of [1, chosen] weights and [chosen, width] results.
   return at::bmm(weights.to(back.scalar_type()).unsqueeze(1), back).squeeze(1);
 }
 

@@ -160,7 +160,8 @@ at::Tensor LoraLinear::forward(const at::Tensor& x) {
   const at::Tensor narrow = (*lora_A)(in.scalar_type() == dtype ? in : in.to(dtype)).mul(scaling_);
   const at::Tensor low = (*lora_B)(narrow);
   if (!lora_magnitude_vector) return y + low.to(y.scalar_type());
-  // DoRA: scale (W x + low), written as y plus a difference so that the undropped product and the bias stay unscaled.
+  // DoRA: scale (W x + low) plus the bias, written as y plus a difference. y has the undropped x, the difference the
+  // dropped one.
   const at::Tensor scale = row_scale();
   const at::Tensor unbiased = in.is_same(x) && !bias.defined() ? y : product(in, {});
   return y + ((scale - 1) * unbiased + scale * low).to(y.scalar_type());

@@ -44,6 +44,7 @@ RowSums row_sums(const LogitRows& rows, const at::Tensor& skip, int64_t most_row
   return sums;
 }
 
+// Every rank sums the gathered numbers in rank order, so all ranks get the same bits.
 at::Tensor gather_parts(const VocabPart& part, const at::Tensor& own) {
   if (part.size() == 1) return own.unsqueeze(0);
   std::vector<int64_t> shape = {part.size()};
