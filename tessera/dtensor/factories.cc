@@ -48,7 +48,7 @@ at::Tensor make(const char* verb, const std::vector<int64_t>& size, const MeshPt
       fill(local, placements, false);
     }
   }
-  at::Tensor made = make_dtensor(local, mesh, share(placements), size);
+  at::Tensor made = make_dtensor(local, mesh, make_shared_placements(placements), size);
   return made.set_requires_grad(options.requires_grad);
 }
 
@@ -68,8 +68,8 @@ at::Tensor make_random(const char* verb, const std::vector<int64_t>& size, const
                   return;
                 }
                 // All ranks count the operation, also those with the neutral value.
-                const RandomKey key = next_random_key(*mesh, std::nullopt);
-                if (counts) fill_random(local, Region(size, *mesh, checked), key, distribution);
+                const RandomStreamKey key = next_random_key(*mesh, std::nullopt);
+                if (counts) fill_random(local, ShardRegion(size, *mesh, checked), key, distribution);
               });
 }
 
@@ -105,20 +105,23 @@ at::Tensor full(const std::vector<int64_t>& size, const c10::Scalar& value, cons
 
 at::Tensor rand(const std::vector<int64_t>& size, const MeshPtr& mesh, Placements placements,
                 const FactoryOptions& options) {
-  return make_random("rand", size, mesh, std::move(placements), options, default_type(), {Law::kUniform, 0, 1});
+  return make_random("rand", size, mesh, std::move(placements), options, default_type(),
+                     {DistributionKind::kUniform, 0, 1});
 }
 
 at::Tensor randn(const std::vector<int64_t>& size, const MeshPtr& mesh, Placements placements,
                  const FactoryOptions& options) {
-  return make_random("randn", size, mesh, std::move(placements), options, default_type(), {Law::kNormal, 0, 1});
+  return make_random("randn", size, mesh, std::move(placements), options, default_type(),
+                     {DistributionKind::kNormal, 0, 1});
 }
 
 at::Tensor randint(int64_t low, int64_t high, const std::vector<int64_t>& size, const MeshPtr& mesh,
                    Placements placements, const FactoryOptions& options) {
   TESSERA_CHECK(low < high, ErrorKind::kShape,
                 "[dtensor.randint] found integers from {} to {}, wanted a range with low < high.", low, high);
-  const Distribution integers{
-      .law = Law::kInteger, .low = low, .range = static_cast<uint64_t>(high) - static_cast<uint64_t>(low)};
+  const Distribution integers{.kind = DistributionKind::kInteger,
+                              .low = low,
+                              .range = static_cast<uint64_t>(high) - static_cast<uint64_t>(low)};
   return make_random("randint", size, mesh, std::move(placements), options, at::kLong, integers);
 }
 

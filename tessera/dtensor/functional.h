@@ -19,24 +19,24 @@
 
 namespace tessera::functional {
 
-struct Along {
+struct MeshAxis {
   MeshPtr mesh;
   int64_t mesh_dim = 0;
 };
 
-at::Tensor all_reduce(const at::Tensor& tensor, const Along& along, comm::ReduceOp op = comm::ReduceOp::kSum);
+at::Tensor all_reduce(const at::Tensor& tensor, const MeshAxis& axis, comm::ReduceOp op = comm::ReduceOp::kSum);
 // Concatenates the ranks' tensors along `dim`. Backward: reduce_scatter.
-at::Tensor all_gather(const at::Tensor& tensor, const Along& along, int64_t dim = 0);
+at::Tensor all_gather(const at::Tensor& tensor, const MeshAxis& axis, int64_t dim = 0);
 // Reduces the tensors and returns the r-th part along `dim` on rank r. The size of `dim` must be a multiple of the
 // number of ranks. Backward: all_gather.
-at::Tensor reduce_scatter(const at::Tensor& tensor, const Along& along, int64_t dim = 0,
+at::Tensor reduce_scatter(const at::Tensor& tensor, const MeshAxis& axis, int64_t dim = 0,
                           comm::ReduceOp op = comm::ReduceOp::kSum);
 // Sends input_splits[r] rows of dim 0 to rank r and receives output_splits[r] rows from rank r. Empty lists mean equal
 // splits. Backward: an all_to_all with the two lists exchanged.
-at::Tensor all_to_all(const at::Tensor& tensor, const Along& along, const std::vector<int64_t>& output_splits = {},
+at::Tensor all_to_all(const at::Tensor& tensor, const MeshAxis& axis, const std::vector<int64_t>& output_splits = {},
                       const std::vector<int64_t>& input_splits = {});
 // Returns the tensor of rank `root`, a coordinate on the mesh dim. Backward: the root gets the sum of the gradients,
 // the other ranks get zeros.
-at::Tensor broadcast(const at::Tensor& tensor, const Along& along, int root = 0);
+at::Tensor broadcast(const at::Tensor& tensor, const MeshAxis& axis, int root = 0);
 
 }  // namespace tessera::functional

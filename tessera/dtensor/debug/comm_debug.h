@@ -24,12 +24,12 @@ namespace tessera {
 using CommKind = comm::Op;
 
 // Collectives and bytes by kind; comm/group/observer.h defines the bytes of a collective.
-struct CommTally {
+struct CommCounts {
   int64_t counts[comm::kOpCount] = {};
   int64_t bytes[comm::kOpCount] = {};
   int64_t total() const;
   int64_t total_bytes() const;
-  CommTally& operator+=(const CommTally& other);
+  CommCounts& operator+=(const CommCounts& other);
   // One line with the sums under `name`, and one line for each kind that occurs.
   std::string table(const std::string& name) const;
 };
@@ -44,11 +44,11 @@ class CommDebugMode final : private comm::CollectiveObserver {
   int64_t all_reduces() const { return count(CommKind::kAllReduce); }
   int64_t reduce_scatters() const { return count(CommKind::kReduceScatter); }
   int64_t all_to_alls() const { return count(CommKind::kAllToAll); }
-  const CommTally& tally() const { return all_; }
+  const CommCounts& counts() const { return all_; }
   int64_t total() const { return all_.total(); }
   int64_t total_bytes() const { return all_.total_bytes(); }
   // Collectives inside each named module, its submodules included. The backward of a module has a name of its own.
-  const std::map<std::string, CommTally>& by_module() const { return by_module_; }
+  const std::map<std::string, CommCounts>& by_module() const { return by_module_; }
   // All counts as text, one line for each module and kind. For counts by operation see RedistributionLog::by_cause().
   std::string table() const;
   // The same counts as JSON: {"Global": {"all_gather": {"count": 1, "bytes": 96}}, "modules": {"layers.0": {...}}}.
@@ -63,8 +63,8 @@ class CommDebugMode final : private comm::CollectiveObserver {
  private:
   void on_collective(CommKind kind, int64_t bytes, const comm::Group& group) override;
   std::mutex mutex_;
-  CommTally all_;
-  std::map<std::string, CommTally> by_module_;
+  CommCounts all_;
+  std::map<std::string, CommCounts> by_module_;
 };
 
 }  // namespace tessera

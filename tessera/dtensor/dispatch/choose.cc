@@ -24,7 +24,7 @@ bool is_whole(const Strategy& strategy) {
 }
 
 // The strategy with each Shard replaced by a StridedShard of this factor.
-Strategy with_split(Strategy strategy, int32_t split_factor) {
+Strategy as_strided_shards(Strategy strategy, int32_t split_factor) {
   for (auto* list : {&strategy.inputs, &strategy.outputs}) {
     for (auto& placement : *list) {
       if (placement.is_shard()) placement = StridedShard(placement.dim, split_factor);
@@ -37,33 +37,33 @@ Strategy with_split(Strategy strategy, int32_t split_factor) {
 // fixed outputs. If the present placements match a candidate on each mesh dim and the rule accepts them, nothing has to
 // move and the search ends there. Otherwise the search compares the cost of all combinations. The result depends only
 // on global shapes and placements, so all ranks choose the same.
-class Chooser {
+class StrategyChooser {
  public:
-  Chooser(const OpCall& call, const Proposal& proposal, size_t output_count, const FixedOutputs& fixed)
+  StrategyChooser(const OpCall& call, const Proposal& proposal, size_t output_count, const FixedOutputs& fixed)
       : call_(call), proposal_(proposal), output_count_(output_count), fixed_(fixed), ndim_(call.mesh->ndim()) {
-    writes_ = std::ranges::any_of(call.inputs, [](const TensorInput& input) { return input.mutated; });
+    has_written_input_ = std::ranges::any_of(call.inputs, [](const TensorInput& input) { return input.is_written; });
     for (int64_t m = 0; m < ndim_; ++m) per_dim_.push_back(candidates(m));
   }
 
-  Choice choose() {
+  PlacementChoice choose() {
     for (int64_t m = 0; m < ndim_; ++m) {
       if (per_dim_[m].empty()) fail_in_place(m);
     }
     Picks picks(ndim_);
-    if (exact(picks)) {
-      Choice choice = combine(picks);
-      if (partials_go_together(choice) && suits(choice)) return choice;
+    if (find_exact_match(picks)) {
+      PlacementChoice choice = combine(picks);
+      if (are_partials_compatible(choice) && is_supported(choice)) return choice;
     }
     size_t combinations = 1;
     for (const auto& list : per_dim_) combinations = std::min(combinations * list.size(), kMaxCombinations + 1);
-    if (combinations > kMaxCombinations) narrow_down();
+    if (combinations > kMaxCombinations) keep_cheapest_candidates();
     return cheapest();
   }
 
  private:
   using Picks = c10::SmallVector<size_t, 4>;
 
-  const Placement& now(size_t input, int64_t m) const { return call_.inputs[input].placements[m]; }
+  const Placement& present_placement(size_t input, int64_t m) const { return call_.inputs[input].placements[m]; }
 
   std::vector<Strategy> candidates(int64_t m) const {
     std::vector<Strategy> all;
@@ -92,9 +92,9 @@ class Chooser {
         all.push_back(strategy);
         continue;
       }
-      if (any_plain || proposal_.scatters) all.push_back(strategy);
+      if (any_plain || proposal_.allows_new_shards) all.push_back(strategy);
       for (const int32_t split : splits) {
-        if (proposal_.strided) all.push_back(with_split(strategy, split));
+        if (proposal_.supports_strided) all.push_back(as_strided_shards(strategy, split));
       }
     }
     for (auto& strategy : all) {
@@ -106,13 +106,13 @@ class Chooser {
 
   bool allowed(const Strategy& strategy, int64_t m) const {
     for (size_t i = 0; i < call_.inputs.size(); ++i) {
-      const Placement& wanted = strategy.inputs[i];
-      if (wanted == now(i, m)) continue;
+      const Placement& required = strategy.inputs[i];
+      if (required == present_placement(i, m)) continue;
       // A written argument cannot be redistributed. A Replicate value cannot become a partial norm, because partial
       // norms are not negative and the value may be.
-      if (call_.inputs[i].mutated || wanted.kind == Placement::Kind::kNormPartial) return false;
+      if (call_.inputs[i].is_written || required.kind == Placement::Kind::kNormPartial) return false;
     }
-    if (crowds(m, m + 1, [&](size_t i, int64_t) { return strategy.inputs[i]; })) return false;
+    if (makes_too_many_shards(m, m + 1, [&](size_t i, int64_t) { return strategy.inputs[i]; })) return false;
     return std::ranges::all_of(fixed_, [&](const auto& output) {
       return output.first >= strategy.outputs.size() || strategy.outputs[output.first] == output.second[m];
     });
@@ -122,7 +122,7 @@ class Chooser {
   // input i has placement(i, m). This is allowed only if an argument is written, or if an input with too many shards
   // keeps its placements.
   template <class PlacementOf>
-  bool crowds(int64_t first, int64_t last, PlacementOf placement) const {
+  bool makes_too_many_shards(int64_t first, int64_t last, PlacementOf placement) const {
     bool moves_to_crowded = false;
     bool keeps_crowded = false;
     for (size_t i = 0; i < call_.inputs.size(); ++i) {
@@ -135,12 +135,12 @@ class Chooser {
         if (p.is_any_shard()) {
           parts[p.dim] *= call_.mesh->shape()[m];
           crowded = crowded || parts[p.dim] > std::max<int64_t>(sizes[p.dim], 1);
-          moved = moved || p != now(i, m);
+          moved = moved || p != present_placement(i, m);
         }
       }
       if (crowded) (moved ? moves_to_crowded : keeps_crowded) = true;
     }
-    return moves_to_crowded && !keeps_crowded && !writes_;
+    return moves_to_crowded && !keeps_crowded && !has_written_input_;
   }
 
   [[noreturn]] void fail_in_place(int64_t m) const {
@@ -155,13 +155,13 @@ class Chooser {
 
   // Finds strategies that match the placements of the inputs on each mesh dim. Of several the last one is used, as in
   // PyTorch.
-  bool exact(Picks& picks) const {
+  bool find_exact_match(Picks& picks) const {
     for (int64_t m = 0; m < ndim_; ++m) {
       const auto& list = per_dim_[m];
       const auto found = std::find_if(list.rbegin(), list.rend(), [&](const Strategy& strategy) {
         return std::ranges::equal(
             strategy.inputs, call_.inputs,
-            [m](const Placement& wanted, const TensorInput& input) { return wanted == input.placements[m]; });
+            [m](const Placement& required, const TensorInput& input) { return required == input.placements[m]; });
       });
       if (found == list.rend()) return false;
       picks[m] = static_cast<size_t>(list.rend() - found) - 1;
@@ -169,8 +169,8 @@ class Chooser {
     return true;
   }
 
-  Choice combine(const Picks& picks) const {
-    Choice choice;
+  PlacementChoice combine(const Picks& picks) const {
+    PlacementChoice choice;
     choice.inputs.resize(call_.inputs.size());
     choice.outputs.resize(output_count_);
     for (int64_t m = 0; m < ndim_; ++m) {
@@ -181,30 +181,32 @@ class Chooser {
     return choice;
   }
 
-  static bool partials_go_together(const Choice& choice) {
-    return std::ranges::all_of(choice.inputs, tessera::partials_go_together) &&
-           std::ranges::all_of(choice.outputs, tessera::partials_go_together);
+  static bool are_partials_compatible(const PlacementChoice& choice) {
+    return std::ranges::all_of(choice.inputs, tessera::are_partials_compatible) &&
+           std::ranges::all_of(choice.outputs, tessera::are_partials_compatible);
   }
 
-  bool consistent(const Choice& choice) const {
-    return partials_go_together(choice) &&
-           !crowds(0, ndim_, [&](size_t i, int64_t m) { return choice.inputs[i][m]; }) && suits(choice);
+  bool is_valid(const PlacementChoice& choice) const {
+    return are_partials_compatible(choice) &&
+           !makes_too_many_shards(0, ndim_, [&](size_t i, int64_t m) { return choice.inputs[i][m]; }) &&
+           is_supported(choice);
   }
 
   // Whether the operation can run with these placements.
-  bool suits(const Choice& choice) const {
-    return (proposal_.empty_parts || !has_empty_part(choice)) && (!proposal_.legal || proposal_.legal(call_, choice));
+  bool is_supported(const PlacementChoice& choice) const {
+    return (proposal_.supports_empty_shards || !has_empty_part(choice)) &&
+           (!proposal_.is_legal || proposal_.is_legal(call_, choice));
   }
 
   // Whether some rank would have no element of an input that has elements. The last rank has the smallest shard.
-  bool has_empty_part(const Choice& choice) const {
+  bool has_empty_part(const PlacementChoice& choice) const {
     for (size_t i = 0; i < choice.inputs.size(); ++i) {
       Sizes least(call_.inputs[i].sizes.begin(), call_.inputs[i].sizes.end());
       for (int64_t m = 0; m < ndim_; ++m) {
         const Placement& p = choice.inputs[i][m];
         if (p.is_any_shard()) {
           const int64_t k = call_.mesh->shape()[m];
-          least[p.dim] = local_extent(least[p.dim], k, k - 1, p.split_factor);
+          least[p.dim] = local_shard_size(least[p.dim], k, k - 1, p.split_factor);
           if (least[p.dim] == 0 && call_.inputs[i].sizes[p.dim] > 0) return true;
         }
       }
@@ -217,7 +219,7 @@ class Chooser {
     return redistribute_cost(input.sizes, item_bytes, *call_.mesh, input.placements, to);
   }
 
-  double cost(const Choice& choice) const {
+  double cost(const PlacementChoice& choice) const {
     double total = 0;
     for (size_t i = 0; i < choice.inputs.size(); ++i) {
       total += cost(call_.inputs[i], choice.inputs[i]);
@@ -226,13 +228,13 @@ class Chooser {
   }
 
   // Tries all combinations and stops at the first one that costs nothing.
-  Choice cheapest() const {
-    Choice best;
+  PlacementChoice cheapest() const {
+    PlacementChoice best;
     double least = std::numeric_limits<double>::infinity();
     Picks picks(ndim_, 0);
-    for (bool more = true; more; more = advance(picks)) {
-      Choice choice = combine(picks);
-      if (!consistent(choice)) continue;
+    for (bool more = true; more; more = next_combination(picks)) {
+      PlacementChoice choice = combine(picks);
+      if (!is_valid(choice)) continue;
       const double total = cost(choice);
       if (total < least) {
         least = total;
@@ -240,7 +242,7 @@ class Chooser {
         if (total == 0) break;
       }
     }
-    TESSERA_CHECK(!best.inputs.empty() || !writes_, ErrorKind::kShape,
+    TESSERA_CHECK(!best.inputs.empty() || !has_written_input_, ErrorKind::kShape,
                   "Sharding dimension mismatch: [dtensor.dispatch] {}: the other operands cannot be redistributed to "
                   "the placements of the written tensor. Use the out-of-place version, or redistribute first.",
                   call_.describe());
@@ -253,7 +255,7 @@ class Chooser {
   }
 
   // Moves to the next combination; the last mesh dim varies fastest.
-  bool advance(Picks& picks) const {
+  bool next_combination(Picks& picks) const {
     for (int64_t m = ndim_; m-- > 0;) {
       if (++picks[m] < per_dim_[m].size()) return true;
       picks[m] = 0;
@@ -263,7 +265,7 @@ class Chooser {
 
   // Reduces the candidates when there are too many combinations. Each mesh dim keeps the 8 candidates that are cheapest
   // on their own, and the one with all inputs whole, which is always legal.
-  void narrow_down() {
+  void keep_cheapest_candidates() {
     constexpr size_t kKept = 8;
     for (int64_t m = 0; m < ndim_; ++m) {
       auto& list = per_dim_[m];
@@ -291,15 +293,15 @@ class Chooser {
   size_t output_count_;
   const FixedOutputs& fixed_;
   int64_t ndim_;
-  bool writes_;
+  bool has_written_input_;
   std::vector<std::vector<Strategy>> per_dim_;
 };
 
 }  // namespace
 
-Choice choose(const OpCall& call, const Proposal& proposal, size_t output_count, const FixedOutputs& fixed) {
+PlacementChoice choose(const OpCall& call, const Proposal& proposal, size_t output_count, const FixedOutputs& fixed) {
   if (proposal.choice) return *proposal.choice;
-  return Chooser(call, proposal, output_count, fixed).choose();
+  return StrategyChooser(call, proposal, output_count, fixed).choose();
 }
 
 }  // namespace tessera

@@ -75,11 +75,13 @@ at::Tensor index_select_backward(const at::Tensor& gradient, c10::SymIntArrayRef
 }
 
 // Reduces a Partial tensor once instead of at each use.
-at::Tensor reduced(const at::Tensor& tensor) { return redistribute(tensor, partial_to_replicated(placements(tensor))); }
+at::Tensor without_partial(const at::Tensor& tensor) {
+  return redistribute(tensor, partial_to_replicated(placements(tensor)));
+}
 
 // PyTorch's derivative adds a plain at::arange(p).
 at::Tensor log_multigamma(const at::Tensor& partial, int64_t p) {
-  const at::Tensor self = reduced(partial);
+  const at::Tensor self = without_partial(partial);
   at::Tensor sum = self.lgamma();
   for (int64_t j = 1; j < p; ++j) sum = sum + (self - static_cast<double>(j) / 2).lgamma();
   return sum + static_cast<double>(p * (p - 1)) / 4 * std::log(std::numbers::pi);
@@ -280,23 +282,25 @@ struct DTensorGradient : torch::autograd::Function<DTensorGradient> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
-    if (grads[0].defined()) grads[0] = replicated_beside(grads[0], ctx->saved_data["like"].toTensor());
+    if (grads[0].defined()) grads[0] = replicate_like(grads[0], ctx->saved_data["like"].toTensor());
     return grads;
   }
 };
 
 // Operands of shape [0] may be concatenated with any other shape. PyTorch's derivative gives them at::zeros({0}), a
 // plain tensor.
-at::Tensor cat(c10::DispatchKeySet keys, const at::ITensorListRef& given, int64_t dim) {
+at::Tensor cat(c10::DispatchKeySet keys, const at::ITensorListRef& operands, int64_t dim) {
   const auto next = keys_of_all_backends(keys);
   const auto is_empty = [](const at::Tensor& tensor) {
     return tensor.dim() == 1 && tensor.size(0) == 0 && tensor.requires_grad() && is_dtensor(tensor);
   };
-  if (!c10::GradMode::is_enabled() || std::ranges::none_of(given, is_empty)) {
-    return at::_ops::cat::redispatch(next, given, dim);
+  if (!c10::GradMode::is_enabled() || std::ranges::none_of(operands, is_empty)) {
+    return at::_ops::cat::redispatch(next, operands, dim);
   }
   std::vector<at::Tensor> tensors;
-  for (const at::Tensor& tensor : given) tensors.push_back(is_empty(tensor) ? DTensorGradient::apply(tensor) : tensor);
+  for (const at::Tensor& tensor : operands) {
+    tensors.push_back(is_empty(tensor) ? DTensorGradient::apply(tensor) : tensor);
+  }
   return at::_ops::cat::redispatch(next, tensors, dim);
 }
 
@@ -333,33 +337,32 @@ at::Tensor cross_entropy_loss(const at::Tensor& self, const at::Tensor& target, 
   const int64_t ignored = ignore_index.expect_int();
   const at::Tensor log_probabilities = at::log_softmax(self, class_dim, self.scalar_type());
   const at::Tensor loss = at::nll_loss_nd(log_probabilities, target, weight, reduction, ignored);
-  const at::Tensor weights = weight && weight->defined() ? replicated_beside(*weight, self) : at::Tensor();
-  const at::Tensor smooth =
-      smooth_loss(log_probabilities, replicated_beside(target, self), weights, reduction, ignored);
+  const at::Tensor weights = weight && weight->defined() ? replicate_like(*weight, self) : at::Tensor();
+  const at::Tensor smooth = smooth_loss(log_probabilities, replicate_like(target, self), weights, reduction, ignored);
   return (1 - label_smoothing) * loss + smooth * (label_smoothing / static_cast<double>(self.size(class_dim)));
 }
 
 // PyTorch writes into at::zeros(sizes, options), which would be a plain tensor. Here each index is compared with all
 // classes, so the result keeps the shards of the indices.
-at::Tensor one_hot(const at::Tensor& indices, int64_t given_classes) {
+at::Tensor one_hot(const at::Tensor& indices, int64_t num_classes) {
   TESSERA_CHECK(indices.scalar_type() == at::kLong, ErrorKind::kShape,
                 "[dtensor.one_hot] found indices of {}: one_hot is only applicable to index tensor of type LongTensor.",
                 c10::toString(indices.scalar_type()));
-  TESSERA_CHECK(indices.numel() > 0 || given_classes > 0, ErrorKind::kShape,
+  TESSERA_CHECK(indices.numel() > 0 || num_classes > 0, ErrorKind::kShape,
                 "[dtensor.one_hot] Can not infer total number of classes from empty tensor.");
-  const at::Tensor self = reduced(indices);
-  int64_t classes = given_classes;
+  const at::Tensor self = without_partial(indices);
+  int64_t classes = num_classes;
   if (self.numel() > 0) {
     const auto least = self.min().item<int64_t>(), most = self.max().item<int64_t>();  // the same on all ranks
     TESSERA_CHECK(least >= 0, ErrorKind::kShape, "[dtensor.one_hot] found index {}: Class values must be non-negative.",
                   least);
-    classes = given_classes == -1 ? most + 1 : given_classes;
+    classes = num_classes == -1 ? most + 1 : num_classes;
     TESSERA_CHECK(classes > most, ErrorKind::kShape,
                   "[dtensor.one_hot] found index {} for {} classes: Class values must be smaller than num_classes.",
                   most, classes);
   }
   return self.unsqueeze(-1)
-      .eq(replicated_beside(at::arange(classes, at::TensorOptions(at::kLong).device(self.device())), self))
+      .eq(replicate_like(at::arange(classes, at::TensorOptions(at::kLong).device(self.device())), self))
       .to(at::kLong);
 }
 
@@ -376,7 +379,7 @@ std::tuple<at::Tensor, at::Tensor> attention_math(const at::Tensor& query, const
   }
   const auto options = at::TensorOptions().dtype(query.scalar_type()).device(query.device());
   const double never = -std::numeric_limits<double>::infinity();
-  const at::Tensor after = replicated_beside(at::full({query.size(-2), key.size(-2)}, never, options).triu(1), query);
+  const at::Tensor after = replicate_like(at::full({query.size(-2), key.size(-2)}, never, options).triu(1), query);
   return at::native::_scaled_dot_product_attention_math(query, key, value, after, dropout, false, dropout_mask, scale,
                                                         grouped);
 }

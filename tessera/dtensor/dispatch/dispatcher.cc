@@ -18,44 +18,44 @@ namespace tessera {
 namespace {
 
 // Looks up the rule when a call has no cached plan. Returns false if the operation is decomposed instead.
-bool has_rule(const OpEntry& op) {
+bool has_rule(const OpInfo& op) {
   if (op.rule.load(std::memory_order_acquire) != nullptr) return true;
   if (const Rule* rule = find_rule(op)) {
     op.rule.store(rule, std::memory_order_release);
     return true;
   }
-  if (!op.in_place_view && op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) {
+  if (!op.is_in_place_view && op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) {
     op.handler.store(decompose, std::memory_order_release);
     return false;
   }
   return true;  // make_plan raises the error for a missing rule
 }
 
-// Makes written arguments whole, for derivative formulas that write to tensors of their own. The user cannot
+// Replicates written arguments, for derivative formulas that write to tensors of their own. The user cannot
 // redistribute such a tensor before the write, so it is replaced by its whole value on all ranks. Views and parameters
 // are not replaced. Returns false if no argument was replaced. COLLECTIVE over the mesh.
-bool make_written_whole(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
+bool replicate_written_args(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   bool moved = false;
   for (const int arg : op.tensor_args) {
-    if (!op.args[arg].mutated || !args[arg].isTensor() || !is_dtensor(args[arg].toTensor())) continue;
+    if (!op.args[arg].is_written || !args[arg].isTensor() || !is_dtensor(args[arg].toTensor())) continue;
     const at::Tensor& written = args[arg].toTensor();
     DTensorImpl& impl = *impl_of(written);
     const Placements whole(impl.placements().size(), Replicate());
     const bool parameter = written.is_leaf() && written.requires_grad();
-    if (parameter || written.is_view() || impl.is_copied_view() || impl.placements() == whole) continue;
+    if (parameter || written.is_view() || impl.is_gathered_view() || impl.placements() == whole) continue;
     impl.shallow_copy_from(redistribute_values(written, whole, /*may_alias=*/false).getIntrusivePtr());
     moved = true;
   }
   return moved;
 }
 
-// Makes the plan of a call. Returns null if written arguments were made whole, because the call then has another key.
-std::shared_ptr<const Plan> plan_of(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
-  if (!op.mutates || !in_backward()) return make_plan(op, args);
+// Makes the plan of a call. Returns null if written arguments were replicated, because the call then has another key.
+std::shared_ptr<const Plan> make_plan_or_replicate(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
+  if (!op.writes_argument || !in_backward()) return make_plan(op, args);
   try {
     return make_plan(op, args);
   } catch (const Error&) {
-    if (make_written_whole(op, args)) return nullptr;
+    if (replicate_written_args(op, args)) return nullptr;
     throw;
   }
 }
@@ -64,7 +64,7 @@ std::shared_ptr<const Plan> plan_of(const OpEntry& op, c10::ArrayRef<c10::IValue
 
 // The key is rebuilt in a thread-local buffer at each call. A lookup first compares with a recent plan and needs the
 // hash of the key only if that fails.
-void dispatch_by_rule(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack) {
+void dispatch_by_rule(const OpInfo& op, c10::DispatchKeySet keys, Stack& stack) {
   const c10::ArrayRef<c10::IValue> args(stack.data() + stack.size() - op.args.size(), op.args.size());
   static thread_local CallKey key;
   const bool cacheable = key.assign(op, args);
@@ -82,7 +82,7 @@ void dispatch_by_rule(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack)
     return decompose(op, keys, &stack);
   } else {
     const CallKey own = key;  // rules that run operations on DTensors overwrite `key`
-    plan = plan_of(op, args);
+    plan = make_plan_or_replicate(op, args);
     if (plan == nullptr) return dispatch_by_rule(op, keys, stack);
     if (cacheable && plan->cacheable) cache.insert(hash, own.words(), plan);
   }
@@ -92,19 +92,19 @@ void dispatch_by_rule(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack)
 namespace {
 
 struct Kernel final : c10::OperatorKernel {
-  explicit Kernel(const OpEntry* entry) : entry(entry) {}
+  explicit Kernel(const OpInfo* entry) : entry(entry) {}
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet keys, Stack* stack) {
     at::AutoDispatchBelowADInplaceOrView below;
     if (const Handler handler = entry->handler.load(std::memory_order_acquire)) return handler(*entry, keys, stack);
     dispatch_by_rule(*entry, keys, *stack);
   }
-  const OpEntry* entry;
+  const OpInfo* entry;
 };
 
 // For operations of other libraries that are not composite and have no kernel registered here.
 struct FallbackKernel final : c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) {
-    const OpEntry entry(handle);  // the entry has no rule, so make_plan raises an error
+    const OpInfo entry(handle);  // the entry has no rule, so make_plan raises an error
     make_plan(entry, c10::ArrayRef<c10::IValue>(stack->data() + stack->size() - entry.args.size(), entry.args.size()));
   }
 };
@@ -117,10 +117,10 @@ struct Registry {
   torch::Library any{torch::Library::IMPL, "_", kDTensorKey, __FILE__, __LINE__};
   torch::Library any_autograd{torch::Library::IMPL, "_", c10::DispatchKey::AutogradPrivateUse3, __FILE__, __LINE__};
   std::vector<std::unique_ptr<torch::Library>> others;
-  std::unordered_map<std::string, std::unique_ptr<OpEntry>> entries;
+  std::unordered_map<std::string, std::unique_ptr<OpInfo>> entries;
 
   void add(torch::Library& library, const c10::OperatorHandle& op) {
-    auto entry = std::make_unique<OpEntry>(op);
+    auto entry = std::make_unique<OpInfo>(op);
     entry->handler = find_handler(entry->name);
     library.impl(entry->name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(entry.get())));
     entries.emplace(entry->name, std::move(entry));
@@ -158,9 +158,10 @@ bool is_composite(const c10::OperatorHandle& op) {
          !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
 }
 
-void decompose(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
-  std::optional<PlainFromWithin> plain;
-  if (!has_plain(c10::ArrayRef<c10::IValue>(*stack).slice(stack->size() - op.args.size()))) plain.emplace(op.name);
+void decompose(const OpInfo& op, c10::DispatchKeySet, Stack* stack) {
+  std::optional<AllowInternalPlainTensors> plain;
+  const auto args = c10::ArrayRef<c10::IValue>(*stack).slice(stack->size() - op.args.size());
+  if (!has_plain_tensor(args)) plain.emplace(op.name);
   op.handle.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *stack);
 }
 

@@ -28,7 +28,7 @@ const std::vector<OperandLayout>& operand_layouts() {
 bool needs_gradient(const c10::IValue& value) { return value.isTensor() && value.toTensor().requires_grad(); }
 
 // Replicates the last `whole_dims` dims of a tensor; shards of the batch dims stay.
-at::Tensor laid_out(const at::Tensor& tensor, int64_t whole_dims, const char* cause) {
+at::Tensor with_whole_dims(const at::Tensor& tensor, int64_t whole_dims, const char* cause) {
   Placements placements = impl_of(tensor)->placements();
   for (auto& placement : placements) {
     if (!placement.is_any_shard() || placement.dim >= tensor.dim() - whole_dims) placement = Replicate();
@@ -38,10 +38,10 @@ at::Tensor laid_out(const at::Tensor& tensor, int64_t whole_dims, const char* ca
 }
 
 // Brings the gradient of the result to the result's placements before the derivative uses it.
-void take_gradient_as_it_lies(const at::Tensor& result) {
+void redistribute_incoming_gradient(const at::Tensor& result) {
   if (!is_dtensor(result) || !result.requires_grad()) return;
   result.register_hook([placements = partial_to_replicated(impl_of(result)->placements())](const at::Tensor& gradient) {
-    return is_dtensor(gradient) ? gradient_in("gradient", gradient, placements) : gradient;
+    return is_dtensor(gradient) ? redistribute_gradient("gradient", gradient, placements) : gradient;
   });
 }
 
@@ -53,10 +53,10 @@ struct LayOutOperands final : c10::OperatorKernel {
                           std::any_of(stack->begin() + static_cast<int64_t>(base), stack->end(), needs_gradient);
     for (size_t i = 0; recorded && i < layout->whole_dims.size(); ++i) {  // the tensors come first
       c10::IValue& value = (*stack)[base + i];
-      if (is_dtensor(value.toTensor())) value = laid_out(value.toTensor(), layout->whole_dims[i], layout->name);
+      if (is_dtensor(value.toTensor())) value = with_whole_dims(value.toTensor(), layout->whole_dims[i], layout->name);
     }
     op.callBoxedForDispatchKey(c10::DispatchKey::Autograd, *stack);  // libtorch's autograd kernel for all back-ends
-    if (recorded) take_gradient_as_it_lies(stack->back().toTensor());
+    if (recorded) redistribute_incoming_gradient(stack->back().toTensor());
   }
   const OperandLayout* layout;
 };

@@ -24,7 +24,7 @@ c10::IValue to_meta(const OpCall& call, int arg, const std::vector<bool>& moved)
     for (size_t i = 0; i < moved.size() && arg == call.op.view_of; ++i) {
       gathered = gathered || (moved[i] && call.inputs[i].arg == arg && call.inputs[i].element == element);
     }
-    return gathered ? to_meta(tensor, strides_of_gathered(tensor.sizes(), tensor.strides()))
+    return gathered ? to_meta(tensor, gathered_copy_strides(tensor.sizes(), tensor.strides()))
                     : to_meta(tensor, tensor.strides());
   });
 }
@@ -34,7 +34,7 @@ c10::IValue to_meta(const OpCall& call, int arg, const std::vector<bool>& moved)
 std::vector<OutputShape> infer_outputs(const OpCall& call, const std::vector<bool>& moved) {
   Stack stack;
   for (size_t arg = 0; arg < call.args.size(); ++arg) {
-    if (call.op.args[arg].tensors) {
+    if (call.op.args[arg].is_tensor_or_list) {
       stack.push_back(to_meta(call, static_cast<int>(arg), moved));
     } else {
       stack.push_back(call.args[arg].isDevice() ? c10::IValue(c10::Device(at::kMeta)) : call.args[arg]);
@@ -72,7 +72,7 @@ std::vector<OutputShape> infer_outputs(const OpCall& call, const std::vector<boo
 
 namespace {
 
-std::vector<bool> moved_inputs(const OpCall& call, const Choice& choice) {
+std::vector<bool> moved_inputs(const OpCall& call, const PlacementChoice& choice) {
   std::vector<bool> moved;
   for (size_t i = 0; i < call.inputs.size(); ++i) moved.push_back(choice.inputs[i] != call.inputs[i].placements);
   return moved;
@@ -96,13 +96,13 @@ std::vector<OutputShape> pointwise_output(const OpCall& call) {
 }
 
 // The shapes on meta tensors; empty if there is no source for them. The strides are then contiguous.
-std::vector<OutputShape> infer_outputs_if_told(const OpCall& call, const std::vector<bool>& moved,
-                                               const Proposal& proposal) {
+std::vector<OutputShape> try_infer_outputs(const OpCall& call, const std::vector<bool>& moved,
+                                           const Proposal& proposal) {
   try {
     if (call.op.handle.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) return infer_outputs(call, moved);
   } catch (const std::exception&) {  // the meta kernel fails or only raises an error
   }
-  const bool pointwise = proposal.lies_as_pointwise && proposal.outputs.size() == 1;
+  const bool pointwise = proposal.has_pointwise_strides && proposal.outputs.size() == 1;
   return pointwise ? pointwise_output(call) : std::vector<OutputShape>();
 }
 
@@ -111,7 +111,7 @@ std::vector<OutputShape> infer_outputs_if_told(const OpCall& call, const std::ve
 // Two things can be missing: strides, which are needed only if an operand is not contiguous, and the dtype on a rank
 // outside the mesh, which runs no operation. In all other cases the meta tensors are not needed, and the function
 // returns early.
-void complete_outputs(const OpCall& call, const Choice& choice, bool inferred, Proposal& proposal) {
+void complete_outputs(const OpCall& call, const PlacementChoice& choice, bool inferred, Proposal& proposal) {
   auto& shapes = proposal.outputs;
   const std::vector<bool> moved = moved_inputs(call, choice);
   const bool contiguous = all_contiguous(call);
@@ -120,7 +120,7 @@ void complete_outputs(const OpCall& call, const Choice& choice, bool inferred, P
                : std::ranges::any_of(shapes, [](const OutputShape& shape) { return shape.strides.empty(); });
   const bool outside = !call.mesh->coordinate();
   if (!(!contiguous && strides_are_open) && !(outside && !inferred)) return;
-  const auto found = infer_outputs_if_told(call, moved, proposal);
+  const auto found = try_infer_outputs(call, moved, proposal);
   for (size_t i = 0; i < shapes.size() && i < found.size(); ++i) {
     if (shapes[i].sizes == found[i].sizes) {
       if (!contiguous && (inferred || shapes[i].strides.empty())) shapes[i].strides = found[i].strides;

@@ -1,4 +1,4 @@
-// Facts about an operation (OpEntry), and the decisions for one kind of call of it (Plan).
+// Facts about an operation (OpInfo), and the decisions for one kind of call of it (Plan).
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -19,29 +19,29 @@ namespace tessera {
 
 using torch::jit::Stack;
 
-struct OpEntry;
+struct OpInfo;
 // Runs a call without a plan. It takes the arguments from the end of the stack and leaves the results there.
-using Handler = void (*)(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
+using Handler = void (*)(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack);
 
 struct ArgInfo {
   std::string name;
-  bool tensors = false;  // a tensor or a list of tensors
-  bool mutated = false;
-  bool out = false;
+  bool is_tensor_or_list = false;
+  bool is_written = false;
+  bool is_out_argument = false;
 };
 
-struct OpEntry {
-  explicit OpEntry(const c10::OperatorHandle& op);
+struct OpInfo {
+  explicit OpInfo(const c10::OperatorHandle& op);
   int arg_named(const char* argument) const;  // position in the schema; -1 when there is none
   c10::OperatorHandle handle;
   std::string name;  // "aten::add_.Tensor"
   std::vector<ArgInfo> args;
   std::vector<int> tensor_args;
   std::vector<int> return_alias;  // for each return: the argument that is returned (in-place, out=), or -1
-  bool mutates = false;           // some argument is written
+  bool writes_argument = false;   // some argument is written
   int view_of = -1;               // argument that the results are views of, or -1
-  int written_if = -1;            // bool argument; arguments are written only if it is true. -1: always
-  bool in_place_view = false;     // changes the shape of an argument (squeeze_)
+  int write_flag_arg = -1;        // bool argument; arguments are written only if it is true. -1: always
+  bool is_in_place_view = false;  // changes the shape of an argument (squeeze_)
   uint64_t id;                    // identifies the operation in cache keys
   // Set at the first call. They are atomic because ranks may be threads.
   mutable std::atomic<const Rule*> rule{nullptr};
@@ -69,7 +69,7 @@ struct Plan {
   struct Redistribution {
     int arg;
     int element;
-    Steps steps;
+    RedistributeSteps steps;
     PlacementsPtr to;
   };
   std::vector<Redistribution> redistributions;  // in the order of arguments and of elements
@@ -77,14 +77,14 @@ struct Plan {
   std::vector<OutputPlan> outputs;
   LocalFunction local;
   bool cacheable = true;
-  bool random = false;
-  bool copies_view = false;  // the results are views by their schema, here of a gathered copy
+  bool takes_random_stream = false;
+  bool gathers_view = false;  // the results are views by their schema, here of a gathered copy
 };
 
 // Calls visit(tensor, arg, element) for each defined tensor among the arguments. `element` is the position in a list,
 // or -1.
 template <class Visit>
-void for_each_tensor(const OpEntry& op, c10::ArrayRef<c10::IValue> args, const Visit& visit) {
+void for_each_tensor(const OpInfo& op, c10::ArrayRef<c10::IValue> args, const Visit& visit) {
   for (const int arg : op.tensor_args) {
     if (args[arg].isTensor()) {
       if (args[arg].toTensor().defined()) visit(args[arg].toTensor(), arg, -1);
@@ -124,9 +124,9 @@ c10::IValue map_tensors(const c10::IValue& value, const Map& map) {
   return mapped;
 }
 
-// Whether the local tensor is a view of a gathered copy (CopiedView).
-inline bool is_copied_view(const at::Tensor& tensor) {
-  return tensor.defined() && is_dtensor_impl(*tensor.unsafeGetTensorImpl()) && impl_of(tensor)->is_copied_view();
+// Whether the local tensor is a view of a gathered copy (GatheredView).
+inline bool is_gathered_view(const at::Tensor& tensor) {
+  return tensor.defined() && is_dtensor_impl(*tensor.unsafeGetTensorImpl()) && impl_of(tensor)->is_gathered_view();
 }
 
 // Dispatch keys with which an autograd kernel continues to libtorch's autograd kernel for all back-ends.
@@ -135,7 +135,7 @@ inline c10::DispatchKeySet keys_of_all_backends(c10::DispatchKeySet keys) {
 }
 
 // Calls the operation on local tensors. `keys` are the dispatch keys of these tensors.
-inline void call_local(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack) {
+inline void call_local(const OpInfo& op, c10::DispatchKeySet keys, Stack& stack) {
   // Most operations have no kernel for the lazy keys. Redispatching does not skip a key without a kernel, a normal call
   // does.
   constexpr c10::DispatchKeySet kLazy(
@@ -148,11 +148,11 @@ inline void call_local(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack
 }
 
 // The arguments of a call, which are at the end of the stack.
-inline c10::IValue* arguments_of(const OpEntry& op, Stack& stack) {
+inline c10::IValue* arguments_of(const OpInfo& op, Stack& stack) {
   return stack.data() + (stack.size() - op.args.size());
 }
 // Replaces the arguments at the end of the stack by the results.
-inline void finish_call(const OpEntry& op, Stack& stack, std::initializer_list<c10::IValue> results) {
+inline void finish_call(const OpInfo& op, Stack& stack, std::initializer_list<c10::IValue> results) {
   torch::jit::drop(stack, op.args.size());
   stack.insert(stack.end(), results.begin(), results.end());
 }
@@ -160,7 +160,7 @@ inline void finish_call(const OpEntry& op, Stack& stack, std::initializer_list<c
 // The call that a rule's local function works on. The stack ends with the operation's arguments, in which tensors are
 // local. The function must replace the arguments by the operation's results.
 struct LocalCall {
-  const OpEntry& op;
+  const OpInfo& op;
   Stack& stack;
   const DeviceMesh& mesh;
   c10::DispatchKeySet keys;  // dispatch keys of the local tensors
@@ -170,21 +170,21 @@ struct LocalCall {
 };
 
 // Runs the rule of the operation on these arguments. Error kShape when there is no rule or no legal combination.
-std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IValue> args);
+std::shared_ptr<const Plan> make_plan(const OpInfo& op, c10::ArrayRef<c10::IValue> args);
 // Replaces the arguments at the end of the stack by the results of the call. COLLECTIVE over the mesh if the plan
 // redistributes.
-void run_plan(const OpEntry& op, const std::shared_ptr<const Plan>& plan, Stack& stack);
+void run_plan(const OpInfo& op, const std::shared_ptr<const Plan>& plan, Stack& stack);
 // Outputs (index, placements) whose placements are fixed because they are written to an argument.
 using FixedOutputs = std::vector<std::pair<size_t, Placements>>;
 // Returns the legal combination that is cheapest to reach. Error kShape when there is none.
-Choice choose(const OpCall& call, const Proposal& proposal, size_t output_count, const FixedOutputs& fixed);
+PlacementChoice choose(const OpCall& call, const Proposal& proposal, size_t output_count, const FixedOutputs& fixed);
 // Output shapes, found by running the operation on meta tensors of the global shapes. `moved` marks inputs that are
-// redistributed first; a moved input of a view is dense (strides_of_gathered).
+// redistributed first; a moved input of a view is dense (gathered_copy_strides).
 std::vector<OutputShape> infer_outputs(const OpCall& call, const std::vector<bool>& moved = {});
 
 // Fills in the strides and dtypes that the rule does not give, from the operation on meta tensors. `inferred`: the
 // proposal's outputs already come from infer_outputs() with no input moved.
-void complete_outputs(const OpCall& call, const Choice& choice, bool inferred, Proposal& proposal);
+void complete_outputs(const OpCall& call, const PlacementChoice& choice, bool inferred, Proposal& proposal);
 // Whether the type is a tensor or a list of tensors, optional or not.
 bool holds_tensors(const c10::Type& type);
 
@@ -192,10 +192,10 @@ bool holds_tensors(const c10::Type& type);
 bool is_composite(const c10::OperatorHandle& op);
 // Runs the composite kernel of an operation on the DTensors; the operations that the kernel calls have rules of their
 // own.
-void decompose(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
+void decompose(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack);
 
 // Finds the rule in the tables of rules/ or among the rules of register_rule(); null when there is none.
-const Rule* find_rule(const OpEntry& op);
+const Rule* find_rule(const OpInfo& op);
 // The functions below register kernels for DTensors. `dtensor` is the library below autograd, `autograd` the one that
 // replaces autograd kernels. This one registers composite operations that are rewritten for DTensors.
 void register_composites(torch::Library& dtensor, torch::Library& autograd);

@@ -17,7 +17,7 @@ namespace tessera {
 class CallKey {
  public:
   // Builds the key. Returns false when a plan for these arguments must not be cached.
-  bool assign(const OpEntry& op, c10::ArrayRef<c10::IValue> args);
+  bool assign(const OpInfo& op, c10::ArrayRef<c10::IValue> args);
   uint64_t hash() const;
   c10::ArrayRef<uint64_t> words() const { return words_; }
 
@@ -30,8 +30,8 @@ class CallKey {
 
 // The plans of one thread, at most kMaxPlans. There are two halves: when the young half is full, it becomes the old
 // half and the former old half is dropped. A plan that is found in the old half moves to the young half. In front of
-// both is a small direct-mapped table of recent plans; its slot comes from a few words of the key, so a hit needs no
-// hash of all words.
+// both is a small direct-mapped table of recent plans; the position in it comes from a few words of the key, so a hit
+// needs no hash of all words.
 class PlanCache {
  public:
   static constexpr size_t kMaxPlans = 8192;
@@ -45,26 +45,26 @@ class PlanCache {
   uint64_t misses = 0;  // plans that were made for the cache; calls with uncacheable plans count in neither number
 
  private:
-  struct Entry {
+  struct CachedPlan {
     std::vector<uint64_t> words;
     std::shared_ptr<const Plan> plan;
   };
   struct SameHash {
     size_t operator()(uint64_t hash) const { return hash; }
   };
-  using Map = std::unordered_multimap<uint64_t, Entry, SameHash>;
-  struct Slot {
-    uint64_t turn = 0;
-    const Entry* entry = nullptr;  // in the young half; valid only if `turn` is the current turn
+  using Map = std::unordered_multimap<uint64_t, CachedPlan, SameHash>;
+  struct RecentPlan {
+    uint64_t generation = 0;
+    const CachedPlan* entry = nullptr;  // in the young half; valid only if `generation` is the current one
   };
   static Map::iterator lookup(Map& map, uint64_t hash, c10::ArrayRef<uint64_t> words);
-  Slot& slot_of(c10::ArrayRef<uint64_t> words);
-  const std::shared_ptr<const Plan>* remember(const Entry& entry);
-  void make_room();
+  RecentPlan& recent_plan_of(c10::ArrayRef<uint64_t> words);
+  const std::shared_ptr<const Plan>* add_to_recent(const CachedPlan& entry);
+  void drop_old_half_if_full();
   Map young_;
   Map old_;
-  uint64_t turn_ = 1;  // number of young halves so far; increments invalidate all slots
-  std::array<Slot, 256> recent_{};
+  uint64_t generation_ = 1;  // number of young halves so far; increments invalidate all recent plans
+  std::array<RecentPlan, 256> recent_{};
 };
 
 }  // namespace tessera

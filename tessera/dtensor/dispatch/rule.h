@@ -25,7 +25,7 @@
 
 namespace tessera {
 
-struct OpEntry;
+struct OpInfo;
 struct LocalCall;
 // A tensor among the arguments of a call. Each element of a tensor list is an input of its own. Undefined tensors and
 // out= arguments are not inputs.
@@ -35,18 +35,18 @@ struct TensorInput {
   const at::Tensor* tensor;  // the DTensor, or a plain tensor that counts as replicated
   Placements placements;
   c10::IntArrayRef sizes;  // global
-  bool mutated;            // the operation writes to it
+  bool is_written;         // the operation writes to it
   int64_t dim() const { return static_cast<int64_t>(sizes.size()); }
 };
 
 // One call of an operation, as rules see it.
 class OpCall {
  public:
-  OpCall(const OpEntry& op, c10::ArrayRef<c10::IValue> args, MeshPtr mesh, std::vector<TensorInput> inputs,
+  OpCall(const OpInfo& op, c10::ArrayRef<c10::IValue> args, MeshPtr mesh, std::vector<TensorInput> inputs,
          std::vector<TensorInput> outs = {})
       : op(op), args(args), mesh(std::move(mesh)), inputs(std::move(inputs)), outs(std::move(outs)) {}
 
-  const OpEntry& op;
+  const OpInfo& op;
   c10::ArrayRef<c10::IValue> args;
   MeshPtr mesh;
   std::vector<TensorInput> inputs;
@@ -71,7 +71,7 @@ struct Strategy {
 };
 
 // Placements of all inputs and outputs over the whole mesh.
-struct Choice {
+struct PlacementChoice {
   std::vector<Placements> inputs;
   std::vector<Placements> outputs;
 };
@@ -100,37 +100,37 @@ struct Proposal {
   // Used instead of `strategies` by a rule whose strategies differ between mesh dims: one list for each mesh dim.
   std::vector<std::vector<Strategy>> by_mesh_dim;
   // Used instead of `strategies` by a rule that chooses the placements over the whole mesh itself.
-  std::optional<Choice> choice = std::nullopt;
+  std::optional<PlacementChoice> choice = std::nullopt;
   // true: strategies with shards are considered also if no input is sharded. A Partial input is then reduce-scattered.
-  bool scatters = false;
+  bool allows_new_shards = false;
   // true: every Shard in `strategies` may also be a StridedShard, so the rule is correct for inputs with several pieces
   // a rank.
-  bool strided = true;
+  bool supports_strided = true;
   // false: the operation fails on a local tensor without elements, so no input is sharded so finely that a rank gets
   // none.
-  bool empty_parts = true;
+  bool supports_empty_shards = true;
   // Whether the result is correct with these placements. Choices for which it returns false are not used. It must
   // accept "all replicated".
-  std::function<bool(const OpCall&, const Choice&)> legal;
+  std::function<bool(const OpCall&, const PlacementChoice&)> is_legal;
   // true: raise an error instead of redistributing inputs. Views need it because they must alias.
-  bool strict = false;
-  std::string strict_reason;  // reason for `strict`, part of the message
+  bool forbids_redistribution = false;
+  std::string forbids_reason;  // reason for it, part of the message
   // Shapes of the returned tensors. Empty: they are found by running the operation on meta tensors.
   std::vector<OutputShape> outputs;
   // For an operation without a meta kernel and with one result: the result has the strides of a pointwise operation on
   // the same operands.
-  bool lies_as_pointwise = false;
+  bool has_pointwise_strides = false;
   // Returns the arguments that must change for the local tensors, for the chosen placements.
-  std::function<Rewrites(const OpCall&, const Choice&, const std::vector<OutputShape>&)> rewrite;
+  std::function<Rewrites(const OpCall&, const PlacementChoice&, const std::vector<OutputShape>&)> rewrite;
   // false: the plan is used for this call only, because the answer depends on more than the arguments.
   bool cacheable = true;
   // Returns the function that runs on the local tensors instead of the operation, or nullptr to run the operation
   // itself.
-  std::function<LocalFunction(const OpCall&, const Choice&)> local;
+  std::function<LocalFunction(const OpCall&, const PlacementChoice&)> local;
 
   // The operation takes one stream of random numbers (random/random_fill.h) on every rank, also on ranks outside the
   // mesh.
-  bool random = false;
+  bool takes_random_stream = false;
 
   void output(c10::IntArrayRef sizes) { outputs.push_back({sizes.vec(), {}}); }
 };

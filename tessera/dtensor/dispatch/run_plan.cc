@@ -15,7 +15,7 @@ namespace {
 class Localizer {
  public:
   // Keeps the original value of argument `kept`, which owns the mesh.
-  Localizer(const OpEntry& op, const Plan& plan, const DeviceMesh& mesh, int kept)
+  Localizer(const OpInfo& op, const Plan& plan, const DeviceMesh& mesh, int kept)
       : op_(op), mesh_(mesh), next_(plan.redistributions.begin()), end_(plan.redistributions.end()), kept_arg_(kept) {}
 
   void replace(c10::IValue& slot, int arg) {
@@ -35,13 +35,13 @@ class Localizer {
       const Plan::Redistribution& move = *next_++;
       const RedistributionScope scope(
           {op_.name.c_str(), op_.args[arg].name.c_str(), element, tensor, move.to->values, move.steps, false});
-      local = run_steps(local, mesh_, move.steps, /*may_alias=*/true).contiguous();
+      local = run_redistribute(local, mesh_, move.steps, /*may_alias=*/true).contiguous();
     }
     keys_ = keys_ | local.key_set();
     return local;
   }
 
-  const OpEntry& op_;
+  const OpInfo& op_;
   const DeviceMesh& mesh_;
   std::vector<Plan::Redistribution>::const_iterator next_;
   std::vector<Plan::Redistribution>::const_iterator end_;
@@ -57,7 +57,7 @@ struct FirstDTensor {
   const MeshPtr& mesh;  // valid as long as the argument
 };
 
-FirstDTensor first_dtensor(c10::ArrayRef<c10::IValue> args, const OpEntry& op) {
+FirstDTensor first_dtensor(c10::ArrayRef<c10::IValue> args, const OpInfo& op) {
   for (const int arg : op.tensor_args) {
     if (holds_dtensor(args[arg])) return {arg, impl_of(args[arg].toTensor())->mesh()};
     if (!args[arg].isList()) continue;
@@ -76,7 +76,7 @@ at::Tensor wrap(at::Tensor local, const MeshPtr& mesh, const TensorSpec& spec) {
         local = local.contiguous();
       }
     } else {
-      local = lying_as(std::move(local), spec.local_strides);
+      local = with_strides(std::move(local), spec.local_strides);
     }
   }
   return at::detail::make_tensor<DTensorImpl>(std::move(local), mesh, spec.placements, spec.sizes, spec.strides);
@@ -113,7 +113,7 @@ void wrap_outputs(const Plan& plan, const MeshPtr& mesh, Stack& stack, c10::Arra
 
 // A rank outside the mesh computes nothing: its results are empty tensors. wrap_outputs() then inserts returned
 // arguments.
-void push_empty_results(const OpEntry& op, const Plan& plan, const DeviceMesh& mesh, Stack& stack) {
+void push_empty_results(const OpInfo& op, const Plan& plan, const DeviceMesh& mesh, Stack& stack) {
   torch::jit::drop(stack, op.args.size());
   for (const OutputPlan& output : plan.outputs) {
     c10::List<at::Tensor> parts;
@@ -131,9 +131,9 @@ void push_empty_results(const OpEntry& op, const Plan& plan, const DeviceMesh& m
 }
 
 // Raises an error for a write to a view of a gathered copy, because the viewed tensor would not get the value.
-void refuse_copied_views(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
+void refuse_gathered_views(const OpInfo& op, c10::ArrayRef<c10::IValue> args) {
   for_each_tensor(op, args, [&](const at::Tensor& tensor, int arg, int) {
-    if (op.args[arg].mutated && is_copied_view(tensor)) [[unlikely]] {
+    if (op.args[arg].is_written && is_gathered_view(tensor)) [[unlikely]] {
       raise(ErrorKind::kShape,
             "Sharding dimension mismatch: [dtensor.dispatch] {}: '{}' is a view along a sharded dim and holds a "
             "gathered copy, so a write to it would be lost. Clone it, or redistribute the tensor before "
@@ -144,9 +144,9 @@ void refuse_copied_views(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
 }
 
 // Increments the version counter of each written tensor, or only of those in lists.
-void bump_versions(const OpEntry& op, c10::ArrayRef<c10::IValue> args, bool lists_only) {
+void bump_versions(const OpInfo& op, c10::ArrayRef<c10::IValue> args, bool lists_only) {
   for_each_tensor(op, args, [&](const at::Tensor& tensor, int arg, int element) {
-    const bool counts = op.args[arg].mutated && (element >= 0 || !lists_only);
+    const bool counts = op.args[arg].is_written && (element >= 0 || !lists_only);
     if (counts && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
   });
 }
@@ -169,47 +169,47 @@ void for_each_result(const Plan& plan, const Stack& stack, Visit visit) {
 // counter of the tensor it is taken from. When an operation has written that tensor, part() runs the call again.
 // Operations increment the counter equally on all ranks, so all ranks run the call again at the same use, as its
 // collectives require.
-class CopiedView final : public LocalSource {
+class GatheredView final : public LazyLocalTensor {
  public:
-  struct Made {
-    const OpEntry& op;
+  struct ViewCall {
+    const OpInfo& op;
     std::shared_ptr<const Plan> plan;
     Stack args;  // with the viewed tensor
   };
-  CopiedView(std::shared_ptr<const Made> made, at::Tensor local, size_t output, size_t element)
-      : made_(std::move(made)),
-        version_(version_of(*impl_of(made_->args[made_->op.view_of].toTensor()))),
-        seen_(current()),
+  GatheredView(std::shared_ptr<const ViewCall> view_call, at::Tensor local, size_t output, size_t element)
+      : view_call_(std::move(view_call)),
+        version_(version_of(*impl_of(view_call_->args[view_call_->op.view_of].toTensor()))),
+        seen_version_(viewed_version()),
         local_(std::move(local)),
         output_(output),
         element_(element) {}
 
   const at::Tensor& part() override {
-    if (seen_ != current()) {
+    if (seen_version_ != viewed_version()) {
       const at::AutoDispatchBelowADInplaceOrView below;
-      Stack stack = made_->args;
-      run_plan(made_->op, made_->plan, stack);
-      for_each_result(*made_->plan, stack, [&](const at::Tensor& tensor, size_t output, size_t element) {
+      Stack stack = view_call_->args;
+      run_plan(view_call_->op, view_call_->plan, stack);
+      for_each_result(*view_call_->plan, stack, [&](const at::Tensor& tensor, size_t output, size_t element) {
         local_ = output == output_ && element == element_ ? impl_of(tensor)->local() : local_;
       });
-      seen_ = current();
+      seen_version_ = viewed_version();
     }
     return local_;
   }
-  bool is_copied_view() const override { return true; }
+  bool is_gathered_view() const override { return true; }
 
  private:
   // The version counter of the viewed tensor. For a view of a view of a copy this is the counter of the first viewed
   // tensor.
   static c10::VariableVersion version_of(const DTensorImpl& viewed) {
-    return viewed.is_copied_view() ? static_cast<const CopiedView&>(*viewed.source()).version_
-                                   : viewed.version_counter();
+    return viewed.is_gathered_view() ? static_cast<const GatheredView&>(*viewed.source()).version_
+                                     : viewed.version_counter();
   }
-  uint32_t current() const { return version_.enabled() ? version_.current_version() : 0; }
+  uint32_t viewed_version() const { return version_.enabled() ? version_.current_version() : 0; }
 
-  std::shared_ptr<const Made> made_;
+  std::shared_ptr<const ViewCall> view_call_;
   c10::VariableVersion version_;  // incremented by operations on DTensors, equally on all ranks
-  uint32_t seen_;
+  uint32_t seen_version_;
   at::Tensor local_;
   size_t output_;
   size_t element_;
@@ -217,17 +217,17 @@ class CopiedView final : public LocalSource {
 
 // Gives a gathered copy the memory order of the viewed tensor, so that every view of the tensor is a view of the copy,
 // too.
-void lay_as_gathered_of(const DTensorImpl& viewed, c10::IValue& value) {
+void restore_memory_order(const DTensorImpl& viewed, c10::IValue& value) {
   const at::Tensor& copy = value.toTensor();
   const at::AutoDispatchBelowADInplaceOrView below;
-  value = lying_as(copy, strides_of_gathered(copy.sizes(), viewed.strides()));
+  value = with_strides(copy, gathered_copy_strides(copy.sizes(), viewed.strides()));
 }
 
 // Marks results that are views of a gathered copy, or views of such a view.
-void mark_copied_views(const std::shared_ptr<const CopiedView::Made>& made, const Stack& stack) {
-  for_each_result(*made->plan, stack, [&](const at::Tensor& tensor, size_t output, size_t element) {
+void mark_gathered_views(const std::shared_ptr<const GatheredView::ViewCall>& view_call, const Stack& stack) {
+  for_each_result(*view_call->plan, stack, [&](const at::Tensor& tensor, size_t output, size_t element) {
     DTensorImpl& impl = *impl_of(tensor);
-    impl.set_source(std::make_shared<CopiedView>(made, impl.local(), output, element));
+    impl.set_source(std::make_shared<GatheredView>(view_call, impl.local(), output, element));
   });
 }
 
@@ -236,7 +236,7 @@ void mark_copied_views(const std::shared_ptr<const CopiedView::Made>& made, cons
 // On a rank outside the mesh no operation runs, but the count of random operations, version counters and the results'
 // global sizes are the same as inside. Arguments that are returned are kept first, because they are replaced by local
 // tensors.
-void run_plan(const OpEntry& op, const std::shared_ptr<const Plan>& shared_plan, Stack& stack) {
+void run_plan(const OpInfo& op, const std::shared_ptr<const Plan>& shared_plan, Stack& stack) {
   const Plan& plan = *shared_plan;
   const size_t base = stack.size() - op.args.size();
   c10::SmallVector<c10::IValue, 2> kept;
@@ -245,31 +245,33 @@ void run_plan(const OpEntry& op, const std::shared_ptr<const Plan>& shared_plan,
   }
   const c10::ArrayRef<c10::IValue> args(stack.data() + base, op.args.size());
   const auto [mesh_arg, mesh] = first_dtensor(args, op);
-  if (op.mutates) {
-    refuse_copied_views(op, args);
+  if (op.writes_argument) {
+    refuse_gathered_views(op, args);
     bump_versions(op, args, /*lists_only=*/true);  // autograd increments those of single tensors
   }
-  std::shared_ptr<CopiedView::Made> copied;
-  const auto views_a_copy = [&] { return args[op.view_of].isTensor() && is_copied_view(args[op.view_of].toTensor()); };
-  if (op.view_of >= 0 && (plan.copies_view || views_a_copy())) [[unlikely]] {
-    copied = std::make_shared<CopiedView::Made>(CopiedView::Made{op, shared_plan, args.vec()});
-    c10::IValue& viewed = copied->args[op.view_of];
+  std::shared_ptr<GatheredView::ViewCall> view_call;
+  const auto is_view_of_copy = [&] {
+    return args[op.view_of].isTensor() && is_gathered_view(args[op.view_of].toTensor());
+  };
+  if (op.view_of >= 0 && (plan.gathers_view || is_view_of_copy())) [[unlikely]] {
+    view_call = std::make_shared<GatheredView::ViewCall>(GatheredView::ViewCall{op, shared_plan, args.vec()});
+    c10::IValue& viewed = view_call->args[op.view_of];
     const DTensorImpl& impl = *impl_of(viewed.toTensor());
     viewed = at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), true));  // without autograd history
   }
   Localizer localizer(op, plan, *mesh, mesh_arg);
   for (const int arg : op.tensor_args) localizer.replace(stack[base + arg], arg);
-  if (copied && plan.copies_view && mesh->coordinate()) [[unlikely]] {
-    lay_as_gathered_of(*impl_of(copied->args[op.view_of].toTensor()), stack[base + op.view_of]);
+  if (view_call && plan.gathers_view && mesh->coordinate()) [[unlikely]] {
+    restore_memory_order(*impl_of(view_call->args[op.view_of].toTensor()), stack[base + op.view_of]);
   }
   if (!mesh->coordinate()) [[unlikely]] {
-    if (plan.random) skip_random_operation(*mesh);
+    if (plan.takes_random_stream) skip_random_operation(*mesh);
     push_empty_results(op, plan, *mesh, stack);
   } else {
     for (const auto& [arg, value] : plan.rewrites) stack[base + arg] = value;
     // The operation runs below the key that increments version counters. Users of to_local() rely on those of the local
     // tensors, so they are incremented here.
-    if (op.mutates) bump_versions(op, args, /*lists_only=*/false);
+    if (op.writes_argument) bump_versions(op, args, /*lists_only=*/false);
     if (plan.local) {
       plan.local(LocalCall{op, stack, *mesh, localizer.keys()});
     } else {
@@ -277,8 +279,8 @@ void run_plan(const OpEntry& op, const std::shared_ptr<const Plan>& shared_plan,
     }
   }
   wrap_outputs(plan, mesh, stack, kept);
-  if (copied) [[unlikely]] {
-    mark_copied_views(copied, stack);
+  if (view_call) [[unlikely]] {
+    mark_gathered_views(view_call, stack);
   }
 }
 

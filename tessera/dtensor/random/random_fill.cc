@@ -20,16 +20,16 @@ namespace tessera {
 namespace {
 
 // Divides local memory into ranges of consecutive global elements.
-class Stretches {
+class ContiguousRanges {
  public:
-  explicit Stretches(const Region& region) : region_(region), ndim_(region.sizes.size()) {
-    // Trailing dims that are whole form one range. The dim before them may have several runs; a "row" is one index of
+  explicit ContiguousRanges(const ShardRegion& region) : region_(region), ndim_(region.sizes.size()) {
+    // Trailing dims that are whole form one range. The dim before them may have several spans; a "row" is one index of
     // the dims before.
     size_t dim = ndim_;
     while (dim > 0 && region.sizes[dim - 1] == region.global[dim - 1]) inner_ *= region.global[--dim];
     outer_dims_ = dim == 0 ? 0 : dim - 1;
-    row_runs_ = dim == 0 ? Runs{{0, 1}} : region.runs[dim - 1];
-    row_ = length(row_runs_) * inner_;
+    row_spans_ = dim == 0 ? IndexSpans{{0, 1}} : region.index_spans[dim - 1];
+    row_ = length(row_spans_) * inner_;
     global_row_ = dim == 0 ? inner_ : region.global[dim - 1] * inner_;
   }
 
@@ -40,14 +40,14 @@ class Stretches {
       const int64_t row = begin / row_;
       int64_t within = begin % row_;
       const int64_t start = global_start(row);
-      for (const Run& run : row_runs_) {
-        const int64_t size = run.size * inner_;
+      for (const IndexSpan& span : row_spans_) {
+        const int64_t size = span.size * inner_;
         if (within >= size) {
           within -= size;
           continue;
         }
         const int64_t count = std::min(size - within, end - begin);
-        visit(begin, start + run.start * inner_ + within, count);
+        visit(begin, start + span.start * inner_ + within, count);
         begin += count;
         within = 0;
         if (begin == end) return;
@@ -63,23 +63,23 @@ class Stretches {
     for (size_t dim = outer_dims_; dim-- > 0;) {
       int64_t index = row % region_.sizes[dim];
       row /= region_.sizes[dim];
-      for (const Run& run : region_.runs[dim]) {
-        if (index < run.size) {
-          start += (run.start + index) * stride;
+      for (const IndexSpan& span : region_.index_spans[dim]) {
+        if (index < span.size) {
+          start += (span.start + index) * stride;
           break;
         }
-        index -= run.size;
+        index -= span.size;
       }
       stride *= region_.global[dim];
     }
     return start;
   }
 
-  const Region& region_;
+  const ShardRegion& region_;
   size_t ndim_;
   int64_t inner_ = 1;
   size_t outer_dims_ = 0;
-  Runs row_runs_;
+  IndexSpans row_spans_;
   int64_t row_ = 0;
   int64_t global_row_ = 0;
 };
@@ -87,10 +87,10 @@ class Stretches {
 // Computes W values from each Philox block with make(bits, values). The block number is the global index / W, so a
 // value depends on the global index only, also if a range starts inside a block.
 template <int W, class T, class Make>
-void fill(T* out, const Region& region, const RandomKey& key, Make make) {
-  const Stretches stretches(region);
+void fill(T* out, const ShardRegion& region, const RandomStreamKey& key, Make make) {
+  const ContiguousRanges ranges(region);
   at::parallel_for(0, region.numel(), 4096, [&](int64_t begin, int64_t end) {
-    stretches.visit(begin, end, [&](int64_t local, int64_t global, int64_t count) {
+    ranges.visit(begin, end, [&](int64_t local, int64_t global, int64_t count) {
       T* to = out + local;
       const int64_t last = global + count;
       while (global < last) {
@@ -145,33 +145,34 @@ void normals(const PhiloxBlock& bits, double* z) {
 }
 
 template <class T>
-void fill_real(T* out, const Region& region, const RandomKey& key, const Distribution& d, int digits) {
+void fill_real(T* out, const ShardRegion& region, const RandomStreamKey& key, const Distribution& d, int digits) {
   constexpr int kCount = kValuesOfBlock<T>;
-  if (d.law == Law::kNormal || d.law == Law::kLogNormal) {
-    fill<kCount>(out, region, key, [=, log_normal = d.law == Law::kLogNormal](const PhiloxBlock& bits, T* values) {
-      double z[kCount];
-      normals<T>(bits, z);
-      for (int i = 0; i < kCount; ++i) {
-        const double value = z[i] * d.b + d.a;
-        values[i] = static_cast<T>(log_normal ? std::exp(value) : value);
-      }
-    });
+  if (d.kind == DistributionKind::kNormal || d.kind == DistributionKind::kLogNormal) {
+    fill<kCount>(out, region, key,
+                 [=, log_normal = d.kind == DistributionKind::kLogNormal](const PhiloxBlock& bits, T* values) {
+                   double z[kCount];
+                   normals<T>(bits, z);
+                   for (int i = 0; i < kCount; ++i) {
+                     const double value = z[i] * d.b + d.a;
+                     values[i] = static_cast<T>(log_normal ? std::exp(value) : value);
+                   }
+                 });
     return;
   }
   const T low = static_cast<T>(d.a), width = static_cast<T>(d.b - d.a);
-  const double log_failure = d.law == Law::kGeometric ? std::log1p(-d.a) : 0;
+  const double log_failure = d.kind == DistributionKind::kGeometric ? std::log1p(-d.a) : 0;
   fill<kCount>(out, region, key, [=](const PhiloxBlock& bits, T* values) {
     fractions(bits, digits, values);
     for (int i = 0; i < kCount; ++i) {
       const double u = values[i];
-      switch (d.law) {
-        case Law::kUniform:
+      switch (d.kind) {
+        case DistributionKind::kUniform:
           values[i] = values[i] * width + low;
           break;
-        case Law::kExponential:
+        case DistributionKind::kExponential:
           values[i] = static_cast<T>(-std::log1p(-u) / d.a);
           break;
-        case Law::kCauchy:
+        case DistributionKind::kCauchy:
           values[i] = static_cast<T>(d.a + d.b * std::tan(std::numbers::pi * (u - 0.5)));
           break;
         default:  // kGeometric: 1 - u is in (0, 1]
@@ -182,7 +183,7 @@ void fill_real(T* out, const Region& region, const RandomKey& key, const Distrib
   });
 }
 
-void fill_integers(int64_t* out, const Region& region, const RandomKey& key, const Distribution& d) {
+void fill_integers(int64_t* out, const ShardRegion& region, const RandomStreamKey& key, const Distribution& d) {
   fill<2>(out, region, key,
           [low = static_cast<uint64_t>(d.low), range = d.range](const PhiloxBlock& bits, int64_t* values) {
             for (int i = 0; i < 2; ++i) {
@@ -194,19 +195,20 @@ void fill_integers(int64_t* out, const Region& region, const RandomKey& key, con
 
 }  // namespace
 
-void for_each_stretch(const Region& region, const std::function<void(int64_t, int64_t, int64_t)>& visit) {
-  const Stretches stretches(region);
-  at::parallel_for(0, region.numel(), 1024, [&](int64_t begin, int64_t end) { stretches.visit(begin, end, visit); });
+void for_each_contiguous_range(const ShardRegion& region, const std::function<void(int64_t, int64_t, int64_t)>& visit) {
+  const ContiguousRanges ranges(region);
+  at::parallel_for(0, region.numel(), 1024, [&](int64_t begin, int64_t end) { ranges.visit(begin, end, visit); });
 }
 
-void fill_random(const at::Tensor& part, const Region& region, const RandomKey& key, const Distribution& distribution) {
+void fill_random(const at::Tensor& part, const ShardRegion& region, const RandomStreamKey& key,
+                 const Distribution& distribution) {
   TESSERA_CHECK(part.sizes() == c10::IntArrayRef(region.sizes), ErrorKind::kInternal,
                 "[dtensor.random] local tensor: its shape does not match the placements. Was the DTensor made by "
                 "from_local from tensors of other sizes?");
   const auto type = part.scalar_type();
   if (part.numel() == 0) return;
   if (at::isComplexType(type)) {  // real and imaginary part are independent; together they have the deviation
-    TESSERA_CHECK(distribution.law == Law::kNormal, ErrorKind::kShape,
+    TESSERA_CHECK(distribution.kind == DistributionKind::kNormal, ErrorKind::kShape,
                   "[dtensor.random] found dtype {}, wanted a real one for this distribution.", c10::toString(type));
     Distribution half = distribution;
     half.b /= std::numbers::sqrt2;
@@ -215,7 +217,7 @@ void fill_random(const at::Tensor& part, const Region& region, const RandomKey& 
     if (distribution.a != 0) part.add_(distribution.a);
     return;
   }
-  const auto compute = distribution.law == Law::kInteger                       ? at::kLong
+  const auto compute = distribution.kind == DistributionKind::kInteger         ? at::kLong
                        : type == at::kDouble || at::isIntegralType(type, true) ? at::kDouble
                                                                                : at::kFloat;
   if (!part.is_cpu()) {
@@ -229,7 +231,7 @@ void fill_random(const at::Tensor& part, const Region& region, const RandomKey& 
   } else if (compute == at::kDouble) {
     fill_real(values.mutable_data_ptr<double>(), region, key, distribution, 53);
   } else {
-    fill_real(values.mutable_data_ptr<float>(), region, key, distribution, digits_of(type));
+    fill_real(values.mutable_data_ptr<float>(), region, key, distribution, fraction_bits(type));
   }
   if (!direct) part.copy_(values);
 }

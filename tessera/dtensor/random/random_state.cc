@@ -39,7 +39,7 @@ uint64_t draw_seed(at::Generator generator) {
 }
 
 // Returns the first rank's seed on all ranks. COLLECTIVE over the mesh, one broadcast for each mesh dim.
-uint64_t agree_on_seed(const DeviceMesh& mesh) {
+uint64_t broadcast_seed(const DeviceMesh& mesh) {
   std::string bytes(sizeof(uint64_t), '\0');
   const uint64_t own = draw_seed(at::detail::getDefaultCPUGenerator());
   std::memcpy(bytes.data(), &own, sizeof own);
@@ -51,21 +51,21 @@ uint64_t agree_on_seed(const DeviceMesh& mesh) {
   return seed;
 }
 
-RandomState& current(const DeviceMesh& mesh, RankState& rank) {
+RandomState& state_of_mesh(const DeviceMesh& mesh, RankState& rank) {
   if (rank.seeded) return *rank.seeded;
   const auto known = rank.by_ranks.find(mesh.ranks());
   if (known != rank.by_ranks.end()) return known->second;
   TESSERA_CHECK(mesh.coordinate().has_value(), ErrorKind::kShape,
                 "[dtensor.random_state] {}: rank {} is not part of the mesh. Call manual_seed.", mesh.to_string(),
                 mesh.rank());
-  return rank.by_ranks[mesh.ranks()] = RandomState{agree_on_seed(mesh), 0};
+  return rank.by_ranks[mesh.ranks()] = RandomState{broadcast_seed(mesh), 0};
 }
 
 }  // namespace
 
 // The offset is incremented before use, so operation numbers start at 1. A user's generator advances its own state
 // instead.
-RandomKey next_random_key(const DeviceMesh& mesh, const std::optional<at::Generator>& generator) {
+RandomStreamKey next_random_key(const DeviceMesh& mesh, const std::optional<at::Generator>& generator) {
   if (generator && generator->defined()) {
     at::Generator own = *generator;
     if (own.device().is_cpu()) return {draw_seed(own), 0};
@@ -75,7 +75,7 @@ RandomKey next_random_key(const DeviceMesh& mesh, const std::optional<at::Genera
     return {own.current_seed(), offset};
   }
   const auto rank = state_of(mesh.world());
-  RandomState& state = current(mesh, *rank);
+  RandomState& state = state_of_mesh(mesh, *rank);
   return {state.seed, ++state.offset};
 }
 
@@ -86,7 +86,7 @@ void skip_random_operation(const DeviceMesh& mesh) {
 
 void manual_seed(uint64_t seed, const MeshPtr& mesh) { set_random_state({seed, 0}, mesh); }
 
-RandomState random_state(const MeshPtr& mesh) { return current(*mesh, *state_of(mesh->world())); }
+RandomState random_state(const MeshPtr& mesh) { return state_of_mesh(*mesh, *state_of(mesh->world())); }
 
 void set_random_state(const RandomState& state, const MeshPtr& mesh) { state_of(mesh->world())->seeded = state; }
 

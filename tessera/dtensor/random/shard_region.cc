@@ -2,31 +2,32 @@
 
 namespace tessera {
 
-// A dim without elements has no runs.
-Region::Region(c10::IntArrayRef global_sizes) : global(global_sizes.begin(), global_sizes.end()), sizes(global) {
-  for (const int64_t size : global) runs.push_back(size > 0 ? Runs{{0, size}} : Runs{});
+// A dim without elements has no spans.
+ShardRegion::ShardRegion(c10::IntArrayRef global_sizes)
+    : global(global_sizes.begin(), global_sizes.end()), sizes(global) {
+  for (const int64_t size : global) index_spans.push_back(size > 0 ? IndexSpans{{0, size}} : IndexSpans{});
 }
 
-Region::Region(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& placements)
+ShardRegion::ShardRegion(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& placements)
     : global(global_sizes.begin(), global_sizes.end()) {
-  const Cuts cuts = cuts_of(mesh, placements);
+  const ShardSplits splits = shard_splits_of(mesh, placements);
   for (size_t dim = 0; dim < global.size(); ++dim) {
-    runs.push_back(runs_of(global[dim], static_cast<int64_t>(dim), mesh, cuts, *mesh.coordinate()));
-    sizes.push_back(length(runs.back()));
+    index_spans.push_back(local_index_spans(global[dim], static_cast<int64_t>(dim), mesh, splits, *mesh.coordinate()));
+    sizes.push_back(length(index_spans.back()));
   }
 }
 
-Region Region::with_last_dim(int64_t size) const {
-  Region longer = *this;
+ShardRegion ShardRegion::with_last_dim(int64_t size) const {
+  ShardRegion longer = *this;
   longer.global.push_back(size);
   longer.sizes.push_back(size);
-  longer.runs.push_back({{0, size}});
+  longer.index_spans.push_back({{0, size}});
   return longer;
 }
 
-int64_t Region::numel() const { return c10::multiply_integers(sizes); }
+int64_t ShardRegion::numel() const { return c10::multiply_integers(sizes); }
 
-int digits_of(c10::ScalarType type) {
+int fraction_bits(c10::ScalarType type) {
   switch (type) {
     case at::kDouble:
       return 53;

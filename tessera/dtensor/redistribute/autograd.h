@@ -20,18 +20,18 @@ at::Tensor to_local_with_gradient(const at::Tensor& tensor, const Placements& gr
 // `cause` is the operation that needs the redistribution; null if the user called redistribute.
 at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const Placements& to,
                                       const RedistributeOptions& options, const char* cause = nullptr);
-// Redistributes a gradient to `wanted`; differentiable if the backward itself is recorded. `verb` is for messages.
-at::Tensor gradient_in(const char* verb, const at::Tensor& gradient, const Placements& wanted,
-                       const RedistributeOptions& options = {});
+// Redistributes a gradient to `target`; differentiable if the backward itself is recorded. `verb` is for messages.
+at::Tensor redistribute_gradient(const char* verb, const at::Tensor& gradient, const Placements& target,
+                                 const RedistributeOptions& options = {});
 // Redistributes without recording a gradient. The result may share memory with the tensor only if `may_alias` is set.
-// With async_op a collective may still run for its local tensor. `asked_for`: the user requested it, not an operation
+// With async_op a collective may still run for its local tensor. `is_explicit`: the user requested it, not an operation
 // (see ExplicitRedistribution).
-struct RedistributeHow {
+struct RedistributeValuesOptions {
   bool async_op = false;
-  bool asked_for = false;
+  bool is_explicit = false;
   const char* cause = "the value of a tensor";
 };
 at::Tensor redistribute_values(const at::Tensor& tensor, const Placements& to, bool may_alias,
-                               const RedistributeHow& how = {});
+                               const RedistributeValuesOptions& options = {});
 
 }  // namespace tessera

@@ -166,18 +166,18 @@ namespace {
 at::Tensor scatter_shards(const at::Tensor& tensor, comm::Group& group, const Placement& placement, int root) {
   const int64_t n = tensor.size(placement.dim);
   const int64_t k = group.size();
-  const int64_t most = local_extent(n, k, 0, placement.split_factor);
+  const int64_t padded_size = local_shard_size(n, k, 0, placement.split_factor);
   Sizes sizes(tensor.sizes().begin(), tensor.sizes().end());
-  sizes[placement.dim] = most;
+  sizes[placement.dim] = padded_size;
   std::vector<at::Tensor> parts;
   if (group.rank() == root) {
-    Part held;
-    for (const int64_t size : tensor.sizes()) held.push_back(size > 0 ? Runs{{0, size}} : Runs{});
+    ShardIndices held;
+    for (const int64_t size : tensor.sizes()) held.push_back(size > 0 ? IndexSpans{{0, size}} : IndexSpans{});
     for (int64_t i = 0; i < k; ++i) {
-      Part wanted = held;
-      wanted[placement.dim] = part_of_cut(held[placement.dim], k, i, placement.split_factor);
-      at::Tensor part = take(tensor, held, wanted);
-      if (part.size(placement.dim) != most) {
+      ShardIndices needed = held;
+      needed[placement.dim] = shard_index_spans(held[placement.dim], k, i, placement.split_factor);
+      at::Tensor part = slice_part(tensor, held, needed);
+      if (part.size(placement.dim) != padded_size) {
         at::Tensor padded = at::zeros(sizes, tensor.options());
         padded.narrow(placement.dim, 0, part.size(placement.dim)).copy_(part);
         part = padded;
@@ -187,13 +187,14 @@ at::Tensor scatter_shards(const at::Tensor& tensor, comm::Group& group, const Pl
   }
   at::Tensor received = at::empty(sizes, tensor.options());
   comm::scatter(group, received, parts, root, "distribute_tensor").wait();
-  return received.narrow(placement.dim, 0, local_extent(n, k, group.rank(), placement.split_factor)).contiguous();
+  return received.narrow(placement.dim, 0, local_shard_size(n, k, group.rank(), placement.split_factor)).contiguous();
 }
 
 // Takes one mesh dim after another. After dim i a rank holds data of the source if its coordinates on the later dims
 // are `src`, so the root of the next dim always holds such data. Without `src` every rank takes its part of its own
-// copy. Partial starts as a broadcast; run_steps then makes the Partial of it.
-at::Tensor spread(const at::Tensor& tensor, const MeshPtr& mesh, const Placements& placements, std::optional<int> src) {
+// copy. Partial starts as a broadcast; run_redistribute then makes the Partial of it.
+at::Tensor distribute_values(const at::Tensor& tensor, const MeshPtr& mesh, const Placements& placements,
+                             std::optional<int> src) {
   if (!mesh->coordinate()) return at::empty(Sizes(tensor.dim(), 0), tensor.options());
   at::Tensor local = tensor;
   Placements order(placements.size(), Replicate());
@@ -214,7 +215,8 @@ at::Tensor spread(const at::Tensor& tensor, const MeshPtr& mesh, const Placement
     order = partial_to_replicated(placements);
   }
   const bool fresh = !local.is_same(tensor);
-  return run_steps(local, *mesh, plan_redistribute(tensor.sizes(), *mesh, order, placements), /*may_alias=*/fresh);
+  return run_redistribute(local, *mesh, plan_redistribute(tensor.sizes(), *mesh, order, placements),
+                          /*may_alias=*/fresh);
 }
 
 }  // namespace
@@ -247,9 +249,9 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, cons
     at::NoGradGuard no_grad;
     at::Tensor here = tensor.detach();
     if (!here.is_meta() && here.device() != mesh->device()) here = here.to(mesh->device());
-    local = spread(here, mesh, checked, src_data_rank);
+    local = distribute_values(here, mesh, checked, src_data_rank);
   }
-  at::Tensor result = make_dtensor(local, mesh, share(checked), tensor.sizes());
+  at::Tensor result = make_dtensor(local, mesh, make_shared_placements(checked), tensor.sizes());
   result.set_requires_grad(tensor.requires_grad());
   return result;
 }

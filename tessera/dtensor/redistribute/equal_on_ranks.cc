@@ -21,7 +21,7 @@ int64_t hash_of(const at::Tensor& tensor) {
 
 // The minima of hash and -hash give the smallest and the largest hash of all ranks; they are equal exactly if all
 // hashes are. Reducing one mesh dim after another covers the whole mesh.
-bool is_alike(const at::TensorBase& tensor, const DeviceMesh& mesh, const std::string& cause) {
+bool is_equal_on_all_ranks(const at::TensorBase& tensor, const DeviceMesh& mesh, const std::string& cause) {
   if (tensor.is_meta()) return false;
   const int64_t hash = hash_of(at::Tensor(tensor));
   const at::Tensor bounds = at::tensor({hash, -hash}, at::kLong).to(mesh.device());

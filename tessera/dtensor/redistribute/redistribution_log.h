@@ -29,8 +29,8 @@ struct Redistribution {
   std::vector<int64_t> shape;
   Placements from;
   Placements to;
-  bool asked_for = false;  // by the user's redistribute, to_local, from_local or their backwards
-  CommTally moved;         // collectives of this redistribution; for async_op those started so far
+  bool is_explicit = false;  // by the user's redistribute, to_local, from_local or their backwards
+  CommCounts comm_counts;    // collectives of this redistribution; for async_op those started so far
   std::string to_string() const;
 };
 
@@ -40,8 +40,8 @@ class RedistributionLog {
 
   const std::vector<Redistribution>& records() const { return records_; }
   std::string to_string() const;  // one line a record
-  // Collectives and bytes of the redistributions, summed by operation. CommTally::table() prints them.
-  std::map<std::string, CommTally> by_cause() const;
+  // Collectives and bytes of the redistributions, summed by operation. CommCounts::table() prints them.
+  std::map<std::string, CommCounts> by_cause() const;
   void add(const Redistribution& record);
 
  private:

@@ -34,8 +34,8 @@ void propose_eye(const OpCall& call, Proposal& proposal) {
         call.describe(), to_string(out.placements));
   }
   proposal.output({n, m});
-  proposal.choice = Choice{{}, {out.placements}};
-  proposal.local = [](const OpCall& of, const Choice& choice) -> LocalFunction {
+  proposal.choice = PlacementChoice{{}, {out.placements}};
+  proposal.local = [](const OpCall& of, const PlacementChoice& choice) -> LocalFunction {
     if (!of.mesh->coordinate()) return nullptr;
     const LocalBox box = local_box(of.outs[0].sizes.vec(), *of.mesh, choice.outputs[0]);
     return ones_on_diagonal(box.offset[0], box.offset[1]);

@@ -17,14 +17,14 @@ void propose_like(const OpCall& call, Proposal& proposal) {
 void propose_new(const OpCall& call, Proposal& proposal, bool keep_partial) {
   const auto& self = call.inputs[0];
   const std::vector<int64_t> sizes = call.ints_at(call.arg_named("size"));
-  Choice choice{{self.placements}, {self.placements}};
+  PlacementChoice choice{{self.placements}, {self.placements}};
   for (auto& placement : choice.outputs[0]) {
     if (self.sizes != c10::IntArrayRef(sizes) || (placement.is_partial() && !keep_partial)) placement = Replicate();
   }
   const int stride = call.arg_named("stride");
   proposal.outputs.push_back({sizes, call.ints_at(stride)});
   proposal.choice = std::move(choice);
-  proposal.rewrite = [stride](const OpCall& of, const Choice& chosen, const std::vector<OutputShape>& shapes) {
+  proposal.rewrite = [stride](const OpCall& of, const PlacementChoice& chosen, const std::vector<OutputShape>& shapes) {
     const Sizes local = local_sizes(shapes[0].sizes, *of.mesh, chosen.outputs[0]);
     Rewrites rewrites{{of.arg_named("size"), c10::List<int64_t>(c10::IntArrayRef(local))}};
     if (of.has(stride)) {

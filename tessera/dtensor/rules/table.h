@@ -61,17 +61,17 @@ void replace_rule(const std::string& name, Rule rule);
 Rule zip_rule(Rule rule);
 
 // Whether the handler passes some calls on to the operation's rule.
-bool asks_for_rule(Handler handler);
+bool dispatches_by_rule(Handler handler);
 // Defined in view_write.cc.
-void handle_new_empty_strided(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
+void handle_new_empty_strided(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack);
 // Defined in loss_parallel.cc. They dispatch by rule unless a LossParallel is in force.
-void handle_log_softmax(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
-void handle_log_softmax_backward(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
-void handle_nll_loss(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
-void handle_nll_loss_backward(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
+void handle_log_softmax(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack);
+void handle_log_softmax_backward(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack);
+void handle_nll_loss(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack);
+void handle_nll_loss_backward(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack);
 
-// Raises Error kShape because a written argument would have to be redistributed to `wanted`.
-[[noreturn]] void refuse_in_place(const OpCall& call, const TensorInput& input, const Placements& wanted);
+// Raises Error kShape because a written argument would have to be redistributed to `target`.
+[[noreturn]] void refuse_in_place(const OpCall& call, const TensorInput& input, const Placements& target);
 
 // The shape that the operands broadcast to.
 Sizes broadcast_sizes(const OpCall& call);
@@ -83,48 +83,48 @@ c10::SmallVector<Placement, 2> partials_among(const OpCall& call);
 bool is_sharded_on(const TensorInput& input, int64_t dim);
 // Whether the type is a small integer. Its sums wrap around: they do not keep the order of numbers, and they differ
 // from sums in a wider type.
-inline bool wraps_around(at::ScalarType type) {
+inline bool is_small_integer(at::ScalarType type) {
   return at::isIntegralType(type, /*includeBool=*/false) && c10::elementSize(type) < 4;
 }
 // Sums and averages pass through linear operations.
 inline bool is_additive(const Placement& p) { return p.is_partial(ReduceOp::kSum) || p.is_partial(ReduceOp::kAvg); }
 inline bool is_extreme(const Placement& p) { return p.is_partial(ReduceOp::kMax) || p.is_partial(ReduceOp::kMin); }
 // Every input and every output has placement p.
-inline Strategy alike(const OpCall& call, const Placement& p) {
+inline Strategy same_placement(const OpCall& call, const Placement& p) {
   return {{p}, c10::SmallVector<Placement, 4>(call.inputs.size(), p)};
 }
 // Whether a value that all ranks write equally reduces to itself.
 inline bool is_idempotent(const Placement& p) { return p.is_partial(ReduceOp::kAvg) || is_extreme(p); }
-inline bool all_pass(const Placement&) { return true; }
+inline bool passes_all(const Placement&) { return true; }
 // The output and input number `input` of `count` have placement p; the other inputs are whole.
-Strategy passing(const Placement& p, size_t input, size_t count);
+Strategy pass_through(const Placement& p, size_t input, size_t count);
 // Adds this strategy for each Partial of the inputs for which `passes` is true.
-void add_passing(const OpCall& call, Proposal& proposal, size_t input, bool (*passes)(const Placement&));
+void add_pass_through(const OpCall& call, Proposal& proposal, size_t input, bool (*passes)(const Placement&));
 // For a result that is linear in one input while the others are whole: sums and averages of that input pass.
 inline void add_linear(const OpCall& call, Proposal& proposal, size_t input) {
-  add_passing(call, proposal, input, is_additive);
+  add_pass_through(call, proposal, input, is_additive);
 }
 // Completes a strategy: inputs without a placement are whole. Extra placements, for arguments that the call leaves out,
 // are dropped.
-Strategy rest_whole(const OpCall& call, Strategy strategy);
+Strategy replicate_rest(const OpCall& call, Strategy strategy);
 // Shards dim `dim` of the broadcast shape. Operands that lack the dim or have size 1 there are whole.
-Strategy over_dim(const OpCall& call, c10::IntArrayRef broadcast, int64_t dim);
+Strategy shard_broadcast_dim(const OpCall& call, c10::IntArrayRef broadcast, int64_t dim);
 // The dim of an operand that corresponds to dim `dim` of the broadcast shape; -1 if it is missing or broadcast.
-int64_t own_dim(const TensorInput& input, c10::IntArrayRef broadcast, int64_t dim);
+int64_t operand_dim(const TensorInput& input, c10::IntArrayRef broadcast, int64_t dim);
 // Whether a tensor of sizes `from` with these placements can be viewed with sizes `to` without communication.
 bool can_view(const DeviceMesh& mesh, c10::IntArrayRef from, const Placements& placements, c10::IntArrayRef to);
 // Error kShape for an index outside [0, n), or outside [-n, n) with from_end. It is for operations in which a rank
 // reads only the indices of its own shard. The check runs on the CPU only, since it would have to wait for another
 // device.
-void check_places(const std::string& op, const at::Tensor& index, int64_t n, bool from_end = false);
+void check_indices(const std::string& op, const at::Tensor& index, int64_t n, bool from_end = false);
 // Indices along a sharded dim, relative to this rank's shard; 0 for indices of other ranks' shards.
-struct OwnPlaces {
+struct LocalIndices {
   at::Tensor index;
-  at::Tensor elsewhere;  // true for indices of other ranks' shards
+  at::Tensor is_remote;  // true for indices of other ranks' shards
 };
-OwnPlaces own_places(const at::Tensor& index, int64_t offset, int64_t size);
+LocalIndices to_local_indices(const at::Tensor& index, int64_t offset, int64_t size);
 // Offset of this rank's part of the first input along `dim`. nullopt unless a Shard cuts the dim, and outside the mesh.
-std::optional<int64_t> own_offset(const OpCall& call, const Choice& choice, int64_t dim);
+std::optional<int64_t> local_offset(const OpCall& call, const PlacementChoice& choice, int64_t dim);
 // `dim` made non-negative; Error kShape if it is out of range.
 int64_t checked_dim(const OpCall& call, int64_t dim, int64_t ndim);
 // `dim` made non-negative, without a check.
@@ -134,7 +134,7 @@ c10::IValue local_sizes_value(const OpCall& call, c10::IntArrayRef sizes, const 
 // A Proposal::rewrite that replaces argument `arg` by the local sizes of the first output.
 decltype(Proposal::rewrite) with_local_sizes(int arg);
 // list[i], or the only element of a list of one.
-inline int64_t at_or_only(const std::vector<int64_t>& list, size_t i) {
+inline int64_t at_or_single(const std::vector<int64_t>& list, size_t i) {
   return list.size() == 1 ? list[0] : list.at(i);
 }
 

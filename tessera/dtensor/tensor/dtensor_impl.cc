@@ -5,17 +5,19 @@
 namespace tessera {
 
 // Packs a placement into one word that is equal exactly for equal placements. Dims fit into 16 bits.
-uint64_t to_word(const Placement& p) {
+uint64_t pack_placement(const Placement& p) {
   return static_cast<uint64_t>(p.kind) | static_cast<uint64_t>(p.reduce_op) << 8 |
          static_cast<uint64_t>(static_cast<uint16_t>(p.dim)) << 16 |
          static_cast<uint64_t>(static_cast<uint32_t>(p.split_factor)) << 32;
 }
 
 SharedPlacements::SharedPlacements(Placements p) : values(std::move(p)) {
-  for (const auto& placement : values) words.push_back(to_word(placement));
+  for (const auto& placement : values) words.push_back(pack_placement(placement));
 }
 
-PlacementsPtr share(const Placements& placements) { return c10::make_intrusive<SharedPlacements>(placements); }
+PlacementsPtr make_shared_placements(const Placements& placements) {
+  return c10::make_intrusive<SharedPlacements>(placements);
+}
 
 namespace {
 c10::DispatchKeySet keys_for(const at::Tensor& local) {
@@ -53,10 +55,10 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool al
 
 // A source that throws is kept, so that each later use throws again. A source that waits for a collective is dropped
 // after the wait; the source of a copied view is kept, because it has to check for writes at each use.
-void DTensorImpl::settle() const {
+void DTensorImpl::wait_for_local() const {
   const auto source = source_;  // source_ is unchanged if part() throws
   local_ = source->part();
-  if (!source->is_copied_view()) source_.reset();
+  if (!source->is_gathered_view()) source_.reset();
 }
 
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(const c10::VariableVersion& version_counter,
@@ -95,8 +97,8 @@ DTensorImpl& checked_impl(const char* verb, const at::TensorBase& tensor) {
   return *impl_of(tensor);
 }
 
-at::Tensor lying_as(at::Tensor tensor, c10::IntArrayRef strides) {
-  if (lies_as(tensor.sizes(), tensor.strides(), strides)) return tensor;
+at::Tensor with_strides(at::Tensor tensor, c10::IntArrayRef strides) {
+  if (has_same_layout(tensor.sizes(), tensor.strides(), strides)) return tensor;
   return at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
 }
 

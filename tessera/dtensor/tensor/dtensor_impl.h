@@ -22,20 +22,20 @@ struct SharedPlacements final : c10::intrusive_ptr_target {
   c10::SmallVector<uint64_t, 4> words;  // the placements as numbers, for cache keys
 };
 using PlacementsPtr = c10::intrusive_ptr<SharedPlacements>;
-PlacementsPtr share(const Placements& placements);
-uint64_t to_word(const Placement& placement);
+PlacementsPtr make_shared_placements(const Placements& placements);
+uint64_t pack_placement(const Placement& placement);
 
 // Provides a local tensor that is not available yet. DTensors may share it.
-class LocalSource {
+class LazyLocalTensor {
  public:
-  virtual ~LocalSource() = default;
+  virtual ~LazyLocalTensor() = default;
   // Returns the local tensor. It waits for the collective that makes it, or makes it again, which is COLLECTIVE over
   // the mesh.
   virtual const at::Tensor& part() = 0;
   // false: a collective is making the tensor, once. true: the tensor is a view of a gathered copy, because a dim had to
   // be gathered. It is made again when the viewed tensor was written. Writes to the view itself would not reach the
   // viewed tensor.
-  virtual bool is_copied_view() const = 0;
+  virtual bool is_gathered_view() const = 0;
 };
 
 class DTensorImpl final : public c10::TensorImpl {
@@ -49,15 +49,15 @@ class DTensorImpl final : public c10::TensorImpl {
   // Waits for a local tensor that is still being made.
   const at::Tensor& local() const {
     if (source_) [[unlikely]] {
-      settle();
+      wait_for_local();
     }
     return local_;
   }
-  bool is_pending() const { return source_ != nullptr && !source_->is_copied_view(); }
-  bool is_copied_view() const { return source_ != nullptr && source_->is_copied_view(); }
+  bool is_pending() const { return source_ != nullptr && !source_->is_gathered_view(); }
+  bool is_gathered_view() const { return source_ != nullptr && source_->is_gathered_view(); }
   // While there is a source, `local_` only gives dtype and device.
-  void set_source(std::shared_ptr<LocalSource> source) { source_ = std::move(source); }
-  const std::shared_ptr<LocalSource>& source() const { return source_; }
+  void set_source(std::shared_ptr<LazyLocalTensor> source) { source_ = std::move(source); }
+  const std::shared_ptr<LazyLocalTensor>& source() const { return source_; }
   const MeshPtr& mesh() const { return mesh_; }
   const PlacementsPtr& shared_placements() const { return placements_; }
   const Placements& placements() const { return placements_->values; }
@@ -76,12 +76,12 @@ class DTensorImpl final : public c10::TensorImpl {
   template <class Version>
   c10::intrusive_ptr<c10::TensorImpl> copy(Version&& version, bool allow_tensor_metadata_change) const;
 
-  void settle() const;
+  void wait_for_local() const;
 
   MeshPtr mesh_;  // declared first, so destroyed last: it owns the groups that a source may be using
   PlacementsPtr placements_;
   mutable at::Tensor local_;
-  mutable std::shared_ptr<LocalSource> source_;
+  mutable std::shared_ptr<LazyLocalTensor> source_;
 };
 
 inline bool is_dtensor_impl(const c10::TensorImpl& impl) {
@@ -94,7 +94,7 @@ inline DTensorImpl* impl_of(const at::TensorBase& tensor) {
 DTensorImpl& checked_impl(const char* verb, const at::TensorBase& tensor);
 
 // `tensor` itself if it has these strides, else a copy with these strides.
-at::Tensor lying_as(at::Tensor tensor, c10::IntArrayRef strides);
+at::Tensor with_strides(at::Tensor tensor, c10::IntArrayRef strides);
 // Makes a DTensor over `local`, which must have the local shape and must not require a gradient. Empty strides mean
 // contiguous; `local` is then made contiguous. The call registers the kernels if necessary.
 at::Tensor make_dtensor(at::Tensor local, MeshPtr mesh, PlacementsPtr placements, c10::IntArrayRef sizes,

@@ -115,8 +115,9 @@ void ReductionStages::drop() {
     } catch (const Error&) {  // the error that led here has been reported already
     }
   }
-  for (const auto* stream : {&streams_->reduce, &streams_->replicas, &streams_->to_host})
+  for (const auto* stream : {&streams_->reduce, &streams_->replicas, &streams_->to_host}) {
     stream->block_current_stream();
+  }
   if (stage_ == Stage::kToHost) copied_.wait();
   host_.reset();
   parts_.reset();

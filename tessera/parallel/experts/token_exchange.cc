@@ -66,12 +66,12 @@ at::Tensor AllToAllExchange::results_of(nn::MoE& block, const at::Tensor& sorted
   const auto sent = counts.view({ranks, counts.numel() / ranks});
   const auto received = exchange_counts(sent, *experts_);
   const auto to_them = row_sums(sent), from_them = row_sums(received);
-  const functional::MeshAxis along{experts_, 0};
-  const auto arrived = functional::all_to_all(sorted, along, from_them, to_them);
+  const functional::MeshAxis axis{experts_, 0};
+  const auto arrived = functional::all_to_all(sorted, axis, from_them, to_them);
   const auto order = to_device_async(sorted.device(), by_expert_then_rank(received));
   const auto inverse = kernels::inverse_permutation(order);
   const auto results = (*block.experts)(kernels::permute_rows(arrived, order, inverse), received.sum(0));
-  return functional::all_to_all(kernels::permute_rows(results, inverse, order), along, to_them, from_them);
+  return functional::all_to_all(kernels::permute_rows(results, inverse, order), axis, to_them, from_them);
 }
 
 at::Tensor AllToAllExchange::of_own_rows(nn::MoE& block, const at::Tensor& rows, int64_t length,

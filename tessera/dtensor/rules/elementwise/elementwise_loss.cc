@@ -15,13 +15,13 @@ double elements(const OpCall& call) { return static_cast<double>(c10::multiply_i
 // mse_loss(self, target, reduction). For a mean each rank divides the sum of its terms by the number of all terms, so
 // the result is a Partial sum and is correct for uneven shards, too.
 void propose_loss(const OpCall& call, Proposal& proposal) {
-  propose_pointwise(call, proposal, Commutes::kNone);
+  propose_pointwise(call, proposal, PartialRule::kNone);
   const int64_t reduction = call.int_at(reduction_arg(call));
   if (reduction == at::Reduction::None) return;
   for (auto& strategy : proposal.strategies) strategy.outputs = {Partial()};
   proposal.outputs = {OutputShape{}};
   if (reduction == at::Reduction::Mean) {
-    proposal.local = [](const OpCall& of, const Choice& choice) -> LocalFunction {
+    proposal.local = [](const OpCall& of, const PlacementChoice& choice) -> LocalFunction {
       const auto& output = choice.outputs[0];
       const bool is_part = std::ranges::any_of(output, [](const Placement& p) { return p.is_partial(); });
       if (!output.empty() && !is_part) return nullptr;
@@ -42,11 +42,11 @@ void propose_loss_backward(const OpCall& call, Proposal& proposal) {
   const OpCall of_operands(call.op, call.args, call.mesh, std::move(operands), call.outs);
   const Sizes sizes = broadcast_sizes(of_operands);
   const auto ndim = static_cast<int64_t>(sizes.size());
-  for (int64_t dim = 0; dim < ndim; ++dim) proposal.strategies.push_back(over_dim(call, sizes, dim));
+  for (int64_t dim = 0; dim < ndim; ++dim) proposal.strategies.push_back(shard_broadcast_dim(call, sizes, dim));
   proposal.output(sizes);
   if (reduction == at::Reduction::Mean) {
     const auto total = static_cast<double>(c10::multiply_integers(sizes));
-    proposal.local = [total](const OpCall& of, const Choice& choice) -> LocalFunction {
+    proposal.local = [total](const OpCall& of, const PlacementChoice& choice) -> LocalFunction {
       const bool is_cut = std::ranges::any_of(choice.outputs[0], [](const Placement& p) { return p.is_any_shard(); });
       if (!is_cut) return nullptr;
       return [arg = reduction_arg(of), total](const LocalCall& local) {

@@ -9,7 +9,7 @@ namespace {
 // Every tensor of a position gets the placements of the parameter. Step counts and scalars are whole.
 void propose_fused_step(const OpCall& call, Proposal& proposal) {
   const bool scales = call.has(call.arg_named("grad_scale"));
-  Choice choice;
+  PlacementChoice choice;
   std::vector<Placements> parameters;
   for (const auto& input : call.inputs) {
     if (input.arg == 0) parameters.push_back(input.placements);
@@ -19,7 +19,7 @@ void propose_fused_step(const OpCall& call, Proposal& proposal) {
     const bool whole = input.element < 0 || input.dim() == 0;
     const Placements wanted = whole ? Placements(input.placements.size(), Replicate()) : parameters.at(input.element);
     // The schema declares gradients as written, but they are written only if grad_scale is given.
-    if (input.mutated && wanted != input.placements && (input.arg != gradients || scales)) {
+    if (input.is_written && wanted != input.placements && (input.arg != gradients || scales)) {
       refuse_in_place(call, input, wanted);
     }
     choice.inputs.push_back(wanted);

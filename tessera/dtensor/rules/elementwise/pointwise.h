@@ -7,7 +7,7 @@
 namespace tessera {
 
 // How an operation commutes with reductions. It decides which Partial operands give a Partial result.
-enum class Commutes {
+enum class PartialRule {
   kNone,
   kNegation,         // f(a + b) = f(a) + f(b); max becomes min and min becomes max
   kScaling,          // f(a + b) = f(a) + f(b); max and min stay
@@ -25,12 +25,12 @@ enum class Commutes {
 
 // Whether a conversion rounds the summands of a Partial differently from the reduced value. Integer types that wrap
 // around do not, since their sums wrap around, too.
-bool rounds(at::ScalarType from, at::ScalarType to);
+bool rounds_partials(at::ScalarType from, at::ScalarType to);
 
-void propose_pointwise(const OpCall& call, Proposal& proposal, Commutes commutes);
+void propose_pointwise(const OpCall& call, Proposal& proposal, PartialRule partial_rule);
 
-inline Rule pointwise(Commutes commutes) {
-  return [commutes](const OpCall& call, Proposal& proposal) { propose_pointwise(call, proposal, commutes); };
+inline Rule pointwise(PartialRule partial_rule) {
+  return [partial_rule](const OpCall& call, Proposal& proposal) { propose_pointwise(call, proposal, partial_rule); };
 }
 
 // Registers the names in special_functions.cc; the other names are in pointwise_table.cc.

@@ -4,15 +4,16 @@
 namespace tessera {
 
 void add_special_function_rules(RuleTable& table) {
-  table.add("aten::special_modified_bessel_i1", pointwise(Commutes::kIncreasing));
-  table.add("aten::special_erfcx", pointwise(Commutes::kDecreasing));
+  table.add("aten::special_modified_bessel_i1", pointwise(PartialRule::kIncreasing));
+  table.add("aten::special_erfcx", pointwise(PartialRule::kDecreasing));
   table.add({"aten::special_modified_bessel_k0", "aten::special_modified_bessel_k1",
              "aten::special_scaled_modified_bessel_k0", "aten::special_scaled_modified_bessel_k1"},
-            pointwise(Commutes::kDecreasingAbove));
+            pointwise(PartialRule::kDecreasingAbove));
   // x log1p(y) is linear in x.
-  table.add("aten::special_xlog1py", pointwise(Commutes::kDivision));
-  table.add({"aten::special_xlog1py.self_scalar", "aten::special_xlog1py.self_scalar_out"}, pointwise(Commutes::kNone));
-  const Rule no_partials = pointwise(Commutes::kNone);
+  table.add("aten::special_xlog1py", pointwise(PartialRule::kDivision));
+  table.add({"aten::special_xlog1py.self_scalar", "aten::special_xlog1py.self_scalar_out"},
+            pointwise(PartialRule::kNone));
+  const Rule no_partials = pointwise(PartialRule::kNone);
   // Bessel functions and related functions.
   table.add({"aten::special_airy_ai", "aten::special_bessel_j0", "aten::special_bessel_j1", "aten::special_bessel_y0",
              "aten::special_bessel_y1", "aten::special_i0e", "aten::special_i1", "aten::special_i1e",

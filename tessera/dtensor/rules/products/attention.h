@@ -7,10 +7,10 @@ namespace tessera {
 
 // For each mesh dim whether heads may be sharded on it. Keys and values may have fewer heads than queries (GQA). Then a
 // rank's queries match its key heads only if both numbers of heads divide evenly over all mesh dims that shard heads.
-std::vector<bool> head_cuts(const OpCall& call);
+std::vector<bool> can_shard_heads(const OpCall& call);
 
 // Placement of the mask if dim `dim` is sharded. The mask is whole on a dim of size 1, because it broadcasts there.
-Placement of_mask(const TensorInput& mask, int64_t dim);
+Placement mask_placement(const TensorInput& mask, int64_t dim);
 
 // Whether dropout is used. Then nothing is sharded, because every rank would drop the same elements of its part.
 bool uses_dropout(const OpCall& call);
@@ -18,8 +18,8 @@ bool uses_dropout(const OpCall& call);
 // Calls add(dim) for each mesh dim and each of `dims` that may be sharded on it; dim 1 is the heads. `add` must push a
 // strategy to proposal.strategies.
 template <class Add>
-void propose_cuts(const OpCall& call, Proposal& proposal, c10::ArrayRef<int64_t> dims, const Add& add) {
-  for (const bool heads : head_cuts(call)) {
+void propose_shards(const OpCall& call, Proposal& proposal, c10::ArrayRef<int64_t> dims, const Add& add) {
+  for (const bool heads : can_shard_heads(call)) {
     for (const int64_t dim : dims) {
       if (dim != 1 || heads) add(dim);
     }

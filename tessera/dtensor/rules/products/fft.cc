@@ -16,7 +16,7 @@ void propose(const OpCall& call, Proposal& proposal) {
     if (!transformed[dim]) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
   }
   add_linear(call, proposal, 0);
-  proposal.empty_parts = false;
+  proposal.supports_empty_shards = false;
   std::vector<int64_t> sizes = self.sizes.vec();
   if (!dims.empty()) {
     int64_t& last = sizes[wrap_dim(dims.back(), self.dim())];

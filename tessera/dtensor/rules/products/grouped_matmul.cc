@@ -11,7 +11,7 @@ namespace {
 // Placement of a scale if its matrix has placement `data`. A scale has one value, one for each row ([m, 1]) or column
 // ([1, n]), or one for each block in a flat list. nullopt: not possible, because the list would have to be divided
 // along the summed dim.
-std::optional<Placement> of_scale(const TensorInput& scale, const Placement& data, int64_t summed_dim) {
+std::optional<Placement> scale_placement(const TensorInput& scale, const Placement& data, int64_t summed_dim) {
   if (c10::multiply_integers(scale.sizes) == 1 || !data.is_any_shard()) return Replicate();
   if (scale.dim() == 1) return data.dim == summed_dim ? std::nullopt : std::optional<Placement>(Shard(0));
   return scale.sizes[data.dim] == 1 ? Replicate() : data;
@@ -21,12 +21,12 @@ std::optional<Placement> of_scale(const TensorInput& scale, const Placement& dat
 void propose_scaled(const OpCall& call, Proposal& proposal) {
   const bool has_bias = call.has(4) && call.input_at(4) >= 0;
   const auto add = [&](const Placement& output, const Placement& self, const Placement& other, const Placement& bias) {
-    const auto scale_a = of_scale(call.inputs[2], self, 1);
-    const auto scale_b = of_scale(call.inputs[3], other, 0);
+    const auto scale_a = scale_placement(call.inputs[2], self, 1);
+    const auto scale_b = scale_placement(call.inputs[3], other, 0);
     if (!scale_a || !scale_b || (has_bias && output.is_partial())) return;
     Strategy strategy{{output}, {self, other, *scale_a, *scale_b}};
     if (has_bias) strategy.inputs.push_back(bias);
-    proposal.strategies.push_back(rest_whole(call, std::move(strategy)));
+    proposal.strategies.push_back(replicate_rest(call, std::move(strategy)));
   };
   add(Shard(0), Shard(0), Replicate(), Replicate());
   add(Shard(1), Replicate(), Shard(1), Shard(0));
@@ -37,9 +37,9 @@ void propose_scaled(const OpCall& call, Proposal& proposal) {
       add(p, Replicate(), p, Replicate());
     }
   }
-  proposal.empty_parts = false;
+  proposal.supports_empty_shards = false;
   // Devices require the second operand in column-major memory; a local tensor that was redistributed is row-major.
-  proposal.local = [](const OpCall&, const Choice&) -> LocalFunction {
+  proposal.local = [](const OpCall&, const PlacementChoice&) -> LocalFunction {
     return [](const LocalCall& part) {
       c10::IValue& other = part.arg(1);
       other = other.toTensor().t().contiguous().t();
@@ -72,7 +72,7 @@ at::Tensor aligned(const at::Tensor& part) {
   return rows.copy_(part);
 }
 
-LocalFunction with_aligned_parts(const OpCall&, const Choice&) {
+LocalFunction with_aligned_parts(const OpCall&, const PlacementChoice&) {
   return [](const LocalCall& local) {
     for (const size_t operand : {0, 1}) local.arg(operand) = aligned(local.arg(operand).toTensor());
     local.call();
@@ -87,7 +87,7 @@ void propose_grouped(const OpCall& call, Proposal& proposal) {
   const bool has_bias = call.has(3) && call.input_at(3) >= 0;
   const auto add = [&](const Placement& output, const Placement& left, const Placement& right) {
     if (!keeps_alignment(call, a, left) || !keeps_alignment(call, b, right) || has_bias) return;
-    proposal.strategies.push_back(rest_whole(call, {{output}, {left, right}}));
+    proposal.strategies.push_back(replicate_rest(call, {{output}, {left, right}}));
   };
   for (const Placement& p : partials_among(call)) {
     if (p.is_partial(ReduceOp::kSum)) {
@@ -119,7 +119,7 @@ void propose_grouped(const OpCall& call, Proposal& proposal) {
     proposal.output({a.sizes[0], a.sizes[1], b.sizes[columns]});
   }
   proposal.local = with_aligned_parts;
-  proposal.empty_parts = false;
+  proposal.supports_empty_shards = false;
 }
 
 }  // namespace

@@ -13,14 +13,14 @@ namespace {
 
 constexpr int kBroadcast = -1;  // a result with the broadcast batch dims of all operands
 
-struct Result {
+struct LinalgResult {
   int core;                // number of dims after the batch dims
   int batch = kBroadcast;  // or the index of the operand whose batch dims the result has
 };
 
-struct Signature {
+struct LinalgSignature {
   std::vector<int> cores;  // for each tensor argument: number of dims after the batch dims
-  std::vector<Result> results;
+  std::vector<LinalgResult> results;
   int linear_in = -1;                                           // operand in which the first result is linear
   std::vector<OutputShape> (*shapes)(const OpCall&) = nullptr;  // null: shapes come from the meta kernel
   bool raises = false;  // the kernel raises for some values, without an argument check_errors
@@ -31,7 +31,7 @@ c10::IntArrayRef batch_of(const TensorInput& input, int core) {
 }
 
 // cores[i] for each input of the call, since optional arguments may be left out.
-std::vector<int> cores_of(const OpCall& call, const Signature& signature) {
+std::vector<int> cores_of(const OpCall& call, const LinalgSignature& signature) {
   std::vector<int> cores;
   for (const auto& input : call.inputs) {
     const auto& args = call.op.tensor_args;
@@ -61,7 +61,7 @@ Placement over_batch(c10::IntArrayRef own, c10::IntArrayRef batch, size_t dim) {
 // Runs a kernel that may raise an error because of the values, so that either all ranks raise or no rank does. A rank
 // that raised alone would leave the others waiting in the next collective. COLLECTIVE over the mesh dims that shard
 // operands.
-LocalFunction raising_together(const OpCall& call, const Choice& choice) {
+LocalFunction with_shared_failure(const OpCall& call, const PlacementChoice& choice) {
   std::vector<int64_t> mesh_dims;
   for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
     if (call.mesh->shape()[m] > 1 &&
@@ -91,7 +91,7 @@ LocalFunction raising_together(const OpCall& call, const Choice& choice) {
 }
 
 // Proposes a shard of each batch dim for all operands and results that have it.
-void propose(const OpCall& call, Proposal& proposal, const Signature& signature) {
+void propose(const OpCall& call, Proposal& proposal, const LinalgSignature& signature) {
   const auto cores = cores_of(call, signature);
   const Sizes batch = broadcast_batch(call, cores);
   if (call.op.return_alias.empty() || call.op.return_alias[0] < 0) {
@@ -105,7 +105,7 @@ void propose(const OpCall& call, Proposal& proposal, const Signature& signature)
       strategy.inputs.push_back(over_batch(batch_of(call.inputs[i], cores[i]), batch, dim));
     }
     for (size_t i = 0; i < signature.results.size(); ++i) {
-      const Result& result = signature.results[i];
+      const LinalgResult& result = signature.results[i];
       Placement placement = result.batch == kBroadcast ? Shard(dim) : strategy.inputs[result.batch];
       if (i < proposal.outputs.size()) {  // a result that was not requested is an empty tensor
         const bool there = proposal.outputs[i].sizes.size() >= static_cast<size_t>(result.core) + 1;
@@ -117,17 +117,17 @@ void propose(const OpCall& call, Proposal& proposal, const Signature& signature)
   }
   for (const Placement& p : partials_among(call)) {
     if (signature.linear_in >= 0 && is_additive(p)) {
-      Strategy strategy = passing(p, signature.linear_in, call.inputs.size());
+      Strategy strategy = pass_through(p, signature.linear_in, call.inputs.size());
       strategy.outputs.resize(signature.results.size(), Replicate());
       proposal.strategies.push_back(std::move(strategy));
     }
   }
-  proposal.empty_parts = false;
+  proposal.supports_empty_shards = false;
   const int check = call.arg_named("check_errors");
-  if (signature.raises || (check >= 0 && call.bool_at(check))) proposal.local = raising_together;
+  if (signature.raises || (check >= 0 && call.bool_at(check))) proposal.local = with_shared_failure;
 }
 
-Rule matrices(Signature signature) {
+Rule matrices(LinalgSignature signature) {
   return [signature](const OpCall& call, Proposal& proposal) { propose(call, proposal, signature); };
 }
 
@@ -181,7 +181,7 @@ void propose_cross(const OpCall& call, Proposal& proposal) {
   const auto ndim = static_cast<int64_t>(sizes.size());
   const int64_t crossed = checked_dim(call, call.int_at(2), ndim);
   for (int64_t dim = 0; dim < ndim; ++dim) {
-    if (dim != crossed) proposal.strategies.push_back(over_dim(call, sizes, dim));
+    if (dim != crossed) proposal.strategies.push_back(shard_broadcast_dim(call, sizes, dim));
   }
   add_linear(call, proposal, 0);
   add_linear(call, proposal, 1);

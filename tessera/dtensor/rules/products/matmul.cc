@@ -46,7 +46,7 @@ std::vector<Strategy> einsum_strategies(const OpCall& call, std::string_view equ
   for (const char label : summed) add(label, Partial());
   for (const Placement& p : partials_among(call)) {
     if (!is_additive(p)) continue;
-    for (size_t i = 0; i < operands.size(); ++i) strategies.push_back(passing(p, i, operands.size()));
+    for (size_t i = 0; i < operands.size(); ++i) strategies.push_back(pass_through(p, i, operands.size()));
   }
   return strategies;
 }
@@ -85,7 +85,7 @@ Rule einsum_plus(const char* equation) {
     for (auto& strategy : proposal.strategies) {
       Placement placement = strategy.outputs[0];
       if (placement.is_shard()) {
-        const int64_t own = own_dim(self, sizes, placement.dim);
+        const int64_t own = operand_dim(self, sizes, placement.dim);
         placement = own < 0 ? Replicate() : Shard(own);
       }
       strategy.inputs.insert(strategy.inputs.begin(), placement);
@@ -102,7 +102,7 @@ void add_matmul_rules(RuleTable& table) {
   table.add("aten::mv", einsum("mk,k->m"));
   table.add({"aten::dot", "aten::vdot"}, [product = einsum("k,k->")](const OpCall& call, Proposal& proposal) {
     product(call, proposal);
-    proposal.scatters = true;
+    proposal.allows_new_shards = true;
   });
   table.add("aten::addmm", einsum_plus("mk,kn->mn"));
   table.add("aten::addmv", einsum_plus("mk,k->m"));

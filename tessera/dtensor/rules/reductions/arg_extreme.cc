@@ -20,7 +20,7 @@ at::Tensor stacked_over(comm::Group& group, const at::Tensor& part) {
   return all;
 }
 
-struct Search {
+struct ArgExtremeSearch {
   bool maximum;
   int64_t dim;                     // kFlattened: all dims
   std::vector<int64_t> mesh_dims;  // mesh dims that shard the searched dims, innermost first
@@ -29,7 +29,7 @@ struct Search {
 };
 
 // Converts indices into the flattened part to indices into the flattened whole.
-at::Tensor global_places(const Search& search, const at::Tensor& places) {
+at::Tensor global_places(const ArgExtremeSearch& search, const at::Tensor& places) {
   if (search.dim != kFlattened) return places + search.box.offset[search.dim];
   at::Tensor rest = places;
   at::Tensor global = at::zeros_like(places);
@@ -45,7 +45,7 @@ at::Tensor global_places(const Search& search, const at::Tensor& places) {
 
 // The extreme of this rank's part, with the searched dim kept as size 1, and its index in the whole. An empty part
 // gives index -1.
-std::pair<at::Tensor, at::Tensor> search_part(const Search& search, const at::Tensor& part) {
+std::pair<at::Tensor, at::Tensor> search_part(const ArgExtremeSearch& search, const at::Tensor& part) {
   const at::Tensor line = search.dim == kFlattened ? part.reshape({-1}) : part;
   const int64_t dim = search.dim == kFlattened ? 0 : search.dim;
   if (line.size(dim) == 0) {
@@ -77,7 +77,7 @@ std::pair<at::Tensor, at::Tensor> best_of(bool maximum, const at::Tensor& values
   return {best, place};
 }
 
-LocalFunction search_over(Search search, Sizes local_result) {
+LocalFunction search_over(ArgExtremeSearch search, Sizes local_result) {
   return [search = std::move(search), local_result](const LocalCall& local) {
     auto [values, places] = search_part(search, local.arg(0).toTensor());
     for (const int64_t mesh_dim : search.mesh_dims) {
@@ -103,10 +103,10 @@ void propose_arg_extreme(const OpCall& call, Proposal& proposal, bool maximum) {
     }
     if (!gone || keepdim) sizes.push_back(gone ? 1 : self.sizes[dim]);
   }
-  proposal.strided = false;
+  proposal.supports_strided = false;
   proposal.output(sizes);
-  proposal.local = [=](const OpCall& of, const Choice& choice) -> LocalFunction {
-    Search search{maximum, searched, {}, of.inputs[0].sizes.vec(), {}};
+  proposal.local = [=](const OpCall& of, const PlacementChoice& choice) -> LocalFunction {
+    ArgExtremeSearch search{maximum, searched, {}, of.inputs[0].sizes.vec(), {}};
     for (size_t m = choice.inputs[0].size(); m-- > 0;) {
       const Placement& p = choice.inputs[0][m];
       if (p.is_shard() && (searched == kFlattened || p.dim == searched)) {

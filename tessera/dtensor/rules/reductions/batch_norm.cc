@@ -47,10 +47,10 @@ void add_over_elements(const OpCall& call, Proposal& proposal, const Placement& 
 void keep_written(const OpCall& call, Proposal& proposal) {
   for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
     std::vector<Strategy> strategies = proposal.strategies;
-    strategies.insert(strategies.begin(), rest_whole(call, {{Replicate()}, {}}));
+    strategies.insert(strategies.begin(), replicate_rest(call, {{Replicate()}, {}}));
     for (auto& strategy : strategies) {
       for (size_t i = 0; i < call.inputs.size(); ++i) {
-        if (call.inputs[i].mutated && !call.inputs[i].placements[m].is_partial()) {
+        if (call.inputs[i].is_written && !call.inputs[i].placements[m].is_partial()) {
           strategy.inputs[i] = call.inputs[i].placements[m];
         }
       }
@@ -61,13 +61,13 @@ void keep_written(const OpCall& call, Proposal& proposal) {
 
 struct MovedStatistic {
   int arg;
-  Steps there;
-  Steps back;
+  RedistributeSteps there;
+  RedistributeSteps back;
 };
 
 // Runs the operation on statistics that are redistributed to the shards of the channels, then redistributes the new
 // values back.
-LocalFunction with_moved_statistics(const OpCall& call, const Choice& choice) {
+LocalFunction with_moved_statistics(const OpCall& call, const PlacementChoice& choice) {
   Placements wanted = choice.inputs[0];
   for (auto& placement : wanted) {
     if (placement.is_any_shard() && placement.dim == 1) {
@@ -79,7 +79,7 @@ LocalFunction with_moved_statistics(const OpCall& call, const Choice& choice) {
   std::vector<MovedStatistic> moved;
   for (size_t i = 0; i < call.inputs.size(); ++i) {
     const TensorInput& input = call.inputs[i];
-    if (input.mutated && choice.inputs[i] != wanted) {
+    if (input.is_written && choice.inputs[i] != wanted) {
       moved.push_back({input.arg, plan_redistribute(input.sizes, *call.mesh, choice.inputs[i], wanted),
                        plan_redistribute(input.sizes, *call.mesh, wanted, choice.inputs[i])});
     }
@@ -89,12 +89,12 @@ LocalFunction with_moved_statistics(const OpCall& call, const Choice& choice) {
     std::vector<std::pair<at::Tensor, at::Tensor>> statistics;  // (tensor that is written, redistributed copy)
     for (const auto& each : moved) {
       const at::Tensor kept = local.arg(each.arg).toTensor();
-      statistics.emplace_back(kept, run_steps(kept, local.mesh, each.there, /*may_alias=*/true));
+      statistics.emplace_back(kept, run_redistribute(kept, local.mesh, each.there, /*may_alias=*/true));
       local.arg(each.arg) = statistics.back().second;
     }
     local.call();
     for (size_t i = 0; i < moved.size(); ++i) {
-      statistics[i].first.copy_(run_steps(statistics[i].second, local.mesh, moved[i].back, /*may_alias=*/true));
+      statistics[i].first.copy_(run_redistribute(statistics[i].second, local.mesh, moved[i].back, /*may_alias=*/true));
     }
   };
 }
@@ -108,11 +108,11 @@ Rule forward(size_t outputs) {
     channels.outputs.resize(outputs, Replicate());
     proposal.strategies.push_back(std::move(channels));
     if (!training) add_over_elements(call, proposal, Replicate(), outputs);
-    if (std::ranges::any_of(call.inputs, [](const TensorInput& input) { return input.mutated; })) {
+    if (std::ranges::any_of(call.inputs, [](const TensorInput& input) { return input.is_written; })) {
       keep_written(call, proposal);
       proposal.local = with_moved_statistics;
     }
-    proposal.empty_parts = false;
+    proposal.supports_empty_shards = false;
     const auto& sizes = call.inputs[0].sizes;
     proposal.output(sizes);
     proposal.outputs.resize(3, OutputShape{{training ? sizes[1] : 0}, {}});
@@ -124,7 +124,7 @@ Rule forward(size_t outputs) {
 void propose_batch_norm_backward(const OpCall& call, Proposal& proposal) {
   proposal.strategies.push_back(over_channels(call, 1, 2));
   if (!is_training(call)) add_over_elements(call, proposal, Partial(), 3);
-  proposal.empty_parts = false;
+  proposal.supports_empty_shards = false;
   const auto& sizes = call.inputs[1].sizes;
   proposal.output(sizes);
   proposal.output({sizes[1]});
@@ -143,11 +143,11 @@ void propose_cudnn_backward(const OpCall& call, Proposal& proposal) {
 
 // native_group_norm(input, weight?, bias?, N, C, HxW, group, eps) -> (output, mean, rstd)
 void propose_group_norm(const OpCall& call, Proposal& proposal) {
-  proposal.strategies.push_back(rest_whole(call, {{Shard(0)}, {Shard(0)}}));
-  proposal.empty_parts = false;
+  proposal.strategies.push_back(replicate_rest(call, {{Shard(0)}, {Shard(0)}}));
+  proposal.supports_empty_shards = false;
   proposal.output(call.inputs[0].sizes);
   proposal.outputs.resize(3, OutputShape{{call.int_at(3), call.int_at(6)}, {}});
-  proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
+  proposal.rewrite = [](const OpCall& of, const PlacementChoice& choice, const std::vector<OutputShape>& shapes) {
     return Rewrites{{3, local_sizes(shapes[0].sizes, *of.mesh, choice.outputs[0])[0]}};
   };
 }
@@ -156,11 +156,11 @@ void propose_group_norm(const OpCall& call, Proposal& proposal) {
 // bias
 void propose_group_norm_backward(const OpCall& call, Proposal& proposal) {
   proposal.strategies.push_back(
-      rest_whole(call, {{Shard(0), Partial(), Partial()}, {Shard(0), Shard(0), Shard(0), Shard(0)}}));
-  proposal.empty_parts = false;
+      replicate_rest(call, {{Shard(0), Partial(), Partial()}, {Shard(0), Shard(0), Shard(0), Shard(0)}}));
+  proposal.supports_empty_shards = false;
   proposal.output(call.inputs[1].sizes);
   proposal.outputs.resize(3, OutputShape{{call.int_at(6)}, {}});
-  proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
+  proposal.rewrite = [](const OpCall& of, const PlacementChoice& choice, const std::vector<OutputShape>& shapes) {
     return Rewrites{{5, local_sizes(shapes[0].sizes, *of.mesh, choice.outputs[0])[0]}};
   };
 }

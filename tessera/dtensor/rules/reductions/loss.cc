@@ -36,13 +36,13 @@ void propose_nll_loss(const OpCall& call, Proposal& proposal) {
     if (dim == 1) continue;
     const int64_t target_dim = dim == 0 ? 0 : dim - 1;
     proposal.strategies.push_back(
-        rest_whole(call, {{none ? Shard(target_dim) : Partial(), none || mean ? Replicate() : Partial()},
-                          {Shard(dim), Shard(target_dim)}}));
+        replicate_rest(call, {{none ? Shard(target_dim) : Partial(), none || mean ? Replicate() : Partial()},
+                              {Shard(dim), Shard(target_dim)}}));
   }
   proposal.output(none ? call.inputs[1].sizes : c10::IntArrayRef{});
   proposal.outputs.push_back({});
   if (mean) {
-    proposal.local = [](const OpCall&, const Choice& choice) -> LocalFunction {
+    proposal.local = [](const OpCall&, const PlacementChoice& choice) -> LocalFunction {
       c10::SmallVector<int64_t, 4> dims;
       for (size_t m = 0; m < choice.inputs[0].size(); ++m) {
         if (choice.inputs[0][m].is_any_shard()) dims.push_back(static_cast<int64_t>(m));
@@ -66,12 +66,12 @@ void propose_nll_loss_backward(const OpCall& call, Proposal& proposal) {
       }
     }
   };
-  add(rest_whole(call, {{Replicate()}, {}}));
+  add(replicate_rest(call, {{Replicate()}, {}}));
   for (int64_t dim = 0; dim < self.dim() && self.dim() > 1; ++dim) {
     if (dim == 1) continue;
     const int64_t target_dim = dim == 0 ? 0 : dim - 1;
     const Placement of_gradient = none ? Shard(target_dim) : Replicate();
-    add(rest_whole(call, {{Shard(dim)}, {of_gradient, Shard(dim), Shard(target_dim)}}));
+    add(replicate_rest(call, {{Shard(dim)}, {of_gradient, Shard(dim), Shard(target_dim)}}));
   }
   proposal.output(self.sizes);
 }

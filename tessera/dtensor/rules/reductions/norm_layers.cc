@@ -21,7 +21,7 @@ Rule forward(size_t statistics) {
     const TensorInput& input = call.inputs[0];
     const int64_t outer = outer_dims(call, 1, input);
     for (int64_t dim = 0; dim < outer; ++dim) {
-      proposal.strategies.push_back(rest_whole(call, {{Shard(dim)}, {Shard(dim)}}));
+      proposal.strategies.push_back(replicate_rest(call, {{Shard(dim)}, {Shard(dim)}}));
     }
     proposal.output(input.sizes);
     for (size_t i = 0; i < statistics; ++i) proposal.output(statistics_sizes(input, outer));

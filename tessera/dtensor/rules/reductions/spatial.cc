@@ -11,13 +11,15 @@ int64_t outer_dims(const OpCall& call, int64_t rank) { return call.inputs[0].dim
 
 // Proposes the same shard of an outer dim for all tensors. A rule without a meta kernel sets proposal.outputs itself.
 void propose_alike(const OpCall& call, Proposal& proposal, int64_t rank) {
-  for (int64_t dim = 0; dim < outer_dims(call, rank); ++dim) proposal.strategies.push_back(alike(call, Shard(dim)));
-  proposal.empty_parts = false;
+  for (int64_t dim = 0; dim < outer_dims(call, rank); ++dim) {
+    proposal.strategies.push_back(same_placement(call, Shard(dim)));
+  }
+  proposal.supports_empty_shards = false;
 }
 
 void propose_pool(const OpCall& call, Proposal& proposal, int64_t rank) {
   propose_alike(call, proposal, rank);
-  proposal.scatters = true;
+  proposal.allows_new_shards = true;
 }
 
 Rule pool(int64_t rank) {
@@ -26,7 +28,7 @@ Rule pool(int64_t rank) {
 
 std::vector<int64_t> with_space(const OpCall& call, int64_t rank, const std::vector<int64_t>& space) {
   std::vector<int64_t> sizes = call.inputs[0].sizes.vec();
-  for (int64_t i = 0; i < rank; ++i) sizes[sizes.size() - rank + i] = at_or_only(space, i);
+  for (int64_t i = 0; i < rank; ++i) sizes[sizes.size() - rank + i] = at_or_single(space, i);
   return sizes;
 }
 
@@ -64,8 +66,8 @@ void propose_max_pool3d(const OpCall& call, Proposal& proposal) {
   std::vector<int64_t> space;
   const auto& sizes = call.inputs[0].sizes;
   for (int64_t i = 0; i < 3; ++i) {
-    space.push_back(pooled(sizes[sizes.size() - 3 + i], at_or_only(kernel, i), at_or_only(stride, i),
-                           at_or_only(pad, i), at_or_only(dilation, i), call.bool_at(5)));
+    space.push_back(pooled(sizes[sizes.size() - 3 + i], at_or_single(kernel, i), at_or_single(stride, i),
+                           at_or_single(pad, i), at_or_single(dilation, i), call.bool_at(5)));
   }
   proposal.outputs.assign(2, OutputShape{with_space(call, 3, space), {}});
 }
@@ -77,8 +79,8 @@ Rule fractional_max_pool(int64_t rank) {
     for (int64_t dim = 0; dim < outer; ++dim) {
       proposal.strategies.push_back({{Shard(dim)}, {Shard(dim), Shard(outer == 2 ? dim : 1)}});
     }
-    proposal.empty_parts = false;
-    proposal.scatters = true;
+    proposal.supports_empty_shards = false;
+    proposal.allows_new_shards = true;
     proposal.outputs.assign(2, OutputShape{with_space(call, rank, call.ints_at(2)), {}});
   };
 }
@@ -122,7 +124,7 @@ Rule grid_sampler(int64_t rank) {
   return [rank](const OpCall& call, Proposal& proposal) {
     proposal.strategies = {{{Shard(0)}, {Shard(0), Shard(0)}}, {{Shard(1)}, {Shard(1), Replicate()}}};
     add_linear(call, proposal, 0);
-    proposal.empty_parts = false;
+    proposal.supports_empty_shards = false;
     const auto& grid = call.inputs[1].sizes;
     TESSERA_CHECK(call.inputs[0].dim() == rank + 2 && call.inputs[1].dim() == rank + 2, ErrorKind::kShape,
                   "[dtensor.dispatch] {}: found {} dims of the input and {} of the grid, wanted {} dims of both.",
@@ -135,7 +137,7 @@ Rule grid_sampler(int64_t rank) {
 void propose_grid_sampler_backward(const OpCall& call, Proposal& proposal) {
   proposal.strategies = {{{Shard(0), Shard(0)}, {Shard(0), Shard(0), Shard(0)}},
                          {{Shard(1), Partial()}, {Shard(1), Shard(1), Replicate()}}};
-  proposal.empty_parts = false;
+  proposal.supports_empty_shards = false;
   proposal.output(call.inputs[1].sizes);
   proposal.output(call.inputs[2].sizes);
 }
@@ -145,7 +147,7 @@ void propose_grid_sampler_backward(const OpCall& call, Proposal& proposal) {
 Rule pixel_shuffle(bool apart) {
   return [apart](const OpCall& call, Proposal& proposal) {
     propose_alike(call, proposal, 3);
-    for (const Placement& p : partials_among(call)) proposal.strategies.push_back(alike(call, p));
+    for (const Placement& p : partials_among(call)) proposal.strategies.push_back(same_placement(call, p));
     const int64_t factor = call.int_at(1);
     std::vector<int64_t> sizes = call.inputs[0].sizes.vec();
     const size_t channels = sizes.size() - 3;
@@ -163,8 +165,8 @@ void propose_channel_shuffle(const OpCall& call, Proposal& proposal) {
   for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) {
     if (dim != 1) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
   }
-  add_passing(call, proposal, 0, all_pass);
-  proposal.empty_parts = false;
+  add_pass_through(call, proposal, 0, passes_all);
+  proposal.supports_empty_shards = false;
   proposal.output(call.inputs[0].sizes);
 }
 
@@ -173,8 +175,8 @@ Rule columns(int64_t batched_dims) {
   return [batched_dims](const OpCall& call, Proposal& proposal) {
     if (call.inputs[0].dim() == batched_dims) proposal.strategies.push_back({{Shard(0)}, {Shard(0)}});
     add_linear(call, proposal, 0);
-    proposal.empty_parts = false;
-    const auto pick = [&](int arg, size_t i) { return at_or_only(call.ints_at(arg), i); };
+    proposal.supports_empty_shards = false;
+    const auto pick = [&](int arg, size_t i) { return at_or_single(call.ints_at(arg), i); };
     const auto& sizes = call.inputs[0].sizes;
     std::vector<int64_t> result(sizes.begin(), sizes.end() - (batched_dims - 1));
     const int shift = batched_dims == 3 ? 1 : 0;  // col2im(self, output_size, kernel_size, ...)

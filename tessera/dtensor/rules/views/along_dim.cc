@@ -13,9 +13,9 @@ Rule along_dim(size_t outputs) {
     const int dim_arg = call.arg_named("dim");
     const int64_t whole = wrap_dim(call.has(dim_arg) ? call.int_at(dim_arg) : -1, ndim);
     for (int64_t dim = 0; dim < ndim; ++dim) {
-      if (dim != whole) proposal.strategies.push_back(alike(call, Shard(dim)));
+      if (dim != whole) proposal.strategies.push_back(same_placement(call, Shard(dim)));
     }
-    proposal.scatters = outputs > 1;
+    proposal.allows_new_shards = outputs > 1;
     proposal.outputs.assign(outputs, OutputShape{sizes.vec(), {}});
   };
 }

@@ -11,9 +11,9 @@ bool is_legacy_empty(const TensorInput& input) { return input.dim() == 1 && inpu
 
 // Whether operands may stay Partial. The result is reduced in the promoted dtype, so promotion must not change the
 // reduced value.
-bool survives_promotion(const OpCall& call, const Placement& partial) {
+bool keeps_value_when_promoted(const OpCall& call, const Placement& partial) {
   const auto first = call.inputs[0].tensor->scalar_type();
-  const auto any = [&](auto&& what) { return std::ranges::any_of(call.inputs, what); };
+  const auto any = [&](auto&& predicate) { return std::ranges::any_of(call.inputs, predicate); };
   if (!any([&](const TensorInput& input) { return input.tensor->scalar_type() != first; })) return true;
   // Sums of narrow integers wrap around; sums in the promoted dtype would not.
   auto together = first;
@@ -41,7 +41,7 @@ void propose_cat(const OpCall& call, Proposal& proposal) {
     for (const auto& input : call.inputs) {
       Placement followed = input.placements[m];
       if (is_legacy_empty(input) || followed.is_replicate() || (followed.is_any_shard() && followed.dim == joined) ||
-          (followed.is_partial() && !survives_promotion(call, followed))) {
+          (followed.is_partial() && !keeps_value_when_promoted(call, followed))) {
         continue;
       }
       Strategy strategy{{followed}, {}};
@@ -61,7 +61,7 @@ void propose_cat(const OpCall& call, Proposal& proposal) {
       sizes[joined] += input.sizes[joined];
     }
   }
-  proposal.strided = false;  // strided placements are candidates as they are
+  proposal.supports_strided = false;  // strided placements are candidates as they are
   proposal.output(sizes);
 }
 
@@ -90,14 +90,14 @@ void propose_stack(const OpCall& call, Proposal& proposal) {
     const bool mixed = norm && std::ranges::any_of(call.inputs, [&](const TensorInput& input) {
                          return input.placements[m] != merged;
                        });
-    const bool alone =
-        std::ranges::all_of(common, [&](const Placement& p) { return !p.is_partial() || can_mix(p, merged); });
-    if (mixed || (merged.is_partial() && (!alone || !survives_promotion(call, merged)))) merged = Replicate();
+    const bool alone = std::ranges::all_of(
+        common, [&](const Placement& p) { return !p.is_partial() || can_combine_partials(p, merged); });
+    if (mixed || (merged.is_partial() && (!alone || !keeps_value_when_promoted(call, merged)))) merged = Replicate();
     common.push_back(merged);
     if (merged.is_any_shard() && merged.dim >= added) ++merged.dim;
     result.push_back(merged);
   }
-  proposal.choice = Choice{std::vector<Placements>(call.inputs.size(), common), {result}};
+  proposal.choice = PlacementChoice{std::vector<Placements>(call.inputs.size(), common), {result}};
   std::vector<int64_t> sizes = call.inputs[0].sizes.vec();
   sizes.insert(sizes.begin() + added, static_cast<int64_t>(call.inputs.size()));
   proposal.output(sizes);

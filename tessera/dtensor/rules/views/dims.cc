@@ -14,12 +14,12 @@ using DimMap = c10::SmallVector<int64_t, 6>;
 // Proposes the shards of a DimMap. `passes` selects the Partial placements: all if values are only moved or zeros are
 // inserted, sums if values are added.
 void propose_mapped(const OpCall& call, Proposal& proposal, const DimMap& map,
-                    bool (*passes)(const Placement&) = all_pass) {
+                    bool (*passes)(const Placement&) = passes_all) {
   const TensorInput& self = call.inputs[0];
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
     if (map[dim] >= 0 && is_sharded_on(self, dim)) proposal.strategies.push_back({{Shard(map[dim])}, {Shard(dim)}});
   }
-  add_passing(call, proposal, 0, passes);
+  add_pass_through(call, proposal, 0, passes);
 }
 
 Rule mapped(DimMap (*map)(const OpCall&)) {
@@ -85,7 +85,7 @@ std::pair<int64_t, int64_t> plane(const OpCall& call, int64_t ndim) {
 
 // For each dim of a tensor of ndim dims: its position in the diagonal. The two dims of the plane are removed, and the
 // diagonal is the last dim.
-DimMap beside(const std::pair<int64_t, int64_t>& plane, int64_t ndim) {
+DimMap dims_outside_plane(const std::pair<int64_t, int64_t>& plane, int64_t ndim) {
   DimMap map(ndim, -1);
   int64_t next = 0;
   for (int64_t dim = 0; dim < ndim; ++dim) {
@@ -96,13 +96,13 @@ DimMap beside(const std::pair<int64_t, int64_t>& plane, int64_t ndim) {
 
 DimMap diagonal(const OpCall& call) {
   const int64_t ndim = call.inputs[0].dim();
-  return beside(plane(call, ndim), ndim);
+  return dims_outside_plane(plane(call, ndim), ndim);
 }
 
 // The inverse of diagonal(): for each dim of the diagonal its dim in the whole.
 DimMap embedded(const OpCall& call) {
   const int64_t ndim = call.inputs[0].dim() + 1;
-  const DimMap there = beside(plane(call, ndim), ndim);
+  const DimMap there = dims_outside_plane(plane(call, ndim), ndim);
   DimMap back(call.inputs[0].dim(), -1);
   for (int64_t dim = 0; dim < ndim; ++dim) {
     if (there[dim] >= 0) back[there[dim]] = dim;
@@ -159,7 +159,7 @@ void propose_squeeze(const OpCall& call, Proposal& proposal) {
     if (std::ranges::find(gone, dim) == gone.end()) map[dim] = next++;
   }
   propose_mapped(call, proposal, map);
-  proposal.local = [gone](const OpCall&, const Choice&) -> LocalFunction {
+  proposal.local = [gone](const OpCall&, const PlacementChoice&) -> LocalFunction {
     return [gone](const LocalCall& local) { local.finish({at::squeeze(local.arg(0).toTensor(), gone)}); };
   };
 }
@@ -189,14 +189,14 @@ void propose_unfold(const OpCall& call, Proposal& proposal) {
   if (whole) map[dim] = self.dim();
   propose_mapped(call, proposal, map);
   if (whole) {
-    proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
+    proposal.rewrite = [](const OpCall& of, const PlacementChoice& choice, const std::vector<OutputShape>& shapes) {
       return Rewrites{{2, local_sizes(shapes[0].sizes, *of.mesh, choice.outputs[0]).back()}};
     };
   }
 }
 
 // select_backward(grad, input_sizes, dim, ...) and similar: a tensor of input_sizes that is zero outside the selection.
-Rule mapped_back(DimMap (*map)(const OpCall&), bool (*passes)(const Placement&) = all_pass) {
+Rule mapped_back(DimMap (*map)(const OpCall&), bool (*passes)(const Placement&) = passes_all) {
   return [map, passes](const OpCall& call, Proposal& proposal) {
     propose_mapped(call, proposal, map(call), passes);
     proposal.output(call.ints_at(1));
@@ -239,8 +239,8 @@ DimMap repeated(const OpCall& call) {
 void propose_triangle(const OpCall& call, Proposal& proposal) {
   propose_mapped(call, proposal, identity(call.inputs[0].dim()));
   proposal.output(call.inputs[0].sizes);
-  proposal.strided = false;
-  proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
+  proposal.supports_strided = false;
+  proposal.rewrite = [](const OpCall& of, const PlacementChoice& choice, const std::vector<OutputShape>& shapes) {
     const auto ndim = static_cast<int64_t>(shapes[0].sizes.size());
     if (!of.mesh->coordinate() || ndim < 2) return Rewrites{};
     const LocalBox box = local_box(shapes[0].sizes, *of.mesh, choice.inputs[0]);
@@ -264,7 +264,7 @@ void add_dims_rules(RuleTable& table) {
   table.add({"aten::expand", "aten::expand_copy"}, propose_expand);
   table.add("aten::flip", [](const OpCall& c, Proposal& p) {
     propose_along_whole_dims(c, p);
-    p.lies_as_pointwise = true;
+    p.has_pointwise_strides = true;
   });
   table.add("aten::roll", propose_along_whole_dims);
   table.add({"aten::tril", "aten::triu"}, propose_triangle);

@@ -6,8 +6,8 @@ namespace tessera {
 
 // Indexed dims are adjacent if no dim without an index is between them. Then the dims of the index tensors replace them
 // in place, else they come first, as in PyTorch.
-Selection read_selection(const OpCall& call, int indices_arg) {
-  Selection selection;
+IndexSelection read_selection(const OpCall& call, int indices_arg) {
+  IndexSelection selection;
   selection.indexed.assign(call.inputs[0].dim(), false);
   for (const auto& input : call.inputs) {
     if (input.arg == indices_arg) {
@@ -26,7 +26,8 @@ Selection read_selection(const OpCall& call, int indices_arg) {
 
 // If all ranks hold the index tensor, all raise the error for an index out of range: ranks with elements raise it in
 // the kernel, the others here.
-LocalFunction checked_where_empty(const OpCall& call, const Choice& choice, std::vector<Places> places) {
+LocalFunction check_indices_if_empty(const OpCall& call, const PlacementChoice& choice,
+                                     std::vector<CheckedIndex> places) {
   const Sizes part = local_sizes(call.inputs[0].sizes, *call.mesh, choice.inputs[0]);
   const bool anything = c10::multiply_integers(call.inputs[0].sizes) > 0;
   if (!call.mesh->coordinate() || !anything || c10::multiply_integers(part) > 0) return nullptr;
@@ -35,7 +36,7 @@ LocalFunction checked_where_empty(const OpCall& call, const Choice& choice, std:
       const c10::IValue& given = local.arg(static_cast<size_t>(place.arg));
       const at::Tensor index =
           place.element < 0 ? given.toTensor() : given.toListRef()[static_cast<size_t>(place.element)].toTensor();
-      check_places(local.op.name, index, place.size, place.from_end);
+      check_indices(local.op.name, index, place.size, place.from_end);
     }
     local.call();
   };

@@ -9,7 +9,7 @@
 namespace tessera {
 
 // The dims of self in the result of indexing self with index tensors.
-struct Selection {
+struct IndexSelection {
   std::vector<bool> indexed;
   int64_t broadcast_dims = 0;
   int64_t front = 0;  // number of dims of the result before the dims of the index tensors
@@ -24,10 +24,10 @@ struct Selection {
 };
 // Reads the list of index tensors at a schema position; self is the first input. The dims of the index tensors take the
 // place of the first indexed dim, or come first when the indexed dims are not adjacent.
-Selection read_selection(const OpCall& call, int indices_arg);
+IndexSelection read_selection(const OpCall& call, int indices_arg);
 
 // An index tensor among the arguments, and the size of the dim that it indexes.
-struct Places {
+struct CheckedIndex {
   int arg;
   int element;  // position in a list; -1 for the argument itself
   int64_t size;
@@ -37,6 +37,7 @@ struct Places {
 // Kernels do not read the index on a rank whose part has no elements, so an index out of range would raise an error on
 // the other ranks only. For Proposal::local: returns null if this rank's part of the first input has elements, else a
 // function that checks the indices (Error kShape) and then runs the operation.
-LocalFunction checked_where_empty(const OpCall& call, const Choice& choice, std::vector<Places> places);
+LocalFunction check_indices_if_empty(const OpCall& call, const PlacementChoice& choice,
+                                     std::vector<CheckedIndex> places);
 
 }  // namespace tessera

@@ -48,8 +48,8 @@ void propose_copying(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const int64_t outer = self.dim() - static_cast<int64_t>(call.ints_at(1).size() / 2);
   for (int64_t dim = 0; dim < outer; ++dim) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
-  add_passing(call, proposal, 0, all_pass);
-  proposal.empty_parts = false;
+  add_pass_through(call, proposal, 0, passes_all);
+  proposal.supports_empty_shards = false;
   proposal.output(padded_sizes(call, 1));
 }
 
@@ -57,9 +57,9 @@ void propose_copying(const OpCall& call, Proposal& proposal) {
 void propose_copying_backward(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[1];
   const int64_t outer = self.dim() - static_cast<int64_t>(call.ints_at(2).size() / 2);
-  for (int64_t dim = 0; dim < outer; ++dim) proposal.strategies.push_back(alike(call, Shard(dim)));
+  for (int64_t dim = 0; dim < outer; ++dim) proposal.strategies.push_back(same_placement(call, Shard(dim)));
   add_linear(call, proposal, 0);
-  proposal.empty_parts = false;
+  proposal.supports_empty_shards = false;
   proposal.output(self.sizes);
 }
 

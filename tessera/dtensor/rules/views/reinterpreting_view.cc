@@ -11,7 +11,7 @@ namespace {
 void propose_as_real(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   for (int64_t dim = 0; dim < self.dim(); ++dim) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
-  add_passing(call, proposal, 0, all_pass);
+  add_pass_through(call, proposal, 0, passes_all);
 }
 
 // view_as_complex(self [..., 2]) -> [...]
@@ -21,7 +21,7 @@ void propose_as_complex(const OpCall& call, Proposal& proposal) {
   add_linear(call, proposal, 0);
   // The kernel checks the strides of dims of size 0 or 1, too, although they mean nothing. They are replaced by valid
   // ones.
-  proposal.local = [](const OpCall& of, const Choice&) -> LocalFunction {
+  proposal.local = [](const OpCall& of, const PlacementChoice&) -> LocalFunction {
     if (of.name() != "aten::view_as_complex") return nullptr;
     return [](const LocalCall& local) {
       const at::Tensor part = local.arg(0).toTensor();
@@ -44,9 +44,9 @@ void propose_view_dtype(const OpCall& call, Proposal& proposal) {
     const bool even = self.sizes[dim] % (call.mesh->size() * std::max<int64_t>(to / from, 1)) == 0;
     if (from == to || dim + 1 < self.dim() || even) proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
   }
-  proposal.strided = from == to;
+  proposal.supports_strided = from == to;
   const bool same_type = self.tensor->scalar_type() == static_cast<at::ScalarType>(call.int_at(1));
-  if (same_type) add_passing(call, proposal, 0, all_pass);
+  if (same_type) add_pass_through(call, proposal, 0, passes_all);
 }
 
 }  // namespace

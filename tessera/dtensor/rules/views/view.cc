@@ -209,7 +209,7 @@ class ViewPlacements {
 };
 
 // Gathers shards, from the last mesh dim to the first, until the view is possible.
-Choice gathered_view(const OpCall& call, c10::IntArrayRef sizes) {
+PlacementChoice gathered_view(const OpCall& call, c10::IntArrayRef sizes) {
   Placements now = call.inputs[0].placements;
   for (;;) {
     try {
@@ -234,8 +234,9 @@ void propose_view(const OpCall& call, Proposal& proposal, bool may_gather) {
                   fmt::join(self.tensor->strides(), ", "), fmt::join(sizes, ", "));
     shape.strides = *strides;
   }
-  proposal.choice = may_gather ? gathered_view(call, sizes)
-                               : Choice{{self.placements}, {ViewPlacements(call, sizes, self.placements).result()}};
+  proposal.choice = may_gather
+                        ? gathered_view(call, sizes)
+                        : PlacementChoice{{self.placements}, {ViewPlacements(call, sizes, self.placements).result()}};
   if (proposal.choice->inputs[0] != self.placements) shape.strides.clear();
   proposal.outputs.push_back(std::move(shape));
   proposal.rewrite = with_local_sizes(1);
@@ -245,7 +246,7 @@ void propose_view(const OpCall& call, Proposal& proposal, bool may_gather) {
 // and composite operations that return new tensors. There the result may be a view of a gathered copy, which refuses
 // writes.
 void propose_strict_view(const OpCall& call, Proposal& proposal) {
-  propose_view(call, proposal, in_backward() || GatheringViews::in_force());
+  propose_view(call, proposal, in_backward() || AllowGatheringViews::in_force());
   proposal.cacheable = proposal.choice->inputs[0] == call.inputs[0].placements;
 }
 
@@ -266,7 +267,7 @@ void propose_unsafe_view(const OpCall& call, Proposal& proposal) {
     return;
   }
   propose_view_copy(call, proposal);
-  proposal.local = [](const OpCall&, const Choice&) {
+  proposal.local = [](const OpCall&, const PlacementChoice&) {
     return [](const LocalCall& local) { local.finish({local.arg(0).toTensor().reshape(local.arg(1).toIntVector())}); };
   };
 }
@@ -275,7 +276,7 @@ void propose_unsafe_view(const OpCall& call, Proposal& proposal) {
 // it.
 void propose_reshape_alias(const OpCall& call, Proposal& proposal) {
   propose_view(call, proposal, /*may_gather=*/true);
-  proposal.local = [](const OpCall&, const Choice&) {
+  proposal.local = [](const OpCall&, const PlacementChoice&) {
     return [](const LocalCall& local) {
       const at::Tensor part = local.arg(0).toTensor();
       const auto sizes = local.arg(1).toIntVector();

@@ -37,7 +37,7 @@ bool keeps_dim(const at::TensorGeometry& view, const at::TensorGeometry& base, i
 
 // new_empty_strided(self, size, stride, ...): dims that the view changes are whole, so that the view and the write are
 // local.
-void handle_new_empty_strided(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
+void handle_new_empty_strided(const OpInfo& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto node = torch::autograd::get_current_node();
   const auto* write = dynamic_cast<const torch::autograd::CopySlices*>(node.get());
   const c10::IValue* args = arguments_of(op, *stack);
@@ -57,7 +57,7 @@ void handle_new_empty_strided(const OpEntry& op, c10::DispatchKeySet keys, Stack
   const auto strides = args[2].toIntVector();
   const Sizes local = local_sizes(sizes, *impl.mesh(), placements);
   const at::Tensor part = at::empty_strided(local, strides_in_order(local, strides), gradient.options());
-  finish_call(op, *stack, {make_dtensor(part, impl.mesh(), share(placements), sizes, strides)});
+  finish_call(op, *stack, {make_dtensor(part, impl.mesh(), make_shared_placements(placements), sizes, strides)});
 }
 
 }  // namespace tessera
