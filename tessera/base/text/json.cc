@@ -110,6 +110,7 @@ void drop_repeated_keys(Json::object_t& object) {
 JsonBuilder::JsonBuilder(Json& root, std::string where, const JsonLimits& limits)
     : root_(root), where_(std::move(where)), limits_(limits) {}
 
+// Limits are checked at each event, before the value is stored, so a hostile text is rejected early.
 void JsonBuilder::enter() {
   TESSERA_CHECK(++depth_ <= limits_.max_depth, ErrorKind::kFormat, "{}: the JSON is nested deeper than {} levels",
                 where_, limits_.max_depth);

@@ -258,6 +258,8 @@ std::vector<std::string> SampleMaker::warnings() const {
   return warnings;
 }
 
+// The conversation is rendered and tokenized as a whole, so its tokens are those that the model sees in use. The turns
+// are byte ranges of the rendered text; the offsets of the tokens map them to tokens.
 Sample SampleMaker::from_chat(const Record& record) const {
   TESSERA_CHECK(chat_template_.has_value(), ErrorKind::kConfig,
                 "[data.read] {}: the record is a chat, but the model's folder "

@@ -231,6 +231,8 @@ Tokenized tokenized(const DataOptions& options, std::span<const DataSource> give
   }
   const auto start = Clock::now();
   const DataCache cache(options.cache_folder);
+  // The state of the files is taken before they are hashed and compared after the rows are written. So the hash in the
+  // key and the rows belong to the same contents.
   UnchangedFiles files(paths_of(sources));
   const int64_t padding = padding_token(tokenizer, options.vocab_size);
   const std::string key = options.cache_folder.empty() ? "none" : key_of(options, sources, cache, padding);

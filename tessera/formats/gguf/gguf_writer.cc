@@ -25,6 +25,7 @@ void put(std::string& out, const std::string& text) {
   out += text;
 }
 
+// The index of an alternative is its type number in the file (see GgufValue).
 void put(std::string& out, const GgufArray& array) {
   put(out, static_cast<uint32_t>(array.items.index()));
   std::visit(

@@ -66,6 +66,7 @@ void warn_of_unused_index(const fs::path& single, const fs::path& index_path) {
 
 }  // namespace
 
+// The index decides the file of each tensor. Each shard is opened once and must hold the tensors that the index lists.
 SafetensorsFolder SafetensorsFolder::open(const fs::path& dir) {
   SafetensorsFolder result;
   result.dir_ = dir;

@@ -71,6 +71,7 @@ std::vector<int64_t> saved_offsets(const SafetensorsFile& file, const std::optio
 
 class ShardedSafetensors : public TensorFiles {
  public:
+  // Opens all shards and derives each tensor's shape from the largest end of its shards, because no file has it.
   explicit ShardedSafetensors(const fs::path& folder) : TensorFiles(Format::kSafetensorsShards, folder) {
     std::set<fs::path> names;
     for (const auto& entry : fs::directory_iterator(folder)) {

@@ -16,6 +16,12 @@ using detail::PickleOp;
 using detail::PicklePartsNode;
 using detail::PickleTextNode;
 
+// A pickle is a program for a stack machine. Opcodes push values, MARK records the height of the stack, and container
+// opcodes take the values above the last mark. The memo holds values that later opcodes push again. Three rules make a
+// hostile pickle harmless: names come from a fixed list (global()), a value that is part of another value does not
+// change any more (adopt(), seal()), and the sizes of all created and of the expanded values are limited (count_made(),
+// add_cost()).
+
 std::string_view Unpickler::take(uint64_t count) {
   if (count > bytes_.size() - position_) {
     fail("{} bytes are needed, {} are left. The pickle is cut off or damaged.", count, bytes_.size() - position_);
