@@ -82,7 +82,7 @@ TEST(AsStrided, OnlyToTheShapeAndStridesThatItHas) {
   });
 }
 
-TEST(CopiedView, WritesToItAreRefused) {
+TEST(GatheredView, WritesToItAreRefused) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor x = spread(at::zeros({4, 6}), mesh, {Shard(0)});
     EXPECT_THAT(error_of([&] { x.select(0, 1).fill_(1); }),

@@ -184,7 +184,7 @@ TEST(Redistribution, MovesNoMoreThanItMust) {
       const auto greedy = plan_greedy(whole.sizes(), *mesh, row.from, row.to);
       CommDebugMode upstream;
       run_redistribute(to_local(t), *mesh, greedy, false);
-      const auto count_upstream = upstream.counts();
+      const auto count_upstream = upstream.comm_counts();
       CommDebugMode count;
       const at::Tensor moved = redistribute(t, row.to);
       EXPECT_EQ(count.total(), row.collectives) << row.what;

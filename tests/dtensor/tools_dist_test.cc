@@ -173,7 +173,7 @@ TEST(RegisterSharding, TellsHowAnOperationOfTheUserShards) {
   });
 }
 
-TEST(RegisterSharding, WhatNeverAsksForARuleIsAnError) {
+TEST(RegisterSharding, OperationWithoutRuleLookupIsAnError) {
   const auto none = [](const OpCall&) -> std::vector<AcceptableSharding> { return {}; };
   for (const char* name : {"aten::linear", "aten::einsum", "aten::cross_entropy_loss", "aten::reshape"}) {
     EXPECT_THAT(error_of([&] { register_sharding(name, none); }),

@@ -63,7 +63,7 @@ TEST(ParallelizeModel, BlocksCommunicateAsTheirPlanSays) {
                        ParallelizeModelOptions{.mesh = layout.mesh(world), .sequence_parallel = sequences});
       CommDebugMode comm;
       model->loss_sum({.tokens = here(at::zeros({1, 6}, at::kLong))}, here(at::zeros({1, 6}, at::kLong))).backward();
-      return comm.counts();
+      return comm.comm_counts();
     };
     // Forward: embedding, attention and MLP of two layers. Backward: attention and MLP. The rest is the head's.
     const auto whole = tally(false), sequences = tally(true);

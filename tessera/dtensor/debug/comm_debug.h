@@ -44,7 +44,7 @@ class CommDebugMode final : private comm::CollectiveObserver {
   int64_t all_reduces() const { return count(CommKind::kAllReduce); }
   int64_t reduce_scatters() const { return count(CommKind::kReduceScatter); }
   int64_t all_to_alls() const { return count(CommKind::kAllToAll); }
-  const CommCounts& counts() const { return all_; }
+  const CommCounts& comm_counts() const { return all_; }
   int64_t total() const { return all_.total(); }
   int64_t total_bytes() const { return all_.total_bytes(); }
   // Collectives inside each named module, its submodules included. The backward of a module has a name of its own.

@@ -87,8 +87,8 @@ class ViewOfRecordedBase final : public torch::autograd::ViewFunc {
   static uint64_t mesh_dims_of_shard(const Placements& placements, size_t dim) {
     uint64_t shard_mesh_dims = 0;
     for (size_t m = 0; m < placements.size(); ++m) {
-      const bool cut = placements[m].is_any_shard() && placements[m].dim == static_cast<int64_t>(dim);
-      shard_mesh_dims |= uint64_t{cut} << m;
+      const bool is_sharded = placements[m].is_any_shard() && placements[m].dim == static_cast<int64_t>(dim);
+      shard_mesh_dims |= uint64_t{is_sharded} << m;
     }
     return shard_mesh_dims;
   }

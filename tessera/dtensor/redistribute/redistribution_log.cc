@@ -79,7 +79,7 @@ RedistributionScope::RedistributionScope(const Request& request) {
 RedistributionScope::~RedistributionScope() {
   if (!recording_) return;
   Redistribution& record = recording_->record;
-  record.comm_counts = recording_->comm.counts();
+  record.comm_counts = recording_->comm.comm_counts();
   Propagated::for_each(kLog, [&](void* log) { static_cast<RedistributionLog*>(log)->add(record); });
   log_debug("[dtensor.redistribute] {}", record.to_string());
 }

@@ -265,8 +265,8 @@ LocalIndices to_local_indices(const at::Tensor& index, int64_t offset, int64_t s
 }
 
 std::optional<int64_t> local_offset(const OpCall& call, const PlacementChoice& choice, int64_t dim) {
-  const auto cuts = [dim](const Placement& placement) { return placement.is_shard(dim); };
-  if (!call.mesh->coordinate() || std::ranges::none_of(choice.inputs[0], cuts)) return std::nullopt;
+  const auto is_shard_of_dim = [dim](const Placement& placement) { return placement.is_shard(dim); };
+  if (!call.mesh->coordinate() || std::ranges::none_of(choice.inputs[0], is_shard_of_dim)) return std::nullopt;
   return local_box(call.inputs[0].sizes.vec(), *call.mesh, choice.inputs[0]).offset[dim];
 }
 

@@ -123,7 +123,8 @@ struct LocalIndices {
   at::Tensor is_remote;  // true for indices of other ranks' shards
 };
 LocalIndices to_local_indices(const at::Tensor& index, int64_t offset, int64_t size);
-// Offset of this rank's part of the first input along `dim`. nullopt unless a Shard cuts the dim, and outside the mesh.
+// Offset of this rank's part of the first input along `dim`. nullopt unless a Shard divides the dim, and outside the
+// mesh.
 std::optional<int64_t> local_offset(const OpCall& call, const PlacementChoice& choice, int64_t dim);
 // `dim` made non-negative; Error kShape if it is out of range.
 int64_t checked_dim(const OpCall& call, int64_t dim, int64_t ndim);

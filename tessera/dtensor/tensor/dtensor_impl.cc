@@ -54,7 +54,7 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool al
 }
 
 // A source that throws is kept, so that each later use throws again. A source that waits for a collective is dropped
-// after the wait; the source of a copied view is kept, because it has to check for writes at each use.
+// after the wait; the source of a gathered view is kept, because it has to check for writes at each use.
 void DTensorImpl::wait_for_local() const {
   const auto source = source_;  // source_ is unchanged if part() throws
   local_ = source->part();

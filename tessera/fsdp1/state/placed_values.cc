@@ -115,14 +115,14 @@ std::optional<std::vector<FlatRange>> mesh_ranges(at::IntArrayRef shape, const D
     if (!placement.is_replicate() && !placement.is_shard(0)) return std::nullopt;
   }
   const int64_t row = numel_of(shape.slice(1));
-  const ShardSplits cuts = shard_splits_of(mesh, placements);
+  const ShardSplits splits = shard_splits_of(mesh, placements);
   std::vector<FlatRange> ranges;
   for (const int rank : group.ranks()) {
     const auto found = std::find(mesh.ranks().begin(), mesh.ranks().end(), rank);
     if (found == mesh.ranks().end()) return std::nullopt;
     // A plain Shard(0) gives each rank one run of rows, or none.
     const IndexSpans rows =
-        local_index_spans(shape[0], 0, mesh, cuts, coordinate_at(mesh, found - mesh.ranks().begin()));
+        local_index_spans(shape[0], 0, mesh, splits, coordinate_at(mesh, found - mesh.ranks().begin()));
     const bool has_any = !rows.empty() && row > 0;
     ranges.push_back(has_any ? FlatRange{rows[0].start * row, (rows[0].start + rows[0].size) * row} : FlatRange{});
   }

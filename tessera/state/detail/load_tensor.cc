@@ -21,16 +21,16 @@ bool lies_alike(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-// Takes this rank's shard with the machinery of redistribute: `held` are the index ranges of the whole tensor, `wanted`
+// Takes this rank's shard with the machinery of redistribute: `held` are the index ranges of the whole tensor, `needed`
 // the ranges of this rank under the placements of `like`. A rank outside the mesh gets an empty tensor.
 at::Tensor part_of_whole(const at::Tensor& whole, const at::Tensor& like) {
   const DeviceMesh& mesh = *device_mesh(like);
   if (!mesh.coordinate()) return whole.new_empty(to_local(like).sizes());
-  const ShardSplits cuts = shard_splits_of(mesh, placements(like));
+  const ShardSplits splits = shard_splits_of(mesh, placements(like));
   ShardIndices held, needed;
   for (int64_t dim = 0; dim < whole.dim(); ++dim) {
     held.push_back(local_index_spans(whole.size(dim), dim, mesh, ShardSplits{}, *mesh.coordinate()));
-    needed.push_back(local_index_spans(whole.size(dim), dim, mesh, cuts, *mesh.coordinate()));
+    needed.push_back(local_index_spans(whole.size(dim), dim, mesh, splits, *mesh.coordinate()));
   }
   return slice_part(whole, held, needed);
 }

@@ -47,8 +47,9 @@ void propose_loss_backward(const OpCall& call, Proposal& proposal) {
   if (reduction == at::Reduction::Mean) {
     const auto total = static_cast<double>(c10::multiply_integers(sizes));
     proposal.local = [total](const OpCall& of, const PlacementChoice& choice) -> LocalFunction {
-      const bool is_cut = std::ranges::any_of(choice.outputs[0], [](const Placement& p) { return p.is_any_shard(); });
-      if (!is_cut) return nullptr;
+      const bool is_sharded =
+          std::ranges::any_of(choice.outputs[0], [](const Placement& p) { return p.is_any_shard(); });
+      if (!is_sharded) return nullptr;
       return [arg = reduction_arg(of), total](const LocalCall& local) {
         local.arg(arg) = static_cast<int64_t>(at::Reduction::Sum);
         local.arg(0) = local.arg(0).toTensor() / total;

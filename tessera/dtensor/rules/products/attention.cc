@@ -9,17 +9,17 @@ std::vector<bool> can_shard_heads(const OpCall& call) {
   const TensorInput& query = call.inputs[call.input_at(call.arg_named("query"))];
   const TensorInput& key = call.inputs[call.input_at(call.arg_named("key"))];
   int64_t ranks = 1;
-  std::vector<bool> cuts;
+  std::vector<bool> can_shard;
   for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
-    const bool cut_now = std::ranges::any_of(call.inputs, [&](const TensorInput& input) {
+    const bool is_sharded_now = std::ranges::any_of(call.inputs, [&](const TensorInput& input) {
       return input.dim() > 2 && input.placements[m].is_any_shard() && input.placements[m].dim == 1;
     });
     const int64_t with_this = ranks * call.mesh->shape()[m];
     const bool divides = query.sizes[1] % with_this == 0 && key.sizes[1] % with_this == 0;
-    cuts.push_back(query.sizes[1] == key.sizes[1] || (cut_now && divides));
-    ranks = cuts.back() ? with_this : ranks;
+    can_shard.push_back(query.sizes[1] == key.sizes[1] || (is_sharded_now && divides));
+    ranks = can_shard.back() ? with_this : ranks;
   }
-  return cuts;
+  return can_shard;
 }
 
 bool uses_dropout(const OpCall& call) {
@@ -67,8 +67,8 @@ void propose_attention_shards(const OpCall& call, Proposal& proposal, const Atte
     const bool keys_too = dim != 2;
     Strategy strategy{outputs_of(dim, keys_too), {}};
     for (int i = 0; i < static_cast<int>(call.inputs.size()); ++i) {
-      const bool is_cut = keys_too || (i != args.key && i != args.value);
-      const Placement placement = is_cut ? Shard(dim) : Replicate();
+      const bool is_sharded = keys_too || (i != args.key && i != args.value);
+      const Placement placement = is_sharded ? Shard(dim) : Replicate();
       strategy.inputs.push_back(i == args.mask ? mask_placement(call.inputs[i], dim) : placement);
     }
     proposal.strategies.push_back(std::move(strategy));

@@ -51,7 +51,7 @@ struct ExtentBounds {
   int64_t largest;
 };
 
-// The smallest and the largest part of a dim of n elements, over all ranks. Cuts apply one after another, hence the
+// The smallest and the largest part of a dim of n elements, over all ranks. Splits apply one after another, hence the
 // recursion.
 ExtentBounds part_extents(int64_t n, int64_t dim, const DeviceMesh& mesh, c10::ArrayRef<ShardSplit> splits) {
   while (!splits.empty() && splits[0].dim != dim) splits = splits.slice(1);
