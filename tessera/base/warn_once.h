@@ -2,7 +2,7 @@
 //
 //   log_warning_once("[models.load] {}: {} is not used", dir, name);
 //
-// Thread-safe. After 1,000 different warnings no further ones are logged.
+// Thread-safe. After 1,000 different warnings no more warnings are logged.
 #pragma once
 
 #include <string_view>

@@ -4,7 +4,7 @@
 //   ...
 //   for (const auto& text : warnings.take())   // without "[tessera] rank 0: warning: "
 //
-// Thread-safe. Keeps at most 1,000 warnings until take(); later ones are dropped.
+// Thread-safe. Keeps at most 1,000 warnings until take(); later warnings are dropped.
 #pragma once
 
 #include <mutex>

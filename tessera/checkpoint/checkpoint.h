@@ -61,21 +61,23 @@ class CheckpointWriter {
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
   // Copies this rank's shards of `tensors` and starts to write them. Returns when the copies are made (with defer_copy
-  // at once; without async when the checkpoint is written). A save that is still running is finished first. `tensors`
-  // must have the same names on all ranks of a pipeline stage, and other names on other stages. A replicated tensor, or
-  // a tensor under two names, is written once. `objects` must be equal on the ranks of a stage, too. PyTorch finds
-  // "model.NAME" as NAME in its state dict "model". `validation_loss` orders checkpoints for keep_best. Ranks may take
-  // any time to write: no collective waits for them. Errors: kIo when this or the previous save failed on any rank, or
-  // when the ranks together did not hold each element exactly once; a failed save leaves no files. kShape for
-  // placements that cannot be saved (Partial), before anything is done. A failure to delete old checkpoints is only
-  // logged. COLLECTIVE over the world.
+  // at once; without async when the checkpoint is written). A save that is still running is finished first.
+  //
+  // `tensors` must have the same names on all ranks of a pipeline stage, and other names on other stages. A replicated
+  // tensor, or a tensor under two names, is written once. `objects` must be equal on the ranks of a stage, too. PyTorch
+  // finds "model.NAME" as NAME in its state dict "model". `validation_loss` orders checkpoints for keep_best.
+  //
+  // Errors: kIo when this or the previous save failed on any rank, or when the ranks together did not hold each element
+  // exactly once; a failed save leaves no files. kShape for placements that cannot be saved (Partial), before anything
+  // is done. A failure to delete old checkpoints is only logged. Ranks may take any time to write: no collective waits
+  // for them. COLLECTIVE over the world.
   void save(int64_t step, const NamedTensors& tensors, const nlohmann::json& extra,
             std::optional<double> validation_loss = std::nullopt, const NamedObjects& objects = {});
   // Returns when the tensors of the last save() may change; without defer_copy that is at once. Before this call the
   // caller must not write to the tensors or to memory that they share; reading, forward and backward are allowed. A
   // save is published once every rank has called this function (or finish(), or the next save()) in the thread that
-  // called save(). A tensor that changed too early, or a copy that failed, fails the save on all ranks with an error
-  // that names the tensor. No communication.
+  // called save(). A tensor that changed too early fails the save on all ranks, with an error that names the
+  // tensor; so does a copy that failed. No communication.
   void wait_for_snapshot();
   // Waits until the last save is published. Error kIo as in save(). COLLECTIVE over the world.
   void finish();

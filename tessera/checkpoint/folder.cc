@@ -165,7 +165,7 @@ void CheckpointFolder::look_around() {
 }
 
 // LATEST is changed before later checkpoints are moved. So an interruption leaves LATEST on the chosen checkpoint, with
-// some of the later ones still in the folder.
+// some of the later checkpoints still in the folder.
 std::vector<std::string> CheckpointFolder::go_back_to(const std::string& name, const std::function<fs::path()>& aside) {
   look_around();
   const auto manifest = folder_ / name / kManifest;

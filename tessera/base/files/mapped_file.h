@@ -38,7 +38,7 @@ class MappedFile {
 
 // Installs a SIGBUS handler for the process; call it once. A SIGBUS in a map prints the name of the file to stderr and
 // ends the process with the exit code of kIo; any other SIGBUS has its default effect. With more than 4,096 maps,
-// faults in the later ones are not recognised.
+// faults in later maps are not recognised.
 void report_cut_files();
 
 }  // namespace tessera

@@ -67,11 +67,10 @@ std::string processor_model() {
     const std::string key = line.substr(0, line.find_last_not_of(" \t", colon - 1) + 1);
     const std::string value = line.substr(colon + 2);
     if (key == "model name") name = value;
-    for (const auto& [wanted, word] :
-         {std::pair{"cpu family", "family"},  // the first two exist on x86, the last two on Arm
-          {"model", "model"},
-          {"CPU implementer", "implementer"},
-          {"CPU part", "part"}}) {
+    for (const auto& [wanted, word] : {std::pair{"cpu family", "family"},  // the first two on x86, the others on Arm
+                                       {"model", "model"},
+                                       {"CPU implementer", "implementer"},
+                                       {"CPU part", "part"}}) {
       if (key == wanted) details += fmt::format("{}{} {}", details.empty() ? "" : ", ", word, value);
     }
   }

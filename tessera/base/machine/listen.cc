@@ -66,9 +66,9 @@ UniqueFd listen_everywhere(int port) {
 
 }  // namespace
 
-// The resolved addresses are tried in order. Loopback ones are skipped for kOtherHosts, because a name like "localhost"
-// or Debian's 127.0.1.1 resolves to loopback here but means this host for others. A port in use ends the search:
-// another address with the same port would hide a second server.
+// The resolved addresses are tried in order. Loopback addresses are skipped for kOtherHosts, because a name like
+// "localhost" or Debian's 127.0.1.1 resolves to loopback here but means this host for others. A port in use ends the
+// search with an error, because a server on another address of the name would not be found by all clients.
 Listening listen_at(const std::string& host, int port, Reach reach) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;

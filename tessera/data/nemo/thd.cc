@@ -181,7 +181,7 @@ ThdChunks split_batch_into_thd_chunks(const ThdInput& input, int64_t num_chunks,
     return values[0].defined() ? at::stack(values) : at::Tensor();
   };
   const auto bounds = [&](const at::Tensor& given) {
-    // Chunks have different numbers of sequences; shorter ones are filled up to stack them.
+    // Chunks have different numbers of sequences, so shorter cu_seqlens are filled up before stacking.
     if (!given.defined()) return given;
     return at::constant_pad_nd(given, {0, most - given.numel()}, options.seq_lens_padding_value);
   };

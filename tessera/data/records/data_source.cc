@@ -107,7 +107,7 @@ bool is_word_of(const std::string& text, std::string_view word) {
   return false;
 }
 
-// The first split with a word for which `holds` is true; null if there is none.
+// The first split with a word for which `holds` is true; null without such a word.
 template <class Holds>
 const char* split_where(Holds holds) {
   for (const auto& [split, words] : kSplits) {

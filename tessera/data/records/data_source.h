@@ -40,7 +40,7 @@ struct DataFile {
 // The files of a source, sorted by name. In a folder these are the files of `split` (if empty, of `purpose`: "train" or
 // "validation"), recognised by file or folder name as in the Hub's data sets; all files when no name contains a split.
 // All shards NAME-00000-of-00010, ... must exist. Errors: kIo when no file exists; kConfig for a folder of several data
-// sets and for a missing split, with a message that lists the present ones; kFormat for a missing shard.
+// sets and for a missing split, with a message that lists the splits of the folder; kFormat for a missing shard.
 std::vector<DataFile> files_of(const DataSource& source, const std::string& purpose);
 
 }  // namespace tessera::data

@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kLooked = size_t{1} << 20;  // bytes at the front that are examined
 
-// Whether at least a tenth of the bytes are zeros. Text has none; UTF-16 has one in almost every character.
+// Whether at least a tenth of the bytes are zeros. Text has no zeros; UTF-16 has a zero in almost every character.
 bool is_full_of_zeros(std::string_view content) {
   const auto front = content.substr(0, kLooked);
   return static_cast<size_t>(std::ranges::count(front, '\0')) * 10 >= front.size();

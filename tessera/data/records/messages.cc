@@ -42,7 +42,7 @@ void check_parts(const Json& parts, const std::string& name, const std::string& 
   }
 }
 
-// With tool calls, OpenAI's API has a null content or none; templates expect an empty text.
+// With tool calls, OpenAI's API has a null content or no content; templates expect an empty text.
 void check_content(Json& message, const std::string& name, const std::string& where) {
   const auto content = message.find("content");
   const bool absent = content == message.end() || content->is_null();

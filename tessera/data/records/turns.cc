@@ -91,7 +91,7 @@ bool mark_call(Json& message, const char* key, const std::string& mark) {
 bool is_blank(Json message) { return !mark_content(message, "-"); }
 
 // Where a message can have its mark, in the order of preference: the name of the first call, its id, the content, the
-// reasoning. A later place is used when the template does not print the earlier ones.
+// reasoning. A later place is used when the template does not print the earlier places.
 enum class Place { kName, kId, kContent, kReasoning, kNone };
 
 bool mark_reasoning(Json& message, const std::string& mark) {

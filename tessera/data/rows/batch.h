@@ -19,7 +19,7 @@ struct Batch {
   at::Tensor tokens;         // int64 [rows, T]
   at::Tensor labels;         // int64 [rows, T]: the next token of the same document, or -100 where there is no loss
   at::Tensor positions;      // int64 [rows, T], from 0 in each document
-  at::Tensor document_ids;   // int64 [rows, T]: 0, 1, ... within a row; kPadding behind the last document
+  at::Tensor document_ids;   // int64 [rows, T]: 0, 1, ... within a row; kPadding after the last document
   int64_t label_tokens = 0;  // number of labels that are not -100
   int64_t tokens_used = 0;   // number of tokens that are not padding
 };

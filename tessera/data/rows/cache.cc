@@ -179,7 +179,7 @@ std::optional<KeptEntry> kept_entry(const fs::path& folder) {
 }
 
 // Whether no process has an entry open. If so, the entry stays locked while `set` lives. False also when this cannot be
-// determined. Readers hold a shared lock on set.json, so an exclusive lock proves that there are none.
+// determined. Readers hold a shared lock on set.json, so an exclusive lock proves that no reader exists.
 bool is_unused(const fs::path& folder, UniqueFd& set) {
   set = open_to_lock(folder / "set.json", O_NOFOLLOW);
   return set.open() ? try_lock(set) == LockState::kHeld : errno == ENOENT;
@@ -315,8 +315,9 @@ std::string DataCache::content_hash(const fs::path& file) const {
 }
 
 // The entry is looked up without a lock, then again with the key's lock, because another process may have made it in
-// between. It is written into a staged folder and renamed, so a reader sees a complete entry or none. Without locks (or
-// on several hosts) two processes may write at the same time; the rename of the second fails and it uses the first's.
+// between. It is written into a staged folder and renamed, so a reader sees a complete entry or no entry. Without locks
+// (or on several hosts) two processes may write at the same time; the rename of the second fails and it uses the
+// first's.
 std::shared_ptr<const PackedRows> DataCache::find_or_make(const std::string& key,
                                                           const std::function<void(const fs::path&)>& make,
                                                           const std::atomic<bool>* stop) const {

@@ -74,9 +74,9 @@ class DataCache {
   // folder of "auto" cannot be written, the result is empty, with a warning.
   static std::filesystem::path folder_of(const std::string& setting);
 
-  // Opens the entry of this key. If there is none, `make` is called with an empty folder first. Errors: those of
-  // `make`; kIo, also for an existing entry that cannot be opened or read (too many open files, a broken disk);
-  // kInternal when `stop` becomes true while another process makes the entry.
+  // Opens the entry of this key. If the entry does not exist, `make` is called with an empty folder first. Errors:
+  // those of `make`; kIo, also for an existing entry that cannot be opened or read (too many open files, a broken
+  // disk); kInternal when `stop` becomes true while another process makes the entry.
   std::shared_ptr<const PackedRows> find_or_make(const std::string& key,
                                                  const std::function<void(const std::filesystem::path&)>& make,
                                                  const std::atomic<bool>* stop = nullptr) const;

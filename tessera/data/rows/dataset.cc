@@ -95,8 +95,8 @@ std::optional<std::filesystem::path> Dataset::changed_file() const {
   return std::nullopt;
 }
 
-// The label of a token is the next token of the same sample, if that one is trained on; the last token of a sample has
-// none. Positions the loop does not reach keep the padding values.
+// The label of a token is the next token of the same sample, if that token is trained on; the last token of a sample
+// has no label. Positions the loop does not reach keep the padding values.
 Batch Dataset::rows(std::span<const int64_t> indices) const {
   const auto count = static_cast<int64_t>(indices.size());
   const int64_t length = sequence_length_;

@@ -116,7 +116,7 @@ std::optional<c10::ScalarType> plain_dtype(GgmlType type) {
 }
 
 // Layout: magic, version, the two counts, metadata, tensor entries, padding to the alignment, tensor data. The data
-// begins behind the entries, so tensors are placed after all entries are read.
+// begins after the entries, so tensors are placed after all entries are read.
 std::shared_ptr<const GgufFile> GgufFile::open(const std::filesystem::path& path) {
   std::shared_ptr<GgufFile> result(new GgufFile);
   result->file_ = MappedFile::open(path);

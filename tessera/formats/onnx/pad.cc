@@ -171,7 +171,7 @@ Value pad_node(const PadCall& call, Value pads, const at::Tensor& fill, ValueTyp
 }
 
 // Known pads of a reflect or replicate with a negative pad: Pad with the positive pads, then Slice off the negative
-// ones.
+// pads.
 Value pad_and_crop(const PadCall& call, const Sides& sides, ValueType type) {
   Sides grown = sides;
   std::vector<int64_t> starts, ends, axes;

@@ -41,7 +41,7 @@ class SafetensorsWriter {
  public:
   SafetensorsWriter(const std::filesystem::path& path, std::vector<SafetensorsSpec> specs,
                     const SafetensorsMetadata& metadata = {{"format", "pt"}});
-  // Copies the tensor to the CPU when needed. Dtype and shape must be the announced ones.
+  // Copies the tensor to the CPU when needed. Dtype and shape must be as announced.
   void write(std::string_view name, const at::Tensor& tensor);
   // Publishes the file. Every announced tensor must have been written.
   void finish();

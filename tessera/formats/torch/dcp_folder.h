@@ -51,7 +51,7 @@ class DcpFolder {
   PickleValue object(std::string_view name) const;
   // Reads every record and compares its checksums; with kValues also the values of its tensor. `part` and `parts` split
   // the work: only records part, part + parts, part + 2 * parts, ... are read. Some writers compute no checksum:
-  // returns the number of tensors whose values have none.
+  // returns the number of tensors whose values have no checksum.
   enum class Check { kPickles, kValues };
   size_t check_records(Check what = Check::kValues, size_t part = 0, size_t parts = 1) const;
 

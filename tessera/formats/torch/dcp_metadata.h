@@ -41,7 +41,7 @@ struct DcpTensor {
   std::vector<DcpChunk> chunks = {};
   bool requires_grad = false;
   bool pin_memory = false;
-  int64_t memory_format = 0;  // 0 contiguous, 1 channels_last, 2 preserve; readers ignore the last three fields
+  int64_t memory_format = 0;  // 0 contiguous, 1 channels_last, 2 preserve; readers ignore this and the two fields above
   bool operator==(const DcpTensor&) const = default;
 };
 

@@ -40,7 +40,7 @@ class MappedFile;
 struct TorchTensorInfo {
   c10::ScalarType dtype = c10::ScalarType::Float;
   std::vector<int64_t> sizes;
-  std::vector<int64_t> strides;  // in elements, none negative
+  std::vector<int64_t> strides;  // in elements, not negative
   int64_t storage_offset = 0;    // in elements
   bool requires_grad = false;
   bool is_parameter = false;

@@ -56,7 +56,7 @@ struct ZipDirectory {
 
 // The directory is found from the end of the archive, with the ZIP64 record if there is a locator. It must end exactly
 // where the end record begins, so bytes cut off or inserted anywhere before it are found. Archives with a comment are
-// rejected; torch.save writes none.
+// rejected; torch.save writes no comment.
 ZipDirectory find_zip_directory(const ZipBytes& bytes) {
   constexpr const char* kWhat = "the end of the archive's directory";
   if (bytes.size() < detail::kZipEndBytes ||
