@@ -136,6 +136,7 @@ class AdamW8bit : public Optimizer {
     const auto [beta1, beta2] = detail::pair_of(group.settings, "betas");
     const at::Tensor lr = at::scalar_tensor(group.lr, at::kFloat), gradient = update.gradient.to(at::kFloat);
     at::Tensor value = update.value.to(at::kFloat);
+    // With bias corrections c: value (1 - lr decay) - lr (average / c1) / (sqrt(square) / sqrt(c2) + eps).
     value = value - lr * number_of(group.settings, "weight_decay") * value;
     const at::Tensor correction1 = 1 - at::pow(at::Scalar(beta1), update.entry->step);
     const at::Tensor correction2 = 1 - at::pow(at::Scalar(beta2), update.entry->step);

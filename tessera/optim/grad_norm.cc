@@ -186,6 +186,7 @@ void check_sum_dtype(at::ScalarType dtype) {
 double norm_of(const std::vector<at::Tensor>& parameters, const ShardGroups& groups, double norm_type,
                const std::vector<at::Tensor>& local_experts = {}) {
   c10::NoGradGuard no_grad;
+  // The gradients are sorted and reduced once; norm_of_sums() may sum them up to three times.
   const Gradients gradients = sort_gradients(parameters, local_experts);
   return norm_of_sums(norm_type, [&](const PowerSum& power) { return sum_of_all(gradients, groups, power); });
 }
@@ -316,6 +317,7 @@ void GradNormInParts::add(const std::vector<at::Tensor>& parameters) {
 at::Tensor GradNormInParts::norm() {
   c10::NoGradGuard no_grad;
   const Gradients rest = sort_gradients(impl_->parameters);  // includes all meshes, in parameter order
+  // Adds the sums of earlier add() calls to those of the gradients that exist now, then reduces everything at once.
   const auto sum_with = [&](auto& added, const auto& squares) {
     auto sums = local_sums(rest, squares);
     add_sums(sums, std::exchange(added, {}), squares);
@@ -379,6 +381,7 @@ double clip_grad_norm(std::optional<double> max_grad_norm, const std::vector<nn:
   if (!max_grad_norm) return 0;
   TESSERA_CHECK(!options.pp_enabled || !options.pp_axis_name.empty(), ErrorKind::kConfig,
                 "[optim.clip_grad_norm] pp_axis_name must be provided when pp_enabled is true");
+  // Experts are also summed over the expert-parallel ranks if there are several.
   const auto& moe = options.moe_mesh;
   const bool over_experts = moe && moe->has_dim(options.ep_axis_name) && moe->coordinate() &&
                             moe->size(moe->dim_of(options.ep_axis_name)) > 1;

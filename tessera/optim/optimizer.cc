@@ -155,6 +155,8 @@ void Optimizer::restart(Entry& entry) {
   entry.steps_version = version_of(entry.step);
 }
 
+// The state is float32 where a master copy exists or stochastic rounding is on, else in the parameter's dtype. A
+// parameter that gets a new state counts its steps from 0.
 void Optimizer::make_state(Entry& entry) const {
   const bool narrow = is_narrow(entry.local), master = precision_.master_weights && narrow;
   const bool wide_state = master || (precision_.stochastic_rounding && narrow);
@@ -259,6 +261,7 @@ void Optimizer::step(const at::Tensor& found_inf) {
   const auto reset = c10::make_scope_exit([this] { found_inf_.reset(); });
   std::vector<Entry*> ready;
   for (auto& entry : entries_) {
+    // A parameter that was replaced has no connection to this state any more.
     const at::Tensor& parameter = entry.slot->parameter;
     if (!parameter.grad().defined() || !parameter.requires_grad()) continue;
     TESSERA_CHECK(parameter.is_same(entry.parameter), ErrorKind::kShape,
@@ -277,6 +280,7 @@ void Optimizer::step_early(const std::vector<at::Tensor>& parameters) {
       !communicates(), ErrorKind::kConfig,
       "[optim.step_early] found an optimizer whose updates communicate, wanted one whose ranks can update alone. Use "
       "AdamW or SGD, or call step() only.");
+  // update() marks the entries; the next step() then rejects further gradients of them and clears the marks.
   std::unordered_set<const c10::TensorImpl*> asked;
   for (const auto& parameter : parameters) asked.insert(parameter.unsafeGetTensorImpl());
   std::vector<Entry*> ready;
@@ -364,6 +368,8 @@ bool Optimizer::has_master(const std::string& parameter) const {
   return entry.state.empty() ? precision_.master_weights && is_narrow(entry.local) : entry.state.contains(kMaster);
 }
 
+// Local states become DTensors with the parameter's placements, without a copy: a checkpoint loads by writing into
+// them.
 std::map<std::string, at::Tensor> Optimizer::state(const std::string& parameter) const {
   c10::NoGradGuard no_grad;
   const auto& entry = entry_of(parameter, "state");

@@ -159,6 +159,7 @@ at::Tensor like_result(const at::Tensor& tensor) {
 // gradient and sums have one order, whatever the number of threads.
 template <class Unit>
 void for_each_unit(const Plan& plan, const Unit& unit) {
+  // Units are independent: spans do not see each other, and a group has its own keys and gradients.
   const auto count = static_cast<int64_t>(plan.spans.size()) * plan.groups;
   at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) unit(plan.spans[static_cast<size_t>(i / plan.groups)], i % plan.groups);

@@ -59,6 +59,7 @@ Attended attention_by_formula(const at::Tensor& q, const at::Tensor& k, const at
                           .matmul(keys.transpose(2, 3))
                           .mul(scale)
                           .masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
+  // A query that sees no key has log sums of -infinity; 0 in their place makes its weights and its result 0.
   const auto any = seen.any(-1);
   const auto log_sums = at::where(any, scores.logsumexp(-1), 0.0);
   const auto shares = (scores - log_sums.unsqueeze(3)).exp();

@@ -77,6 +77,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> efficient_backward(const at::Tens
   const auto call = call_of(options);
   const int64_t heads = q.size(-2), longest_q = call.longest.value_or(as_rows(q).size(1)),
                 longest_k = call.longest.value_or(as_rows(k).size(1));
+  // Padding queries get log sums of infinity, so that their weights exp(score - log sum) are 0.
   const int64_t missing = (kSumsTogether - result.log_sums.size(2) % kSumsTogether) % kSumsTogether;
   const auto log_sums =
       missing == 0 ? result.log_sums.contiguous()

@@ -50,6 +50,7 @@ ScoreBlock score_block(const at::Tensor& q, const at::Tensor& keys, int64_t begi
   const double scale = options.scale > 0 ? options.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));
   ScoreBlock block;
   block.scores = q.narrow(2, begin, count).to(keys.scalar_type()).matmul(keys.transpose(2, 3)).mul_(scale);
+  // The cap is applied before the mask; the mask's -infinity must not be capped.
   if (options.softcap > 0) {
     block.capped = block.scores.div_(options.softcap).tanh_();
     block.scores = block.capped.mul(options.softcap);

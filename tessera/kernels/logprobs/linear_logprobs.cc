@@ -189,6 +189,7 @@ at::Tensor linear_logprobs_of_mesh(const at::Tensor& hidden, const at::Tensor& w
                 kLinearVerb);
   const MeshPtr mesh = device_mesh(hidden);
   const auto layout = layout_of_head(hidden, weight);
+  // Every rank has all targets, so a wrong one is an error on all ranks before the collectives of the forward.
   const auto ids = is_dtensor(target) ? full_tensor(target) : target;
   const int64_t wrong = first_wrong_label(ids, weight.size(0));
   TESSERA_CHECK(wrong < 0, ErrorKind::kShape, "[kernels.{}] target {}: found {}, wanted one of the {} classes or {}",
@@ -229,6 +230,7 @@ at::Tensor from_parallel_hidden_states_to_logprobs(const at::Tensor& hidden, con
                 c10::str(hidden.sizes()), c10::str(input_ids.sizes()));
   const auto ids = is_dtensor(input_ids) ? full_tensor(input_ids) : input_ids;
   const auto logprobs = linear_logprobs(hidden, weight, detail::following_ids(ids), options);
+  // Plain ids give a plain, whole result. The last position has no next token and is cut off.
   const bool whole = is_dtensor(logprobs) && !is_dtensor(input_ids);
   return (whole ? full_tensor(logprobs) : logprobs).narrow(1, 0, ids.size(1) - 1);
 }

@@ -271,12 +271,14 @@ AttentionPattern attention_pattern(const AttentionPatternOptions& wanted, const 
   }
   const auto rows = runs_of_rows(wanted);
   const auto plain = [&](const auto& row) { return is_plain_causal(row, wanted.sliding_window); };
+  // Plain causal rows and cached tokens need no description.
   if (wanted.cached > 0 || std::ranges::all_of(rows, plain)) return pattern;
   if (options.device().is_cpu()) pattern.first_key = first_keys(rows, wanted);
   if (kernels::has_flash_attention(options.device(), c10::typeMetaToScalarType(options.dtype()))) {
     // In float32 the unused places of a room would cost memory, so there is no room.
     pattern.documents = lengths_of_documents(rows, options, options.dtype() != at::kFloat ? wanted.room : nullptr);
   }
+  // The description for devices without the two kernels above: pieces, and one mask for all window pieces.
   pattern.window_piece = std::clamp(wanted.sliding_window, kLeastPiece, kMostPiece);
   int64_t most_earlier = -1;
   for (const auto& row : rows) {

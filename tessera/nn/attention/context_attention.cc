@@ -289,6 +289,7 @@ void check_attended(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
 at::Tensor attend_locally(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const std::shared_ptr<const ContextPattern>& pattern, const AttentionScores& scores) {
   check_attended(q, k, v, *pattern->sequence);
+  // The forward runs without autograd: KnownContextAttention has the derivative and gets the keys again in backward.
   const auto known = kernels::KeptResults::computed_or_kept([&] {
     const c10::NoGradGuard no_grad;
     const auto computed = context_forward(q, k, v, *pattern, scores);

@@ -61,6 +61,7 @@ struct PieceWriter {
     };
     if (!options.causal) return add(ContextPiece::Kind::kFull, block);
     if (no_window_ends(block)) return add_causal(block);
+    // A window border crosses the block: it is cut into rows of `step` queries, each trimmed to the keys that they see.
     const int64_t step = masked_queries(options.sliding_window);
     for (int64_t begin = block.first; begin < block.last; begin += step) {
       const auto part =

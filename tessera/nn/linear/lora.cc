@@ -131,6 +131,7 @@ at::Tensor LoraLinear::dropped(const at::Tensor& x) const {
     tessera::fill_random(drawn, place_in_run(x, *dropout, settings_.path),
                          {.seed = dropout->seed ^ stream_, .operation = 0},
                          {.kind = tessera::DistributionKind::kUniform, .a = 0, .b = 1});
+    // Kept inputs are scaled by 1 / (1 - p), which keeps their mean.
     mask = drawn.ge(p).to(part.scalar_type()).mul_(1 / (1 - p));
     if (is_dtensor(x)) {
       mask = from_local(mask, device_mesh(x), placements(x), {.shape = x.sizes().vec(), .stride = x.strides().vec()});

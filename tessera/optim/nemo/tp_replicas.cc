@@ -197,6 +197,7 @@ void synchronize_tp_replica_gradients(const std::vector<nn::Module*>& model_part
   if (device_mesh->size(dim) == 1 || !device_mesh->coordinate()) return;
   auto& group = *device_mesh->group(dim);
   const c10::NoGradGuard no_grad;
+  // The check communicates before any gradient changes, so that an error leaves all gradients as they were.
   const auto replicas = replicas_of(model_parts, group, options);
   check_alike(group, replicas);
   for (const auto& bucket : buckets_of(replicas, group, options.bucket_bytes)) reduce(group, bucket);
