@@ -1,7 +1,7 @@
 // Reuses the host memory of earlier snapshots, because the page faults of new memory cost more than the copies.
 // Internal to checkpoint.
 //
-//   at::Tensor copy = pool.copy(parameter);     // afterwards the parameter may change
+//   at::Tensor copy = pool.copy(parameter);     // afterwards a CPU parameter may change
 //   pool.give_back(copy);                       // when the copy is written
 //
 // Not thread-safe.
