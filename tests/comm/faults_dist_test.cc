@@ -189,7 +189,7 @@ TEST(Faults, ARankThatSkipsACallIsNamedAndEnded) {
   const testing::TempFolder folder;
   expect_all_fail({.timeout = seconds(2), .trace_folder = folder.path().string()},
                   {"rank 1 has not made all_reduce(sum) of float32 [4] for loss (call 3 of group 'world')",
-                   "ranks 0, 2 wait", "its last one there is barrier"},
+                   "ranks 0, 2 wait", "its last call of this group is barrier"},
                   [](const auto& world) {
                     Group& group = *world->group();
                     barrier(group);
@@ -243,7 +243,7 @@ TEST(Faults, ARankThatFailsOnItsOwnIsNamedByTheOthersAtOnce) {
   EXPECT_EQ(fleet.end_of(2).code, 3);
   for (const int rank : {0, 1}) {
     EXPECT_EQ(fleet.end_of(rank).code, 4);
-    EXPECT_THAT(fleet.end_of(rank).text, HasSubstr("rank 2 failed: its own message says why")) << rank;
+    EXPECT_THAT(fleet.end_of(rank).text, HasSubstr("rank 2 failed: see the error message of that rank")) << rank;
   }
 }
 

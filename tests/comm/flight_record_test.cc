@@ -253,7 +253,7 @@ TEST(Diagnosis, FollowsTheWaitsToTheirEnd) {
   const auto found = diagnose({rank_in(0, {sum_of(1)}), rank_in(1, {barrier_of(kOther, 1)}), rank_in(2, {}, false)});
   EXPECT_EQ(found.fault, Fault::kAbsent);
   EXPECT_EQ(found.culprit, 2);
-  EXPECT_THAT(found.text, HasSubstr("it made none there"));
+  EXPECT_THAT(found.text, HasSubstr("it has made no call of this group"));
 }
 
 TEST(Diagnosis, FindsACircle) {

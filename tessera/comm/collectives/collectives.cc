@@ -210,8 +210,9 @@ Pending all_to_all_single(Group& group, const at::Tensor& output, const at::Tens
   call.require_plain(output, "output");
   call.require_plain(input, "input");
   call.require_same_dtype(output, input);
-  call.require(output.dim() > 0 && input.dim() > 0 && output.sizes().slice(1) == input.sizes().slice(1),
-               fmt::format("output {} and input {} differ beyond dim 0", output.sizes(), input.sizes()));
+  call.require(
+      output.dim() > 0 && input.dim() > 0 && output.sizes().slice(1) == input.sizes().slice(1),
+      fmt::format("output {} and input {} must be equal in all dims but dim 0", output.sizes(), input.sizes()));
   const auto byte_counts = [&](const at::Tensor& tensor, const std::vector<int64_t>& splits, const char* name) {
     const int64_t rows = tensor.size(0), size = group.size();
     int64_t row_bytes = tensor.element_size();

@@ -109,7 +109,7 @@ int run_and_restart(const std::vector<std::string>& arguments, const LauncherOpt
                         .world_size = share.size,
                         .id = id_of(arguments, options),
                         .cores = share_cores(read_cores(), options.nproc, options.pin, process_environment())};
-  log_debug("[launch] {} threads a rank; {}", plan.cores.threads,
+  log_debug("[launch] {} threads per rank; {}", plan.cores.threads,
             plan.cores.why_not.empty() ? "bound to cores" : "not bound to cores: " + plan.cores.why_not);
   const auto mark = [&]() -> std::optional<std::string> {
     return options.saved_mark ? options.saved_mark() : std::nullopt;

@@ -270,7 +270,7 @@ c10d::Store& World::store() const { return *impl_->store; }
 
 std::shared_ptr<World> World::create_fake(int rank, int size, std::shared_ptr<FakeAccount> account, int local_size) {
   TESSERA_CHECK(size >= 1 && rank >= 0 && rank < size && local_size >= 1, ErrorKind::kConfig,
-                "[comm.world] fake rank {} of {}, {} a host: wanted 0 <= rank < size", rank, size, local_size);
+                "[comm.world] fake rank {} of {}, {} per host: wanted 0 <= rank < size", rank, size, local_size);
   TESSERA_CHECK(account, ErrorKind::kInternal, "[comm.world] a fake world without an account");
   const WorldInfo info{.rank = rank,
                        .size = size,

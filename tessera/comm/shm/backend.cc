@@ -247,7 +247,7 @@ ShmBackend::WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& 
   require_plain("all_gather", input);
   require_plain("all_gather", output);
   require(output.scalar_type() == input.scalar_type() && output.numel() == input.numel() * size_, "all_gather",
-          fmt::format("output of {} elements for {} times {}", output.numel(), size_, input.numel()));
+          fmt::format("the output has {} elements, wanted {} times {}", output.numel(), size_, input.numel()));
   std::vector<Outgoing> out(size_, all_of(input));
   std::vector<Incoming> in;
   for (int from = 0; from < size_; ++from) {
@@ -324,7 +324,7 @@ ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Ten
   require_plain("reduce_scatter", input);
   require_plain("reduce_scatter", output);
   require(output.scalar_type() == input.scalar_type() && input.numel() == output.numel() * size_, "reduce_scatter",
-          fmt::format("input of {} elements for {} times {}", input.numel(), size_, output.numel()));
+          fmt::format("the input has {} elements, wanted {} times {}", input.numel(), size_, output.numel()));
   std::vector<const void*> parts;
   for (int rank = 0; rank < size_; ++rank) {
     parts.push_back(static_cast<const std::byte*>(input.const_data_ptr()) + rank * output.nbytes());

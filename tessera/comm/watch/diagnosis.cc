@@ -199,11 +199,11 @@ class Investigation {
     }
     const FlightRecord& record = *records_.at(culprit);
     const FlightCall* last = last_collective(culprit, call.signature.members);
-    std::string history = "it made none there";
+    std::string history = "it has made no call of this group";
     if (last) {
-      history =
-          fmt::format("its last one there is {}, {} {:.1f} s ago", name_of(*last), under_way(*last) ? "begun" : "ended",
-                      seconds_before(record, under_way(*last) ? last->started_us : last->finished_us));
+      history = fmt::format("its last call of this group is {}, {} {:.1f} s ago", name_of(*last),
+                            under_way(*last) ? "begun" : "ended",
+                            seconds_before(record, under_way(*last) ? last->started_us : last->finished_us));
     }
     return {.fault = Fault::kAbsent,
             .culprit = culprit,

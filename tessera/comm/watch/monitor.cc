@@ -251,7 +251,7 @@ void Monitor::give_up() {
   const std::lock_guard lock(mutex_);
   if (thrown_) return;
   thrown_ = true;
-  if (peers_ && !verdict_) peers_->report_failure("its own message says why");
+  if (peers_ && !verdict_) peers_->report_failure("see the error message of that rank");
 }
 
 Monitor::Clock::time_point Monitor::end_of_patience() {

@@ -64,10 +64,10 @@ struct MonitorOptions {
 
 class Monitor final : public PeerListener {
  public:
-  static constexpr std::chrono::milliseconds kGrace{3000};
-  static constexpr std::chrono::milliseconds kLongestHold = std::chrono::minutes(10);
-  static constexpr std::chrono::milliseconds kLongestClose{8000};
-  static constexpr std::chrono::milliseconds kPatience{2000};
+  static constexpr std::chrono::milliseconds kGrace{3000};  // for a rank to throw the error, after the failure report
+  static constexpr std::chrono::milliseconds kLongestHold = std::chrono::minutes(10);  // replaces the others in hold()
+  static constexpr std::chrono::milliseconds kLongestClose{8000};  // for an aborted group or collective to end
+  static constexpr std::chrono::milliseconds kPatience{2000};      // for works that a failing rank abandons
 
   explicit Monitor(MonitorOptions options);
   ~Monitor() override;
@@ -104,7 +104,7 @@ class Monitor final : public PeerListener {
   std::optional<Verdict> fail(uint64_t ticket, const Trouble& trouble);
   // Waits up to `limit` for a failure report; for failures outside a collective that the death of a rank may explain.
   std::optional<Verdict> await_verdict(std::chrono::milliseconds limit);
-  // The failure report, if it has arrived. The rank does not count as informed by this call (see kGrace).
+  // The failure report, if it has arrived. A rank that only calls this does not count as having thrown (see kGrace).
   std::optional<Verdict> verdict();
   // As fail(), when this rank knows the reason: sends `message` to the other ranks.
   void fail_with(uint64_t ticket, const std::string& message);
