@@ -4,9 +4,9 @@
 //   uint64_t layers = file->require_uint("llama.block_count");
 //   at::Tensor weight = file->tensor("blk.0.attn_q.weight");
 //
-// A tensor of type F32, F16 or BF16 is a view into the mapped file; a quantised tensor, or a plain
-// tensor that is not aligned to 4 bytes, is decoded to float32. Views
-// keep the map alive and are READ ONLY. Shapes are in libtorch's order: slowest dimension first.
+// A tensor of type F32, F16 or BF16 is a view into the mapped file; a quantised tensor, or a plain tensor that is not
+// aligned to 4 bytes, is decoded to float32. Views keep the map alive and are READ ONLY. Shapes are in libtorch's
+// order: slowest dimension first.
 //
 // open() checks all counts, lengths, array nesting, alignment, offsets and overlaps against the file's size before it
 // allocates memory. An invalid file is Error kFormat. Thread-safe after open(). docs/format/gguf.md describes the
