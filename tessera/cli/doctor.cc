@@ -159,6 +159,7 @@ Json report_warnings(const Json& cpu, const Json& files) {
   return warnings;
 }
 
+// "1.5 GiB" for keys that end in "_bytes", "yes" or "no", words joined by spaces, or the JSON itself.
 std::string format_value(const std::string& key, const Json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";

@@ -26,6 +26,8 @@ void collect_flags(const CLI::App& app, std::vector<std::string>& names) {
 
 // A message about the first flag or word that CLI11 did not know, with the nearest known flag or subcommand.
 std::string unknown_word_message(const CLI::App& app, const std::vector<std::string>& words) {
+  // A suggestion is made only if at most a third of the characters differ (2 for short words); a farther one would
+  // mislead.
   std::vector<std::string> names;
   collect_flags(app, names);
   std::string word = words.front();
@@ -85,7 +87,7 @@ std::optional<int> parse_flags(CLI::App& app, VerbArguments args) {
   std::vector<std::string> reversed(args.rbegin(), args.rend());  // CLI11 expects the last argument first
   try {
     app.parse(std::move(reversed));
-  } catch (const CLI::CallForHelp&) {
+  } catch (const CLI::CallForHelp&) {  // prints the help of the innermost subcommand that was named
     const CLI::App* innermost = &app;
     std::string outer;  // "tessera ckpt" of "tessera ckpt verify"
     while (!innermost->get_subcommands().empty()) {

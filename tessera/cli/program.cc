@@ -91,6 +91,8 @@ std::string message_of(const std::exception& error) {
   return "[tessera] out of memory: an allocation failed. Use smaller batches or sequences, or more ranks.";
 }
 
+// The only place where exceptions become exit codes. bad_alloc is caught apart, because its what() names no remedy. An
+// unknown exception (none of std::exception) ends with code 1.
 int run_program(VerbArguments args) noexcept {
   int code = 1;
   report_cut_files();

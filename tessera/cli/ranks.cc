@@ -80,9 +80,12 @@ std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int
   const auto arguments = command_of(verb, args, nproc);
   comm::LauncherOptions options{.nproc = static_cast<int>(nproc)};
   apply(flags, options);
+  // A single rank needs a launcher, too, if it is to be restarted or its output is to be stored.
   const bool launches = nproc > 1 || flags.max_restarts > 0 || !flags.log_dir.empty() || flags.tee;
   if (is_rank()) tell_ignored_restarts(flags.max_restarts);
   if (!launches || is_rank()) return std::nullopt;
+  // Progress of a run is a new checkpoint: after it the launcher grants max_restarts anew. A folder that cannot be read
+  // now is no progress and no error.
   options.saved_mark = [checkpoints]() -> std::optional<std::string> {
     try {
       return CheckpointFolder::latest_name(checkpoints).value_or("");

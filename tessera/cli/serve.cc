@@ -192,6 +192,7 @@ int run_serve(VerbArguments args) {
   set_context(flags.context_tokens, served.config, served.defaults);
   served.defaults.stop_tokens = end_tokens(flags.model, served.config, served.tokenizer, served.chat);
   if (const auto code = launch_ranks("serve", args, flags.nproc)) return *code;
+  // Before connect() and the model start threads, which inherit the blocked signals.
   EndSignals signals;
   const auto world = join_world({.nproc = static_cast<int>(flags.nproc)});
   const bool first = world->rank() == 0, shared = world->size() > 1;
@@ -214,6 +215,7 @@ int run_serve(VerbArguments args) {
     follow_steps(*model, *world->group());  // until rank 0 ends; rank 0 handles the signals
     return 0;
   }
+  // If another rank dies, the engine's thread ends wait() with the error, so that the server does not wait for ever.
   serve::Scheduler scheduler(model,
                              {.pages = Engine::pages_for(served.cache_tokens),
                               .max_sequences = flags.limits.sequences,

@@ -62,6 +62,8 @@ void check_shared_cache(CausalLM& model, int64_t tokens, comm::World& world) {
   const int64_t ranks = world.size();
   // load_for_generation() gives a model that computes in float32, whatever the dtype of its weights.
   const int64_t element = ranks == 1 ? sizeof(float) : weight.element_size();
+  // The ranks of a host share its memory, so the pages of all local ranks must fit together. A rank with its own heads
+  // holds 1 / ranks of a page.
   const int64_t page = Engine::page_bytes(model.config(), element);
   const int64_t of_rank = cuts_heads(model.config(), ranks) ? page / ranks : page;
   check_cache_fits(read_memory_room(), tokens, of_rank * world.info().local_size);

@@ -17,6 +17,7 @@
 namespace tessera::cli {
 namespace {
 
+// Ids are separated by spaces, tabs or commas. Each one is checked against the vocabulary.
 std::vector<text::TokenId> parse_ids(std::string_view line, int64_t line_number, const text::Tokenizer& tokenizer) {
   std::vector<text::TokenId> ids;
   const auto is_space = [](char c) { return c == ' ' || c == '\t' || c == '\r' || c == ','; };

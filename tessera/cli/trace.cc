@@ -31,6 +31,7 @@ int run_trace(VerbArguments args) {
   if (!torch.empty()) comm::write_torch_records(found, torch);
   const auto report = comm::explain(found);
   std::fputs(report.text.c_str(), stdout);
+  // DIR may hold the records of several starts; the newest ones are explained, and named here.
   const auto records = comm::last_records(folder);
   if (records != folder) std::printf("records: %s\n", records.c_str());
   TESSERA_CHECK(report.missing.empty(), ErrorKind::kFormat,

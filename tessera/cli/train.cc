@@ -61,6 +61,7 @@ int run_train(VerbArguments args) {
   if (const auto code = launch_ranks("train", args, nproc, launch, recipe.checkpoint.dir + "/checkpoints")) {
     return *code;
   }
+  // From here on this process is a rank. Everything before ran in the launcher as well, and again in each rank.
   const auto world = comm::World::connect({.backend = recipe.comm.backend,
                                            .timeout = std::chrono::seconds(recipe.comm.timeout_seconds),
                                            .check = recipe.comm.check,

@@ -44,6 +44,8 @@ GrowingLines::Open GrowingLines::open() const {
   return found;
 }
 
+// A file that was replaced by rename has another inode; one that was cut is shorter, or differs in its tail if it has
+// grown again since.
 bool GrowingLines::is_continued() const {
   if (offset_ == 0) return true;
   const Open now = open();
@@ -68,6 +70,8 @@ void GrowingLines::read(const std::function<void(std::string_view)>& take) {
     offset_ += got;
     tail_.append(rest.substr(got - std::min(got, kTail)));
     tail_.erase(0, tail_.size() - std::min(tail_.size(), kTail));
+    // A line within the chunk is passed without a copy. Only a line that began in an earlier chunk is put together in
+    // begun_.
     for (size_t end; (end = rest.find('\n')) != rest.npos; rest.remove_prefix(end + 1)) {
       if (begun_.empty() && !too_long_) {
         take(rest.substr(0, end));

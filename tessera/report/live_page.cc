@@ -109,6 +109,7 @@ struct LivePage::Server {
       data = std::make_shared<const std::string>(page_data({last}, kMostPoints));
       seen.clear();
     }
+    // CPU time of this thread, not wall time: a busy machine must not make the page slower than the share demands.
     const std::chrono::duration<double> rest((cpu_seconds() - begun) * kShareOfCore);
     next = Clock::now() + std::chrono::duration_cast<Clock::duration>(rest);
     return data;

@@ -49,6 +49,7 @@ std::optional<fs::path> find_browser() {
   if (const char* given = std::getenv("TESSERA_CHROMIUM"); given && *given) return given;
   const char* path = std::getenv("PATH");
   std::string_view left = path ? path : "";
+  // The order of the names matters more than the order of PATH.
   for (const char* name : {"chromium", "chromium-browser", "google-chrome", "chrome"}) {
     for (std::string_view rest = left; !rest.empty();) {
       const size_t end = std::min(rest.find(':'), rest.size());

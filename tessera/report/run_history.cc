@@ -28,6 +28,7 @@ RunHistory read_run(const fs::path& folder) {
 std::vector<std::string> differing_settings(const std::vector<RunHistory>& runs) {
   std::vector<std::string> keys;
   std::set<std::string> known;
+  // All keys of all runs, in the order of the first run; keys that only later runs have come at the end.
   for (const auto& run : runs) {
     for (const auto& [key, value] : run.recipe) {
       if (known.insert(key).second) keys.push_back(key);
@@ -57,6 +58,7 @@ std::vector<size_t> thinned(const Series& steps, size_t most) {
     const double value = found == steps.columns.end() ? kNothing : found->second[row];
     return std::isfinite(value) ? value : std::numeric_limits<double>::infinity();
   };
+  // Each range gives at most two rows, and first and last row come on top: together at most `most`.
   const size_t stretches = std::max<size_t>(most / 2, 2) - 1;
   std::set<size_t> rows = {0, count - 1};
   for (size_t stretch = 0; stretch < stretches; ++stretch) {

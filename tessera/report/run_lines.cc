@@ -77,6 +77,7 @@ void keep_last(std::vector<T>& all, size_t most) {
 
 bool RunLines::take(std::string_view line) {
   try {
+    // The kind of a line is its key other than "step". A new session clears the end of an earlier session.
     const Json row = parse_json_object(line, "[report] line");
     const int64_t step = JsonReader(row, "[report] line").integer("step", -1, 0, INT64_MAX);
     if (step < 0) return false;

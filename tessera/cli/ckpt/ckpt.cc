@@ -134,6 +134,7 @@ void list(const std::string& path, bool as_json) {
 }  // namespace
 
 int run_ckpt(VerbArguments args) {
+  // fallthrough(): --log-level may also follow the subcommand.
   auto app = make_app("ckpt");
   app->require_subcommand(1);
   app->fallthrough();

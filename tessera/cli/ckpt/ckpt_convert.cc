@@ -195,6 +195,8 @@ void merge_adapter(const fs::path& source, const fs::path& destination, const Co
 }  // namespace
 
 std::string convert_checkpoint(const fs::path& source, const fs::path& destination, const ConvertOptions& options) {
+  // Formats that can be converted into each other: GGUF and Hugging Face folder, in both directions; any format of
+  // TensorFiles to hf and dcp; a distributed checkpoint to a torch.save file.
   const bool gguf = is_gguf(source);
   const bool plain_folder =
       !gguf && fs::is_directory(source) && TensorFiles::open(source)->format() == TensorFiles::Format::kSafetensors;

@@ -102,6 +102,8 @@ void take(const char* name, const std::optional<T>& flag, T neutral, T& value, s
 GenerationOptions generation_options(const GenerateFlags& flags, const ModelConfig& config) {
   auto options = GenerationOptions::from_folder(flags.model, config);
   const GenerationOptions neutral;
+  // Sampling is on with --temperature above 0, or another sampling flag, or do_sample of generation_config.json. Values
+  // that matter only for sampling are collected apart, and named in the log only when sampling is on.
   const bool asked = flags.temperature || flags.top_k || flags.top_p || flags.min_p || flags.seed;
   options.sample = flags.temperature ? *flags.temperature != 0 : asked || options.folder_samples;
   std::string taken, of_samples;
@@ -133,6 +135,8 @@ void run_prompt(Generator& generator, const GenerateFlags& flags, const Generati
                    text += piece;
                    return (flags.json || write_text(piece)) && !stream.stopped();
                  }});
+  // The stream holds back the bytes of an incomplete UTF-8 character, and text that may be the beginning of a stop
+  // string.
   const auto rest = stream.finish();
   if (flags.json) {
     print_object(generation_object(prompt, tokens, text + rest));

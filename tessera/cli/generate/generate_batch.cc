@@ -117,6 +117,8 @@ void run_batch(Generator& generator, const GenerateFlags& flags, const Generatio
   std::deque<Answer> answers;
   size_t next = 0;
   auto& engine = generator.engine();
+  // A new sequence enters for each printed answer. Answers that wait for an earlier one count, too, so memory is
+  // bounded.
   while (next < jobs.size() || !answers.empty()) {
     while (next < jobs.size() && answers.size() < kAtOnce) {
       auto& answer =

@@ -215,6 +215,7 @@ ordered_json record_result(const ScoreRecord& record, std::span<const std::vecto
 // over the world.
 ScoreTotals score_all(const std::vector<ScoreRecord>& records, ScoreRun& run, ScoreWriter* writer) {
   ScoreTotals totals;
+  // Records are never split, so that a result is complete when it is written.
   for (size_t begin = 0; begin < records.size();) {
     std::vector<const ScoreSequence*> sequences;
     size_t end = begin;

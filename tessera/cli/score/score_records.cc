@@ -130,6 +130,7 @@ class RecordReader {
     }
     sequence.first = sequence.tokens.size();
     sequence.tokens.insert(sequence.tokens.end(), more.begin(), more.end());
+    // Without a prompt the first token has no log-prob, because nothing comes before it.
     if (sequence.first == 0) sequence.first = std::min<size_t>(1, sequence.tokens.size());
     check_length(sequence, key);
     return sequence;
