@@ -234,7 +234,7 @@ TEST(HubStore, AnAnswerThatIsTooLargeEndsHisConnectionWhoAskedForIt) {
   EXPECT_EQ(setter->add("n", 1), 1);
   one.join();
   other.join();
-  EXPECT_THAT(large, HasSubstr("is gone"));
+  EXPECT_THAT(large, HasSubstr("lost the connection to rank 0"));
   EXPECT_EQ(small, "answered");
 }
 
