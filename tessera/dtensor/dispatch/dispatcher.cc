@@ -110,7 +110,7 @@ struct FallbackKernel final : c10::OperatorKernel {
 };
 
 // All registrations. The object is never destroyed because the dispatcher keeps calling its kernels.
-struct Registry {
+struct KernelRegistry {
   std::mutex mutex;
   torch::Library aten{torch::Library::IMPL, "aten", kDTensorKey, __FILE__, __LINE__};
   torch::Library aten_autograd{torch::Library::IMPL, "aten", c10::DispatchKey::AutogradPrivateUse3, __FILE__, __LINE__};
@@ -126,7 +126,7 @@ struct Registry {
     entries.emplace(entry->name, std::move(entry));
   }
 
-  Registry() {
+  KernelRegistry() {
     any.fallback(torch::CppFunction::makeFromBoxedFunctor(std::make_unique<FallbackKernel>()));
     // As for other back-ends: backward of an operation without a derivative raises an error.
     any_autograd.fallback(torch::autograd::basicAutogradNotImplementedFallback());
@@ -144,8 +144,8 @@ struct Registry {
   }
 };
 
-Registry& registry() {
-  static Registry* const made = new Registry();  // never destroyed, see Registry
+KernelRegistry& registry() {
+  static KernelRegistry* const made = new KernelRegistry();  // never destroyed, see KernelRegistry
   return *made;
 }
 
@@ -182,7 +182,7 @@ std::vector<c10::OperatorHandle> operations_named(const std::string& name) {
 }
 
 void ensure_kernels_of(const std::vector<c10::OperatorHandle>& operations) {
-  Registry& all = registry();
+  KernelRegistry& all = registry();
   std::lock_guard lock(all.mutex);
   for (const auto& op : operations) {
     const auto& name = op.operator_name();

@@ -10,19 +10,19 @@ namespace tessera {
 
 namespace {
 
-struct Reduction {
+struct ReductionDims {
   std::vector<bool> reduced;      // for each dim of self
   std::vector<int64_t> position;  // for each dim of self: its position in the output, -1 if removed
   std::vector<int64_t> sizes;     // of the output
 };
 
-Reduction read_reduction(const OpCall& call) {
+ReductionDims read_reduction(const OpCall& call) {
   const TensorInput& self = call.inputs[0];
   const int dim_arg = call.arg_named("dim");
   const std::vector<int64_t> dims = call.ints_at(dim_arg);
   const int keepdim_arg = call.arg_named("keepdim");
   const bool keepdim = keepdim_arg >= 0 && call.bool_at(keepdim_arg);
-  Reduction result{std::vector<bool>(self.dim(), dims.empty()), std::vector<int64_t>(self.dim(), -1), {}};
+  ReductionDims result{std::vector<bool>(self.dim(), dims.empty()), std::vector<int64_t>(self.dim(), -1), {}};
   for (const int64_t dim : dims) {
     TESSERA_CHECK(dim >= -std::max<int64_t>(self.dim(), 1) && dim < std::max<int64_t>(self.dim(), 1), ErrorKind::kShape,
                   "[dtensor.dispatch] {}: found dim {}, wanted one of {} dims.", call.describe(), dim, self.dim());
@@ -80,7 +80,7 @@ bool meets_requirement(const OpCall& call, const Placements& placements, const s
 }
 
 void propose(const OpCall& call, Proposal& proposal, const ReductionKind& kind) {
-  const Reduction reduction = read_reduction(call);
+  const ReductionDims reduction = read_reduction(call);
   const TensorInput& self = call.inputs[0];
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
     if (!is_sharded_on(self, dim)) continue;
