@@ -62,7 +62,7 @@ StateValue to_cpu(const StateValue& value) {
   const c10::NoGradGuard no_grad;
   const at::Tensor& tensor = value.tensor();
   if (!is_dtensor(tensor)) return tensor.is_cpu() ? value : StateValue(tensor.detach().cpu());
-  return detail::whole_of_dtensor(tensor, "[state.to_cpu]").cpu();
+  return detail::gather_full_tensor(tensor, "[state.to_cpu]").cpu();
 }
 
 }  // namespace tessera

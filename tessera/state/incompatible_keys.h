@@ -7,8 +7,8 @@
 namespace tessera {
 
 struct IncompatibleKeys {
-  std::vector<std::string> missing;     // names of the model that the dict does not have
-  std::vector<std::string> unexpected;  // keys of the dict that the model does not have
+  std::vector<std::string> missing_keys;     // names of the model that the dict does not have
+  std::vector<std::string> unexpected_keys;  // keys of the dict that the model does not have
 };
 
 }  // namespace tessera

@@ -50,7 +50,7 @@ std::string quoted_list(const std::vector<std::string>& names) {
   return names.size() > kMostShown ? text + fmt::format(" and {} more", names.size() - kMostShown) : text;
 }
 
-ModelNames::ModelNames(nn::Module& model, const StateDictOptions& options) {
+ModelTensorNames::ModelTensorNames(nn::Module& model, const StateDictOptions& options) {
   visit(model, "", options);
   std::unordered_set<std::string_view> seen;
   for (const auto& [name, entry] : names_) {
@@ -62,7 +62,7 @@ ModelNames::ModelNames(nn::Module& model, const StateDictOptions& options) {
 
 // A shared module is visited at each of its places, as Module.state_dict() does, so that its tensors get all their
 // names.
-void ModelNames::visit(nn::Module& module, const std::string& prefix, const StateDictOptions& options) {
+void ModelTensorNames::visit(nn::Module& module, const std::string& prefix, const StateDictOptions& options) {
   for (auto& slot : module.own_parameters()) {
     add(prefix + slot.name, {.names = {}, .parameter = &slot, .buffer = nullptr}, options);
   }
@@ -74,7 +74,7 @@ void ModelNames::visit(nn::Module& module, const std::string& prefix, const Stat
   for (const auto& [name, child] : module.named_children()) visit(*child, prefix + name + ".", options);
 }
 
-void ModelNames::add(const std::string& fqn, const Entry& entry, const StateDictOptions& options) {
+void ModelTensorNames::add(const std::string& fqn, const NamedTensor& entry, const StateDictOptions& options) {
   // Tensors are recognised by identity (TensorImpl): the second name of a shared tensor is added to its entry.
   const auto name = options.fqn_modifier ? options.fqn_modifier(fqn) : fqn;
   const auto [found, is_new] = by_tensor_.try_emplace(entry.tensor().unsafeGetTensorImpl(), entries_.size());
@@ -83,14 +83,14 @@ void ModelNames::add(const std::string& fqn, const Entry& entry, const StateDict
   names_.emplace_back(name, found->second);
 }
 
-const ModelNames::Entry* ModelNames::find(const at::Tensor& parameter) const {
+const ModelTensorNames::NamedTensor* ModelTensorNames::find(const at::Tensor& parameter) const {
   const auto found = by_tensor_.find(parameter.unsafeGetTensorImpl());
   return found == by_tensor_.end() ? nullptr : &entries_[found->second];
 }
 
 // The first DTensor's world is used, not its mesh: with several meshes (pipeline stages, experts) only the world has
 // all ranks.
-std::shared_ptr<comm::Group> group_of(const ModelNames& model, const StateDictOptions& options) {
+std::shared_ptr<comm::Group> group_of(const ModelTensorNames& model, const StateDictOptions& options) {
   if (options.group) return options.group;
   for (const auto& entry : model.entries()) {
     if (!is_dtensor(entry.tensor())) continue;
@@ -100,7 +100,7 @@ std::shared_ptr<comm::Group> group_of(const ModelNames& model, const StateDictOp
   return nullptr;
 }
 
-std::shared_ptr<comm::Group> broadcasting_group(const ModelNames& model, const StateDictOptions& options,
+std::shared_ptr<comm::Group> broadcasting_group(const ModelTensorNames& model, const StateDictOptions& options,
                                                 const char* where) {
   if (!options.broadcast_from_rank0) return nullptr;
   auto group = group_of(model, options);
@@ -109,7 +109,7 @@ std::shared_ptr<comm::Group> broadcasting_group(const ModelNames& model, const S
   return group;
 }
 
-c10::Device device_of(const ModelNames& model, const comm::Group* group, std::string_view complaint) {
+c10::Device device_of(const ModelTensorNames& model, const comm::Group* group, std::string_view complaint) {
   std::optional<c10::Device> device;
   for (const auto& entry : model.entries()) {
     // Local tensors without dims do not count, because a step or a scale may be on the CPU in any model. A meta DTensor
@@ -136,13 +136,15 @@ void check_options(const StateDictOptions& options) {
                 options.submodules.size());
 }
 
-StateDict full_or_on_cpu(const StateDict& state_dict, const ModelNames& model, const StateDictOptions& options) {
+StateDict gather_or_offload(const StateDict& state_dict, const ModelTensorNames& model,
+                            const StateDictOptions& options) {
   // With cpu_offload the result is for rank 0 alone. Without a group, for a plain model, every rank gets the result.
-  IterateOptions how{.cpu_offload = options.cpu_offload, .group = options.group};
-  if (!options.full_state_dict) return options.cpu_offload ? offload_state_dict_to_cpu(state_dict, how) : state_dict;
-  if (options.cpu_offload) how.group = group_of(model, options);
-  if (options.cpu_offload && how.group) how.ranks_only = {0};
-  return gather_state_dict(state_dict, how);
+  IterateOptions iterate_options{.cpu_offload = options.cpu_offload, .group = options.group};
+  if (!options.full_state_dict)
+    return options.cpu_offload ? offload_state_dict_to_cpu(state_dict, iterate_options) : state_dict;
+  if (options.cpu_offload) iterate_options.group = group_of(model, options);
+  if (options.cpu_offload && iterate_options.group) iterate_options.ranks_only = {0};
+  return gather_state_dict(state_dict, iterate_options);
 }
 
 }  // namespace tessera

@@ -21,46 +21,47 @@ ValuesByName values_by_clean_fqn(const StateDict& state_dict, const char* where)
 // Formats names for a message, in quotes: the first 20 names and the number of further names.
 std::string quoted_list(const std::vector<std::string>& names);
 
-class ModelNames {
+class ModelTensorNames {
  public:
-  struct Entry {
+  struct NamedTensor {
     std::vector<std::string> names;          // all names of the tensor, in the order of the modules
     nn::ParameterSlot* parameter = nullptr;  // null for a buffer
     at::Tensor* buffer = nullptr;
     const at::Tensor& tensor() const { return parameter ? parameter->parameter : *buffer; }
   };
   // Error kConfig when two tensors get one name, for example from options.fqn_modifier.
-  ModelNames(nn::Module& model, const StateDictOptions& options);
+  ModelTensorNames(nn::Module& model, const StateDictOptions& options);
 
   // Each parameter and each persistent buffer once.
-  const std::vector<Entry>& entries() const { return entries_; }
+  const std::vector<NamedTensor>& entries() const { return entries_; }
   // Every name with the index of its entry, in the order of the modules.
   const std::vector<std::pair<std::string, size_t>>& names() const { return names_; }
   // Returns nullptr for a tensor that is not in the model.
-  const Entry* find(const at::Tensor& parameter) const;
+  const NamedTensor* find(const at::Tensor& parameter) const;
 
  private:
   void visit(nn::Module& module, const std::string& prefix, const StateDictOptions& options);
-  void add(const std::string& fqn, const Entry& entry, const StateDictOptions& options);
-  std::vector<Entry> entries_;
+  void add(const std::string& fqn, const NamedTensor& entry, const StateDictOptions& options);
+  std::vector<NamedTensor> entries_;
   std::vector<std::pair<std::string, size_t>> names_;
   std::unordered_map<const c10::TensorImpl*, size_t> by_tensor_;
 };
 
 // Returns options.group, or the group of all ranks in the world of the first DTensor, or null for a model without
 // DTensors. COLLECTIVE over all ranks when the world has no such group yet.
-std::shared_ptr<comm::Group> group_of(const ModelNames& model, const StateDictOptions& options);
+std::shared_ptr<comm::Group> group_of(const ModelTensorNames& model, const StateDictOptions& options);
 // Returns group_of() when options.broadcast_from_rank0 is set, else null. Error kConfig when there is no group; its
 // message begins with `where`.
-std::shared_ptr<comm::Group> broadcasting_group(const ModelNames& model, const StateDictOptions& options,
+std::shared_ptr<comm::Group> broadcasting_group(const ModelTensorNames& model, const StateDictOptions& options,
                                                 const char* where);
 // Returns the device on which tensors for the model are sent, which is the device of the model's local tensors. Error
 // kShape when these are on several devices; its message begins with `complaint`.
-c10::Device device_of(const ModelNames& model, const comm::Group* group, std::string_view complaint);
+c10::Device device_of(const ModelTensorNames& model, const comm::Group* group, std::string_view complaint);
 // Errors kConfig: broadcast_from_rank0 without full_state_dict, and keep_submodule_prefixes = false without exactly one
 // submodule.
 void check_options(const StateDictOptions& options);
 // Applies the options full_state_dict and cpu_offload to a dict. COLLECTIVE as gather_state_dict and group_of are.
-StateDict full_or_on_cpu(const StateDict& state_dict, const ModelNames& model, const StateDictOptions& options);
+StateDict gather_or_offload(const StateDict& state_dict, const ModelTensorNames& model,
+                            const StateDictOptions& options);
 
 }  // namespace tessera

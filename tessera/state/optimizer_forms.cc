@@ -195,9 +195,9 @@ StateDict unflatten_optimizer_dict(const StateDict& flat, const std::vector<std:
     const auto parts = reader.read(text);
     if (!parts) continue;
     if (parts->is_state) {
-      set_nested(states[parts->parameter], parts->rest, value, text);
+      set_nested(states[parts->parameter], parts->rest_of_key, value, text);
     } else {
-      settings[parts->parameter].set(std::string(parts->rest), value);
+      settings[parts->parameter].set(std::string(parts->rest_of_key), value);
     }
   }
   StateDict state;

@@ -20,7 +20,7 @@ namespace tessera {
 namespace {
 
 // Returns the parameters of each group by the names in the model, with all names of a shared parameter.
-std::vector<detail::GroupNames> group_names(const optim::Optimizer& optimizer, const ModelNames& model) {
+std::vector<detail::GroupNames> group_names(const optim::Optimizer& optimizer, const ModelTensorNames& model) {
   std::vector<detail::GroupNames> groups;
   for (const auto& group : optimizer.param_groups()) {
     auto& names = groups.emplace_back();
@@ -45,7 +45,7 @@ void check_optimizers(const std::vector<optim::Optimizer*>& optimizers) {
 }
 
 std::vector<detail::OptimizerNames> optimizer_names(const std::vector<optim::Optimizer*>& optimizers,
-                                                    const ModelNames& model) {
+                                                    const ModelTensorNames& model) {
   std::vector<detail::OptimizerNames> out;
   for (const auto* optimizer : optimizers) {
     out.push_back({.groups = group_names(*optimizer, model), .is_stateless = keeps_no_state(*optimizer)});
@@ -63,7 +63,7 @@ StateDict get_optimizer_state_dict(nn::Module& model, const std::vector<optim::O
     return handler->get_optimizer_state_dict(model, optimizers, options);
   }
   const c10::NoGradGuard no_grad;
-  const ModelNames names(model, options);
+  const ModelTensorNames names(model, options);
   StateDict state;
   StateList groups;
   for (const auto* optimizer : optimizers) {
@@ -81,7 +81,7 @@ StateDict get_optimizer_state_dict(nn::Module& model, const std::vector<optim::O
   }
   StateDict out = detail::optimizer_dict_of(std::move(state), std::move(groups));
   if (options.flatten_optimizer_state_dict) out = flatten_optimizer_dict(out);
-  out = full_or_on_cpu(out, names, options);
+  out = gather_or_offload(out, names, options);
   verify_optimizer_state_dict(out, options);
   return out;
 }
@@ -94,7 +94,7 @@ void set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimi
     return handler->set_optimizer_state_dict(model, optimizers, optimizer_state_dict, options);
   }
   const c10::NoGradGuard no_grad;
-  const ModelNames names(model, options);
+  const ModelTensorNames names(model, options);
   const auto group = broadcasting_group(names, options, "[state.set_optimizer]");
   const auto device = device_of(names, group.get(), "Device mismatch");
   std::vector<detail::OptimizerLoad> loads;
@@ -108,8 +108,8 @@ void set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimi
     }
     for (const auto& load : loads) {
       for (const auto& copy : load.copies()) {
-        const bool is_to_come = incoming && incoming->announces(copy.source);
-        TESSERA_CHECK(is_to_come || !copy.source.is_meta(), ErrorKind::kShape,
+        const bool is_announced = incoming && incoming->is_announced(copy.source);
+        TESSERA_CHECK(is_announced || !copy.source.is_meta(), ErrorKind::kShape,
                       "[state.set_optimizer] a value of {} is on the meta device, without values", copy.state);
       }
     }

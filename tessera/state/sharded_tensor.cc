@@ -23,7 +23,7 @@ namespace {
 
 // The shards of all ranks, from one exchange of metadata. Every rank has the same data and finds the same faults, so
 // all ranks throw or none does.
-struct ShardsOfAll {
+struct GatheredShardMetadata {
   std::vector<DcpChunk> boxes;    // of all ranks, rank after rank
   std::vector<size_t> holders;    // rank in the group of each box
   std::vector<int64_t> elements;  // number of elements of each rank
@@ -71,29 +71,29 @@ std::string describe_shards(const ShardedTensor& tensor) {
                                 {"accelerator", on_accelerator}});
 }
 
-ShardsOfAll exchange_shards(const ShardedTensor& tensor) {
-  ShardsOfAll all;
+GatheredShardMetadata all_gather_shard_metadata(const ShardedTensor& tensor) {
+  GatheredShardMetadata all;
   const auto messages = comm::all_gather_bytes(*tensor.group, describe_shards(tensor));
   std::optional<StateDict> first;
   for (size_t rank = 0; rank < messages.size(); ++rank) {
-    const StateDict said = decode_state(messages[rank]).dict();
-    if (!first) first = said;
+    const StateDict rank_metadata = decode_state(messages[rank]).dict();
+    if (!first) first = rank_metadata;
     int64_t elements = 0;
-    for (const auto& box : said.at("boxes").list()) {
+    for (const auto& box : rank_metadata.at("boxes").list()) {
       all.boxes.push_back({to_numbers(box.list().at(0)), to_numbers(box.list().at(1))});
       all.holders.push_back(rank);
       elements += c10::multiply_integers(all.boxes.back().sizes);
     }
     all.elements.push_back(elements);
-    all.any_on_accelerator |= std::get<bool>(said.at("accelerator").variant());
+    all.any_on_accelerator |= std::get<bool>(rank_metadata.at("accelerator").variant());
     if (!all.fault.empty()) continue;
-    const auto& fault = said.at("fault").string();
+    const auto& fault = rank_metadata.at("fault").string();
     if (!fault.empty()) all.fault = fmt::format("a shard of rank {} {}", rank, fault);
-    if (to_numbers(said.at("size")) != to_numbers(first->at("size")) ||
-        said.at("dtype").string() != first->at("dtype").string()) {
+    if (to_numbers(rank_metadata.at("size")) != to_numbers(first->at("size")) ||
+        rank_metadata.at("dtype").string() != first->at("dtype").string()) {
       all.fault = fmt::format("rank 0 has it as {} [{}], rank {} as {} [{}]", first->at("dtype").string(),
-                              fmt::join(to_numbers(first->at("size")), ", "), rank, said.at("dtype").string(),
-                              fmt::join(to_numbers(said.at("size")), ", "));
+                              fmt::join(to_numbers(first->at("size")), ", "), rank, rank_metadata.at("dtype").string(),
+                              fmt::join(to_numbers(rank_metadata.at("size")), ", "));
     }
   }
   return all;
@@ -101,25 +101,25 @@ ShardsOfAll exchange_shards(const ShardedTensor& tensor) {
 
 // Returns why the shards of all ranks do not hold each element exactly once, or an empty text when they do. Boxes that
 // are inside the tensor, do not overlap, and have as many elements as the tensor cover it completely.
-std::string layout_fault(const std::vector<int64_t>& size, const ShardsOfAll& all) {
+std::string layout_fault(const std::vector<int64_t>& size, const GatheredShardMetadata& all) {
   const auto place = [&](size_t box) {
     return fmt::format("at [{}] of [{}]", fmt::join(all.boxes[box].offsets, ", "),
                        fmt::join(all.boxes[box].sizes, ", "));
   };
-  int64_t held = 0;
+  int64_t covered_elements = 0;
   for (size_t i = 0; i < all.boxes.size(); ++i) {
     if (!lies_inside(all.boxes[i], size)) {
       return fmt::format("a shard of rank {} {} reaches beyond [{}]", all.holders[i], place(i), fmt::join(size, ", "));
     }
-    held += c10::multiply_integers(all.boxes[i].sizes);
+    covered_elements += c10::multiply_integers(all.boxes[i].sizes);
   }
   if (const auto pair = find_overlap(all.boxes, "[state.all_gather_sharded_tensor] a ShardedTensor")) {
     return fmt::format("shards of ranks {} and {} overlap: {}, {}", all.holders[pair->first], all.holders[pair->second],
                        place(pair->first), place(pair->second));
   }
-  const int64_t wanted = c10::multiply_integers(size);
-  if (held == wanted) return "";
-  return fmt::format("the shards of all ranks hold {} of {} elements", held, wanted);
+  const int64_t expected_elements = c10::multiply_integers(size);
+  if (covered_elements == expected_elements) return "";
+  return fmt::format("the shards of all ranks hold {} of {} elements", covered_elements, expected_elements);
 }
 
 // Returns the device of a rank: its rank modulo the number of devices that this process sees.
@@ -191,7 +191,7 @@ std::shared_ptr<ShardedTensor> chunks_of_ranks(const at::Tensor& own, at::IntArr
 at::Tensor all_gather_sharded_tensor(const ShardedTensor& tensor) {
   TESSERA_CHECK(tensor.group, ErrorKind::kShape, "[state.all_gather_sharded_tensor] the tensor has no group");
   const c10::NoGradGuard no_grad;
-  auto all = exchange_shards(tensor);
+  auto all = all_gather_shard_metadata(tensor);
   if (all.fault.empty()) all.fault = layout_fault(tensor.size, all);
   TESSERA_CHECK(all.fault.empty(), ErrorKind::kShape,
                 "[state.all_gather_sharded_tensor] {} [{}]: {}. Each element must be in one shard of one rank.",
@@ -202,10 +202,10 @@ at::Tensor all_gather_sharded_tensor(const ShardedTensor& tensor) {
   if (c10::multiply_integers(tensor.size) == 0) return at::empty(tensor.size, options).to(home);
 
   // One all-gather with equal counts: each rank sends as many elements as the largest rank has. Rank r's elements start
-  // at r * most, and its boxes follow each other in the order of its metadata.
-  const int64_t most = std::ranges::max(all.elements);
-  const at::Tensor gathered = at::empty({most * tensor.group->size()}, options);
-  comm::all_gather_into(*tensor.group, gathered.view(c10::kByte), packed(tensor, most, options),
+  // at r * max_elements, and its boxes follow each other in the order of its metadata.
+  const int64_t max_elements = std::ranges::max(all.elements);
+  const at::Tensor gathered = at::empty({max_elements * tensor.group->size()}, options);
+  comm::all_gather_into(*tensor.group, gathered.view(c10::kByte), packed(tensor, max_elements, options),
                         "all_gather_sharded_tensor")
       .wait();
   at::Tensor whole = at::empty(tensor.size, options);  // allocated after the send buffer was freed
@@ -216,7 +216,7 @@ at::Tensor all_gather_sharded_tensor(const ShardedTensor& tensor) {
     for (size_t d = 0; d < sizes.size(); ++d) place = place.narrow(static_cast<int64_t>(d), offsets[d], sizes[d]);
     const int64_t count = c10::multiply_integers(sizes);
     const size_t holder = all.holders[i];
-    place.copy_(gathered.narrow(0, most * static_cast<int64_t>(holder) + taken[holder], count).view(sizes));
+    place.copy_(gathered.narrow(0, max_elements * static_cast<int64_t>(holder) + taken[holder], count).view(sizes));
     taken[holder] += count;
   }
   return whole.to(home);

@@ -21,7 +21,7 @@ struct Flattener {
   StatePath path;
   std::string key;
 
-  void step_into(Into into, const StateKey& step, const StateValue& value) {
+  void flatten_child(Into into, const StateKey& step, const StateValue& value) {
     const size_t length = key.size();
     if (!path.empty()) key += '.';
     key += to_string(step);
@@ -33,12 +33,12 @@ struct Flattener {
 
   void visit(const StateValue& value) {
     if (value.is_dict() && !value.dict().empty()) {
-      for (const auto& [step, child] : value.dict()) step_into(Into::kDict, step, child);
+      for (const auto& [step, child] : value.dict()) flatten_child(Into::kDict, step, child);
       return;
     }
     if (const auto* items = items_of(value); items && !items->empty()) {
       const auto into = value.is_list() ? Into::kList : Into::kTuple;
-      for (size_t i = 0; i < items->size(); ++i) step_into(into, static_cast<int64_t>(i), (*items)[i]);
+      for (size_t i = 0; i < items->size(); ++i) flatten_child(into, static_cast<int64_t>(i), (*items)[i]);
       return;
     }
     TESSERA_CHECK(out.mapping.emplace(key, path).second, ErrorKind::kShape,
@@ -49,7 +49,7 @@ struct Flattener {
 
 // Returns the value at `step` of the container `value`. An unset `value` becomes the container that the step needs; an
 // existing one must be of that type.
-StateValue& stepped_into(StateValue& value, const PathStep& step, const std::string& key) {
+StateValue& child_at(StateValue& value, const PathStep& step, const std::string& key) {
   if (value.is_none()) {
     if (step.into == Into::kDict) value = StateDict();
     if (step.into == Into::kList) value = StateList();
@@ -140,7 +140,7 @@ bool is_number(const StateValue& value) { return value.is_int() || value.is_doub
 
 FlatStateDict flatten_state_dict(const StateDict& state_dict) {
   Flattener flattener;
-  for (const auto& [key, value] : state_dict) flattener.step_into(Into::kDict, key, value);
+  for (const auto& [key, value] : state_dict) flattener.flatten_child(Into::kDict, key, value);
   return std::move(flattener.out);
 }
 
@@ -152,7 +152,7 @@ StateDict unflatten_state_dict(const FlatStateDict& flat) {
     TESSERA_CHECK(found != flat.mapping.end() && !found->second.empty(), ErrorKind::kShape,
                   "[state.unflatten] {}: the mapping has no path for it", quote(to_string(key)));
     StateValue* place = &root;
-    for (const auto& step : found->second) place = &stepped_into(*place, step, found->first);
+    for (const auto& step : found->second) place = &child_at(*place, step, found->first);
     TESSERA_CHECK(place->is_none(), ErrorKind::kShape,
                   "[state.unflatten] {}: another value is stored at its path, or below it", quote(found->first));
     *place = value;

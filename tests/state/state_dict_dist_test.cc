@@ -147,7 +147,7 @@ TEST(ParallelStateDict, EveryLayoutGoesOnFromWholeValues) {
         if (broadcast) given.optimizer = flatten_optimizer_dict(given.optimizer);
         if (broadcast && world->rank() != 0) given = {};
         const auto keys = trained.set(given, {.full_state_dict = true, .broadcast_from_rank0 = broadcast});
-        EXPECT_THAT(keys.missing, IsEmpty());
+        EXPECT_THAT(keys.missing_keys, IsEmpty());
         EXPECT_EQ(trained.optimizer->steps(), 2);
         EXPECT_TRUE(same_values(trained.get({.full_state_dict = true}).model, reference().after_two.model));
         EXPECT_TRUE(same_values(trained.get({.full_state_dict = true}).optimizer, reference().after_two.optimizer));
@@ -243,7 +243,7 @@ TEST(ParallelStateDict, FrozenParametersMayStayBehind) {
     EXPECT_FALSE(dict.contains("layers.0.up"));
     EXPECT_TRUE(dict.contains("layers.1.up"));
     const auto frozen = copy_of(get_model_state_dict(to, {.full_state_dict = true}).at("layers.0.up"));
-    EXPECT_THAT(set_model_state_dict(to, dict, options).missing, IsEmpty());
+    EXPECT_THAT(set_model_state_dict(to, dict, options).missing_keys, IsEmpty());
     const auto after = get_model_state_dict(to, {.full_state_dict = true});
     EXPECT_TRUE(same_values(after.at("layers.0.up"), frozen));
     EXPECT_TRUE(same_values(after.at("layers.1.up"), dict.at("layers.1.up")));

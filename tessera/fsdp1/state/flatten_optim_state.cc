@@ -124,8 +124,8 @@ class FlattenPlan {
     for (size_t i = 0; i < by_unit.size(); ++i) check(i);
   }
 
-  // A description of each member's state, for check_alike: the ranks can exchange the states only when all describe
-  // them equally.
+  // A description of each member's state, for check_equal_on_ranks: the ranks can exchange the states only when all
+  // describe them equally.
   comm::Facts facts() const {
     comm::Facts facts;
     for (size_t i = 0; i < by_unit.size(); ++i) {
@@ -199,8 +199,8 @@ StateDict shard_orig_param_state(const Fsdp1Unit& unit, size_t member, const Sta
 FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const StateDict& optim_state_dict,
                                              const FlattenOptions& options) {
   comm::Group& group = options.group ? *options.group : *model.group();
-  // Every step before the exchange is checked on all ranks together. After check_alike all ranks have equal plans, so
-  // the exchange below makes the same collectives in the same order on each rank.
+  // Every step before the exchange is checked on all ranks together. After check_equal_on_ranks all ranks have equal
+  // plans, so the exchange below makes the same collectives in the same order on each rank.
   comm::attempt_together(group, [&] {
     if (!options.rank0_only || group.rank() == 0) states_of(optim_state_dict, "[fsdp1.load]");
   });
@@ -212,7 +212,7 @@ FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const Stat
     plan.emplace(model, states, options.partial_units);
     if (!options.rank0_only) facts = plan->facts();
   });
-  check_alike(group, facts, "Pass the same optimizer state dict on all ranks, or set rank0_only.");
+  check_equal_on_ranks(group, facts, "Pass the same optimizer state dict on all ranks, or set rank0_only.");
 
   const ResolveValue resolve = [&](const StateValue& value, const std::string& subject) {
     return options.rank0_only ? broadcast_state(group, value, model.units()[0].handle->shard().device(), subject)

@@ -106,9 +106,11 @@ struct LoadPlan {
 
 void check_strict(const IncompatibleKeys& keys) {
   std::string text;
-  if (!keys.missing.empty()) text += fmt::format("Missing key(s) in state_dict: {}. ", quoted_list(keys.missing));
-  if (!keys.unexpected.empty()) {
-    text += fmt::format("Unexpected key(s) in state_dict: {}. ", quoted_list(keys.unexpected));
+  if (!keys.missing_keys.empty()) {
+    text += fmt::format("Missing key(s) in state_dict: {}. ", quoted_list(keys.missing_keys));
+  }
+  if (!keys.unexpected_keys.empty()) {
+    text += fmt::format("Unexpected key(s) in state_dict: {}. ", quoted_list(keys.unexpected_keys));
   }
   TESSERA_CHECK(text.empty(), ErrorKind::kShape,
                 "[fsdp1.load] {}Load the state dict of this model and state_dict_type, or set strict to false.", text);
@@ -139,10 +141,10 @@ LoadPlan plan_load(const std::vector<ModelTensor>& tensors, const StateDict& dic
       values.push_back(found->second);
     }
     const bool may_miss = options.ignore_frozen_params && tensor.frozen;
-    if (values.empty() && !may_miss) plan.keys.missing.push_back(tensor.names[0]);
+    if (values.empty() && !may_miss) plan.keys.missing_keys.push_back(tensor.names[0]);
   }
   for (const auto& [key, value] : dict) {
-    if (!known.contains(clean_fqn(to_string(key)))) plan.keys.unexpected.push_back(to_string(key));
+    if (!known.contains(clean_fqn(to_string(key)))) plan.keys.unexpected_keys.push_back(to_string(key));
   }
   if (options.strict) check_strict(plan.keys);
   return plan;
@@ -226,8 +228,8 @@ IncompatibleKeys load_fsdp1_state_dict(nn::Module& root, const StateDict& state_
   comm::attempt_together(group, [&] { view.emplace(root, model); });
   const auto& form = view->form;
   auto& tensors = view->tensors;
-  check_alike(group, {{"state_dict_type", fmt::format("{} {}", to_string(form.type), form.rank0_only)}},
-              "Set the same state_dict_type on all ranks.");
+  check_equal_on_ranks(group, {{"state_dict_type", fmt::format("{} {}", to_string(form.type), form.rank0_only)}},
+                       "Set the same state_dict_type on all ranks.");
   // As in flatten_optim_state_dict: plan and check on all ranks, then exchange in one order. With rank0_only the
   // tensors come from rank 0 one at a time.
   const StateDict tree = form.rank0_only ? broadcast_processed_state(group, state_dict) : state_dict;
@@ -237,7 +239,7 @@ IncompatibleKeys load_fsdp1_state_dict(nn::Module& root, const StateDict& state_
     plan = plan_load(tensors, tree, options);
     if (!form.rank0_only) facts = load_facts(tensors, plan);
   });
-  check_alike(group, facts, "Pass the same state dict on all ranks, or set rank0_only.");
+  check_equal_on_ranks(group, facts, "Pass the same state dict on all ranks, or set rank0_only.");
 
   const auto piece_of = [&](const FlatPlace& place, const StateValue& value) {
     return ranges_of_value(place, form.rank0_only ? broadcast_state(group, value, place.device, place.name) : value);

@@ -151,8 +151,8 @@ StateDict optim_state_dict_to_load(nn::Module& model, optim::Optimizer& optimize
   comm::Group& group = options.group ? *options.group : *units.group();
   SavedForm form;
   comm::attempt_together(group, [&] { form = optim_form(get_state_dict_type(model), units); });
-  check_alike(group, {{"rank0_only", form.rank0_only ? "true" : "false"}},
-              "Set the same state_dict_type on all ranks.");
+  check_equal_on_ranks(group, {{"rank0_only", form.rank0_only ? "true" : "false"}},
+                       "Set the same state_dict_type on all ranks.");
   const auto flat =
       flatten_optim_state_dict(units, form.rank0_only && group.rank() != 0 ? StateDict{} : optim_state_dict,
                                {.rank0_only = form.rank0_only,

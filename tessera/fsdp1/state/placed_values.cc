@@ -174,7 +174,7 @@ void check_same_form(comm::Group& group, const SavedForm& form) {
   const auto& mesh = form.values.device_mesh;
   const auto text = fmt::format("{} {} {} {}", to_string(form.type), form.rank0_only, form.values.offload_to_cpu,
                                 mesh ? mesh->to_string() : "");
-  check_alike(group, {{"state_dict_type", text}}, "Set the same state_dict_type on all ranks.");
+  check_equal_on_ranks(group, {{"state_dict_type", text}}, "Set the same state_dict_type on all ranks.");
 }
 
 StateValue value_of_ranges(const FlatPlace& place, const at::Tensor& piece, const ValueOptions& options) {

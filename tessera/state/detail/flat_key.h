@@ -1,7 +1,7 @@
 // Splits the keys of flat optimizer dicts into a parameter and the rest of the key.
 //
 //   FlatKeyReader reader(parameter_names);
-//   const auto key = reader.read("state.layers.0.weight.exp_avg");   // parameter 0, rest "exp_avg"
+//   const auto key = reader.read("state.layers.0.weight.exp_avg");   // parameter 0, rest_of_key "exp_avg"
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@
 namespace tessera::detail {
 
 struct FlatKey {
-  bool is_state = false;  // true for a key of `state`, false for a key of `param_groups`
-  size_t parameter = 0;   // position of the parameter in the names
-  std::string_view rest;  // what follows the name of the parameter, such as "exp_avg"; a view into the key
+  bool is_state = false;         // true for a key of `state`, false for a key of `param_groups`
+  size_t parameter = 0;          // position of the parameter in the names
+  std::string_view rest_of_key;  // what follows the name of the parameter, such as "exp_avg"; a view into the key
 };
 
 // Names of parameters contain dots, and names of states may contain dots too. Only the list of known names shows where

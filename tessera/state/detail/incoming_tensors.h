@@ -4,7 +4,7 @@
 // announced: it is in message() as a meta tensor.
 //
 //   plan(incoming.message());                                  // announced tensors are on the meta device
-//   incoming.each(device, [](const at::Tensor& announced, const at::Tensor& values) { ... });   // COLLECTIVE
+//   incoming.receive_each(device, [](const at::Tensor& announced, const at::Tensor& values) { ... });   // COLLECTIVE
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,18 +34,18 @@ class IncomingTensors {
   comm::Group& group() const { return *group_; }
   const StateDict& message() const { return message_; }
   // Returns whether `tensor` is an announced tensor of the message.
-  bool announces(const at::Tensor& tensor) const { return position_.contains(tensor.unsafeGetTensorImpl()); }
+  bool is_announced(const at::Tensor& tensor) const { return position_.contains(tensor.unsafeGetTensorImpl()); }
   // Returns whether this rank's shards of two announced tensors differ. This is known before the values are received;
   // false for tensors from rank 0, which have no shards.
   bool are_known_to_differ(const at::Tensor& a, const at::Tensor& b) const;
   // Calls `take` with each announced tensor and its values. The values are on `device`, or, for a ShardedTensor, on the
   // device of its shards. COLLECTIVE over group(), and for a ShardedTensor over the tensor's own group; all ranks use
   // the same order of tensors.
-  void each(c10::Device device,
-            const std::function<void(const at::Tensor& announced, const at::Tensor& values)>& take) const;
+  void receive_each(c10::Device device,
+                    const std::function<void(const at::Tensor& announced, const at::Tensor& values)>& take) const;
 
  private:
-  struct Part {
+  struct ReceivedTensor {
     at::Tensor announced;
     std::shared_ptr<ShardedTensor> shards = {};
     std::string path = {};   // path of the ShardedTensor in the dict
@@ -53,12 +53,12 @@ class IncomingTensors {
   };
   void announce_shards(StateDict& dict, const std::string& prefix);
   void agree_on_shards() const;
-  void index_parts();
+  void index_tensors();
 
   comm::Group* group_ = nullptr;
   StateDict message_;
-  std::vector<Part> parts_;
-  std::unordered_map<const c10::TensorImpl*, size_t> position_;  // index in parts_ of each announced tensor
+  std::vector<ReceivedTensor> tensors_;
+  std::unordered_map<const c10::TensorImpl*, size_t> position_;  // index in tensors_ of each announced tensor
 };
 
 // Plans a load of the dict. With a `group` the tensors come from its rank 0, and without one from the shards of the

@@ -15,7 +15,7 @@ namespace tessera::detail {
 namespace {
 
 // Whether two DTensors have the same mesh and placements, so that their local tensors correspond.
-bool lies_alike(const at::Tensor& a, const at::Tensor& b) {
+bool have_same_layout(const at::Tensor& a, const at::Tensor& b) {
   return placements(a) == placements(b) && *device_mesh(a) == *device_mesh(b);
 }
 
@@ -23,7 +23,7 @@ bool lies_alike(const at::Tensor& a, const at::Tensor& b) {
 
 // Takes this rank's shard with the machinery of redistribute: `held` are the index ranges of the whole tensor, `needed`
 // the ranges of this rank under the placements of `like`. A rank outside the mesh gets an empty tensor.
-at::Tensor part_of_whole(const at::Tensor& whole, const at::Tensor& like) {
+at::Tensor local_shard_of(const at::Tensor& whole, const at::Tensor& like) {
   const DeviceMesh& mesh = *device_mesh(like);
   if (!mesh.coordinate()) return whole.new_empty(to_local(like).sizes());
   const ShardSplits splits = shard_splits_of(mesh, placements(like));
@@ -35,7 +35,7 @@ at::Tensor part_of_whole(const at::Tensor& whole, const at::Tensor& like) {
   return slice_part(whole, held, needed);
 }
 
-std::string loading_misfit(const at::Tensor& target, const at::Tensor& value) {
+std::string load_mismatch(const at::Tensor& target, const at::Tensor& value) {
   if (!value.defined()) return "is an undefined tensor";
   if (value.sizes() != target.sizes()) {
     return fmt::format("has shape [{}], wanted [{}]", fmt::join(value.sizes(), ", "), fmt::join(target.sizes(), ", "));
@@ -51,7 +51,7 @@ std::string loading_misfit(const at::Tensor& target, const at::Tensor& value) {
     return fmt::format("cannot be loaded into a DTensor with Partial placements {}. Redistribute that DTensor first",
                        to_string(placements(target)));
   }
-  if (is_dtensor(value) && !lies_alike(target, value)) {
+  if (is_dtensor(value) && !have_same_layout(target, value)) {
     return fmt::format("has placements {} on {}, wanted {} on {}. Redistribute it, or pass it as a whole tensor",
                        to_string(placements(value)), device_mesh(value)->to_string(), to_string(placements(target)),
                        device_mesh(target)->to_string());
@@ -63,7 +63,7 @@ void load_tensor(const at::Tensor& target, const at::Tensor& value) {
   const c10::NoGradGuard no_grad;
   const at::Tensor local = local_tensor_of(target);
   if (is_dtensor(target) && !is_dtensor(value)) {
-    local.copy_(part_of_whole(value, target));
+    local.copy_(local_shard_of(value, target));
   } else {
     local.copy_(local_tensor_of(value));
   }

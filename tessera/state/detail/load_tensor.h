@@ -9,11 +9,11 @@ namespace tessera::detail {
 
 // Returns this rank's local shard of `whole` for the placements and the mesh of the DTensor `like`. The result is on
 // the device of `whole`. It is a view of `whole` when the shard is one rectangular block.
-at::Tensor part_of_whole(const at::Tensor& whole, const at::Tensor& like);
+at::Tensor local_shard_of(const at::Tensor& whole, const at::Tensor& like);
 
 // Returns why load_tensor cannot load `value` into `target`, or an empty text when it can. `value` may be a meta tensor
 // whose values are received later.
-std::string loading_misfit(const at::Tensor& target, const at::Tensor& value);
+std::string load_mismatch(const at::Tensor& target, const at::Tensor& value);
 
 // Copies `value` into `target` and converts dtype and device. For a DTensor target, `value` is a DTensor with the same
 // placements and mesh, or a plain tensor with the whole values. The copy is one in-place write of the target for

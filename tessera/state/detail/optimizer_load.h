@@ -20,13 +20,13 @@ namespace tessera::detail {
 
 class OptimizerLoad {
  public:
-  struct Copy {
+  struct StateCopy {
     size_t parameter;   // position in optimizer_parameter_names
     std::string state;  // set by begin()
     at::Tensor source;  // in the dict
     at::Tensor target;  // after begin()
   };
-  const std::vector<Copy>& copies() const { return copies_; }
+  const std::vector<StateCopy>& copies() const { return copies_; }
 
   // Sets the hyper-parameters. States without a value in the dict become as before the first step.
   void begin();
@@ -35,21 +35,21 @@ class OptimizerLoad {
 
  private:
   friend OptimizerLoad plan_optimizer_load(optim::Optimizer& optimizer, const StateDict& state_dict);
-  struct Parameter {
+  struct ParameterPlan {
     std::string name;
     size_t group = 0;
     double step = 0;
     at::Tensor step_target = {};  // set by begin()
     size_t first_copy = 0, copies = 0;
   };
-  void plan_state(Parameter& parameter, size_t position, const StateValue& entry);
-  void copy_sources_of_other_states();
+  void plan_state(ParameterPlan& parameter, size_t position, const StateValue& entry);
+  void clone_aliased_sources();
 
   optim::Optimizer* optimizer_ = nullptr;
   std::vector<optim::Hyperparameters> groups_;
   std::vector<std::vector<std::string>> state_names_;  // of each group, with the hyper-parameters of the dict
-  std::vector<Parameter> parameters_;
-  std::vector<Copy> copies_;
+  std::vector<ParameterPlan> parameters_;
+  std::vector<StateCopy> copies_;
 };
 
 // Checks the dict and plans the load. The errors are those of load_optimizer_state_dict.
