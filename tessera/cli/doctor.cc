@@ -77,6 +77,7 @@ Json report_cpu() {
   return cpu;
 }
 
+// The limit is that of the control groups (containers), which may be lower than the memory of the machine.
 Json report_memory() {
   const auto room = read_memory_room();
   Json memory = {{"total_bytes", room.machine_bytes}, {"available_bytes", room.machine_available_bytes}};

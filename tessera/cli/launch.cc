@@ -74,6 +74,7 @@ int run_launch(VerbArguments args) {
       "and its exit code is returned; with --max-restarts all ranks are restarted instead. A program may write the "
       "number of\n"
       "its last finished step to the file TESSERA_PROGRESS_FILE: progress then resets the count of restarts.");
+  // Only the words before "--" are flags of this verb; the words after it belong to the program and are not parsed.
   const auto dashes = std::ranges::find(args, "--");
   const auto own = as_torchrun_has_them(args.first(static_cast<size_t>(dashes - args.begin())));
   if (const auto code = parse_flags(*app, own)) return *code;

@@ -63,6 +63,7 @@ int run_report(VerbArguments args) {
   TESSERA_CHECK(png || !out.ends_with(".png"), ErrorKind::kConfig,
                 "[report] -o {}: an HTML page would get the name of a picture. Add --png, or choose another name.",
                 quote(out));
+  // The output path is checked after the runs are read, but before a page is made or a browser is started.
   std::vector<report::RunHistory> runs;
   for (const auto& folder : folders) runs.push_back(report::read_run(folder));
   report::check_report_path(out);

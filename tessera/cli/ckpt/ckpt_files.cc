@@ -84,6 +84,7 @@ std::optional<TensorDifference> difference_of(const std::string& name, const at:
   };
   const auto x = wide(a), y = wide(b), distance = (x - y).abs();
   found.largest = distance.max().item<double>();
+  // The relative difference is that of the largest elements; element by element it would be large for values near 0.
   const double scale = x.abs().max().item<double>();
   found.relative = scale > 0 ? found.largest / scale : found.largest;
   found.differing = static_cast<uint64_t>(x.ne(y).sum().item<int64_t>());
@@ -135,6 +136,7 @@ VerifiedFiles verify_checkpoint(const fs::path& path) {
 ComparedFiles compare_checkpoints(const fs::path& a_path, const fs::path& b_path) {
   TESSERA_CHECK(!is_gguf(a_path) && !is_gguf(b_path), ErrorKind::kConfig,
                 "[ckpt.diff] a GGUF file: convert it with 'tessera ckpt convert --to hf' first");
+  // A training checkpoint can be compared with an exported model: then only the weights of both are compared.
   auto a = TensorFiles::open(a_path), b = TensorFiles::open(b_path);
   ComparedFiles result;
   const auto a_weights = TensorFiles::open(a_path, {.weights_only = true});

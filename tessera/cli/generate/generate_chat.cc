@@ -52,7 +52,7 @@ class Lines {
       const auto got = ::read(STDIN_FILENO, buffer, sizeof buffer);
       if (got > 0) {
         held_.append(buffer, static_cast<size_t>(got));
-      } else if (got < 0 && errno == EINTR) {
+      } else if (got < 0 && errno == EINTR) {  // Ctrl-C drops the line so far; other signals are ignored
         if (!interrupted) continue;
         interrupted = 0;
         held_.clear();

@@ -29,6 +29,7 @@ std::vector<ScoreRun::Batch> ScoreRun::batches_of(const std::vector<const ScoreS
       order, [&](size_t a, size_t b) { return sequences[a]->tokens.size() > sequences[b]->tokens.size(); });
   std::vector<Batch> batches;
   for (const size_t i : order) {
+    // The first sequence of a batch is its longest, and all rows are padded to its length.
     const auto fits = [&] {
       const auto length = static_cast<int64_t>(sequences[batches.back().front()]->tokens.size());
       return static_cast<int64_t>(batches.back().size() + 1) * length <= batch_tokens_;

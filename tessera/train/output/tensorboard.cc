@@ -60,6 +60,7 @@ double wall_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
+// Field `summary` of an Event with one Value in it.
 std::string summary_field(const std::string& value) { return bytes_field(5, bytes_field(1, value)); }
 
 }  // namespace
@@ -87,6 +88,7 @@ EventWriter::~EventWriter() {
 }
 
 void EventWriter::start_session(int64_t step) {
+  // TensorBoard drops earlier events from the step of this event on.
   constexpr uint64_t kStart = 1;  // SessionLog.SessionStatus
   add_event(step + 1, bytes_field(7, varint_field(1, kStart)));
 }
@@ -106,6 +108,7 @@ void EventWriter::add_text(std::string_view tag, std::string_view text, int64_t 
 
 void EventWriter::add_event(int64_t step, std::string_view body) {
   // tensorflow.Event: wall_time 1, step 2, file_version 3, summary 5, session_log 7.
+  // The record is collected in memory and written by flush(): one write for the scalars of a step.
   const std::string event =
       number_field(1, wall_time()) + varint_field(2, static_cast<uint64_t>(step)) + std::string(body);
   std::string length;

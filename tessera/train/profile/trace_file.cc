@@ -55,6 +55,7 @@ std::string trace_json(const TraceRecorder& recorder, const std::vector<TraceCol
   out += thread_name(rank, kCollectives, "collectives under way") + ",\n";
   out += thread_name(rank, kWaits, "waiting for collectives") + ",\n";
   out += thread_name(rank, kBackground, "waiting in the background");
+  // Operations have times of the steady clock; this offset converts them to microseconds since time 0 of the traces.
   const double offset = static_cast<double>(facts.steady_offset_us - facts.base_us);
   std::unordered_map<uint32_t, std::string> names;
   const auto name_of = [&](uint32_t id) -> const std::string& {

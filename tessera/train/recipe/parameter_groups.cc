@@ -37,6 +37,8 @@ std::vector<double> betas_in(const std::string& text, const std::string& value) 
 
 }  // namespace
 
+// "PATTERN KEY=VALUE ...", separated by white space. A pattern with "=" is refused, because it is probably a setting
+// whose pattern was forgotten.
 GroupSetting parse_group_setting(const std::string& text) {
   constexpr std::array kKeys = {"lr", "weight_decay", "betas", "eps", "momentum"};
   std::istringstream words(text);

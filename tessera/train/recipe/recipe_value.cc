@@ -31,6 +31,7 @@ std::string shown_node(const YamlNode& node) {
   return "";
 }
 
+// YAML allows a leading "+", which parse_number() does not.
 template <class Number>
 std::optional<Number> yaml_number(std::string_view text) {
   if (text.size() > 1 && text.front() == '+' && text[1] != '-') text.remove_prefix(1);

@@ -42,6 +42,8 @@ class TreeBuilder : public YAML::EventHandler {
   explicit TreeBuilder(const std::string& source) : source_(source) {}
   YamlNode take_root() { return std::move(root_); }
 
+  // Events of yaml-cpp. Tags: "?" is a plain scalar, "!" a quoted one; any other tag is refused.
+
   void OnDocumentStart(const YAML::Mark&) override {}
   void OnDocumentEnd() override {}
 
@@ -170,6 +172,7 @@ YamlNode parse_yaml(std::string_view text, const std::string& source) {
                 kYamlLimitBytes);
   TESSERA_CHECK(text.find('\0') == text.npos, ErrorKind::kConfig,
                 "[train.recipe] {}: holds a NUL byte: not YAML. Is this the recipe?", source);
+  // yaml-cpp reports a second document only when it is asked for; its errors have lines from 0.
   std::istringstream stream{std::string(text)};
   try {
     YAML::Parser parser(stream);

@@ -116,9 +116,8 @@ class TrainStep {
  private:
   struct Launched {
     StepResult result{};
-    at::Tensor
-        numbers{};  // float64 on the host: this rank's loss, the gradient norm, and with routers the balance loss
-    DeviceEvent written{};  // event after the copy into `numbers`; without an event they are already written
+    at::Tensor numbers{};   // float64 on the host: loss of this rank, gradient norm, with routers the balance loss
+    DeviceEvent written{};  // recorded after the copy into `numbers`; without an event the copy is complete
   };
   void exchange_counts(const std::vector<data::Batch>& micro_batches, const StepSignals& signals, StepResult& result);
   at::Tensor count_routes(const std::vector<ModelInputs>& micro_batches);
