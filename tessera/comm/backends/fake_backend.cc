@@ -27,6 +27,8 @@ double own_bytes(const Signature& call) {
          static_cast<double>(c10::elementSize(static_cast<c10::ScalarType>(call.dtype)));
 }
 
+// Announced signatures describe the calls whose cost is counted. Collectives of several tensors or lists are not
+// implemented, because comm::collectives does not use them.
 class FakeBackend final : public c10d::Backend, public ComparesSignatures, public HasCapabilities {
  public:
   FakeBackend(int rank, int size, bool one_host, std::shared_ptr<FakeAccount> account)

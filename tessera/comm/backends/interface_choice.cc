@@ -25,6 +25,7 @@ const char* wish_variable() {
 
 }  // namespace
 
+// The same rules as NCCL's for NCCL_SOCKET_IFNAME. "^" and "=" may be combined ("^=eth0"), and apply to the whole list.
 bool interface_fits(std::string_view wish, std::string_view name) {
   const bool excludes = wish.starts_with('^');
   if (excludes) wish.remove_prefix(1);

@@ -230,6 +230,7 @@ Pending all_to_all_single(Group& group, const at::Tensor& output, const at::Tens
   };
   std::vector<int64_t> out_bytes = byte_counts(output, output_splits, "output");
   std::vector<int64_t> in_bytes = byte_counts(input, input_splits, "input");
+  // Ranks may have different numbers of rows, so only the shape of a row is compared.
   call.sign({.dtype = dtype_of(input), .sizes = input.sizes().slice(1)});
   at::Tensor out = bytes_of(call.keep_output(output)), in = bytes_of(call.keep(input));
   if (group.size() == 1) {

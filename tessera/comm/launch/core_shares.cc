@@ -213,6 +213,7 @@ CoreShares share_cores(const HostCores& host, int ranks, PinMode mode, const Env
   if (!result.why_not.empty()) return result;
   std::vector<std::pair<int, std::vector<int>>> places;  // memory node and hyperthreads of each physical core
   for (const auto& [place, threads] : by_place) places.emplace_back(place.first, threads);
+  // Rank r gets cores r * whole / ranks to (r + 1) * whole / ranks, so the shares differ by one core at most.
   for (int rank = 0; rank < ranks; ++rank) {
     CoreShare share;
     for (int i = rank * whole / ranks; i < (rank + 1) * whole / ranks; ++i) {

@@ -58,6 +58,7 @@ std::string why_not_here(const WantedDevice& wanted, const DeviceRequest& reques
     if (ranks_on_host > 1) return fmt::format("one number for {} ranks on this host; omit the number", ranks_on_host);
     return "";
   }
+  // Two ranks cannot share a GPU over NCCL; over Gloo they can.
   const bool over_nccl = wanted.type == c10::DeviceType::CUDA && ranks_on_host > 1 && request.backend != "gloo";
   if (over_nccl) return why_no_nccl(ranks_on_host);
   if (visible >= ranks_on_host || visible == 1) return "";  // each process may see another single device

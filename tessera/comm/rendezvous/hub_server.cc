@@ -103,6 +103,7 @@ class HubServer::Loop {
     return ::epoll_ctl(poll_.get(), how, descriptor, &event) == 0;
   }
 
+  // The loop. The lock is held while the events of one epoll_wait() are handled; no handler blocks.
   void run() {
     auto next_look = Clock::now() + kSweep;
     for (;;) {
@@ -163,6 +164,8 @@ class HubServer::Loop {
     guests_.erase(found);
   }
 
+  // Handles the events of a connection. At most `at_once` bytes are read before frames are parsed, so that a client
+  // cannot make the buffer grow much beyond one frame; level-triggered epoll reports the rest in the next round.
   void serve(int descriptor, uint32_t events) {
     const auto found = guests_.find(descriptor);
     if (found == guests_.end()) return;
@@ -254,7 +257,7 @@ class HubServer::Loop {
         store(key, std::string(frame.take()));
         return reply(guest, FrameWriter(HubAnswer::kOk));
       }
-      case HubOp::kCompareSet: {
+      case HubOp::kCompareSet: {  // as c10d: a missing key is set if `expected` is empty; answers the value afterwards
         const std::string key(frame.take());
         const std::string_view expected = frame.take(), desired = frame.take();
         const auto found = values_.find(key);
@@ -263,7 +266,7 @@ class HubServer::Loop {
         if (takes) store(key, std::string(desired));
         return reply(guest, FrameWriter(HubAnswer::kOk).put(now));
       }
-      case HubOp::kAdd: {
+      case HubOp::kAdd: {  // as c10d: values that are added to are kept as decimal text
         const std::string key(frame.take());
         int64_t sum = frame.take_number();
         if (const auto found = values_.find(key); found != values_.end()) {

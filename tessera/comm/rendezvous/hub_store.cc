@@ -86,6 +86,7 @@ bool HubStore::greet(Clock::time_point deadline, std::string& reason) {
   }
 }
 
+// A clone has a connection of its own, so that its waits do not block the users of this one.
 c10::intrusive_ptr<c10d::Store> HubStore::clone() {
   return c10::make_intrusive<HubStore>(address_, identity_, getTimeout(), server_);
 }

@@ -78,6 +78,7 @@ Incoming into(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
 }
 
+// The description that ranks compare in the first round of a call. `tensor` must have the same size on all ranks.
 Call call_of(Op kind, const at::Tensor& tensor, int64_t root = -1) {
   return {.kind = kind,
           .dtype = static_cast<int8_t>(tensor.scalar_type()),
@@ -132,6 +133,7 @@ at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
                                    c10::typeMetaToScalarType(options.dtype()), std::nullopt);
 }
 
+// All started collectives are completed first: peers may still need this rank's data.
 void ShmBackend::shutdown() {
   engine_->shut_down();
   channel_->leave();  // needed although the destructor leaves too: living works may keep the channel
@@ -385,6 +387,8 @@ ShmBackend::WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {
 // The error of a barrier names all missing ranks anyway, so c10d's flag wait_all_ranks has no effect.
 void ShmBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool) { barrier(options)->wait(); }
 
+// A message is not compared by signature: its receiver compares the sizes. An announced signature is dropped, so that
+// it cannot be taken for that of the next collective.
 ShmBackend::WorkPtr ShmBackend::start_message(c10d::OpType type, Tensors& tensors, int peer, int tag) {
   const char* verb = type == c10d::OpType::SEND ? "send" : "recv";
   const at::Tensor& tensor = only(verb, tensors);

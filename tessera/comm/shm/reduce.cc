@@ -192,6 +192,8 @@ bool has_avx2() {
 }
 #endif
 
+// The processor is asked once (has_avx2). Both versions compute the same values: the order of operations is the same,
+// and no multiplication and addition are fused.
 template <class T, class Op>
 void run_best(const Arguments& arguments) {
 #if defined(__x86_64__)

@@ -35,6 +35,7 @@ RecordWriter::RecordWriter(std::filesystem::path path, Publish publish) : state_
   state_->publish = publish ? std::move(publish) : publish_in_folder;
 }
 
+// A write that hangs is left behind: its thread is detached and holds the state by a shared pointer.
 RecordWriter::~RecordWriter() {
   if (!await(kLimit)) {
     log_warning("[comm.flight_record] {} is not written: the file system does not answer", state_->path.string());

@@ -34,6 +34,8 @@ void WatchSpoke::receive(int, const Frame& frame) {
   }
 }
 
+// A spoke has one connection, to rank 0. Its loss means that rank 0 is dead, and there is no hub to report that to all:
+// every spoke notices it by itself and makes the same report.
 void WatchSpoke::lose(int, bool silent) { announce(verdict_on_lost(0, silent, silence_)); }
 
 WatchHub::WatchHub(milliseconds silence, bool compare, PeerListener& listener)
@@ -80,6 +82,8 @@ void WatchHub::inquire(int rank, Trouble trouble) {
   tell_all({FrameKind::kAsk, 0, to_text(inquiry_->trouble)});
 }
 
+// Ends an inquiry when all records have arrived or the time limit has passed. peers() + 1: all connected ranks and rank
+// 0.
 void WatchHub::on_tick() {
   if (!inquiry_ || verdict_) return;
   const auto waited = Clock::now() - inquiry_->begun;
