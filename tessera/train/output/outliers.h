@@ -1,8 +1,7 @@
 // Detects values that differ much from the values before them.
 //
 //   OutlierDetector losses;
-//   double z = losses.add(loss);      // standard deviations above the mean of the last 128 values; NaN for the first
-//   16
+//   double z = losses.add(loss);      // deviations from the mean of the last 128 values; NaN for the first 16
 //
 // Corresponds to the outlier detector of llm.c, which prints z-scores of loss and gradient norm, but starts after
 // `at_least` values instead of a full window. Not thread-safe.

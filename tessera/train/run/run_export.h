@@ -1,7 +1,6 @@
 // Exports the model of a run to model/ in its folder: as a Hugging Face folder, or the adapters in PEFT's format.
 //
-//   export_run(recipe, place, data, *model, folder.get());      // COLLECTIVE over the world; folder: null but on rank
-//   0
+//   export_run(recipe, place, data, *model, folder.get());      // COLLECTIVE over the world
 //
 // generation_config.json of the exported folder lists all end tokens: that of the tokenizer and that of a turn in the
 // chat template. Other programs then stop generation at the tokens that ended texts in training.
