@@ -2,9 +2,9 @@
 //
 //   WarningLog warnings;                       // collects from now on
 //   ...
-//   for (const auto& text : warnings.take())   // without "[tessera] rank 0: warning: "
+//   for (const auto& text : warnings.take_warnings())   // without "[tessera] rank 0: warning: "
 //
-// Thread-safe. Keeps at most 1,000 warnings until take(); later warnings are dropped.
+// Thread-safe. Keeps at most 1,000 warnings until take_warnings(); later warnings are dropped.
 #pragma once
 
 #include <mutex>
@@ -22,14 +22,14 @@ class WarningLog {
   WarningLog& operator=(const WarningLog&) = delete;
 
   // The warnings since the last call, in order.
-  std::vector<std::string> take();
+  std::vector<std::string> take_warnings();
 
   // Adds a warning to all logs of the process. log_line() calls it for every warning.
   static void notify(std::string_view message);
 
  private:
   std::mutex mutex_;
-  std::vector<std::string> kept_;
+  std::vector<std::string> warnings_;
 };
 
 }  // namespace tessera

@@ -38,7 +38,7 @@ bool is_step_name(std::string_view name) {
          (dash == name.npos || all_in(name.substr(dash + 1), kDigits));
 }
 
-// Matches the names that make_new() gives to folders of a checkpoint or to LATEST while they are written,
+// Matches the names that create_temporary() gives to folders of a checkpoint or to LATEST while they are written,
 // .STEM.RANDOM.tmp, and step-XXXXXXXX.tmp of earlier versions.
 bool is_staged_name(std::string_view name) {
   if (!name.ends_with(".tmp")) return false;
@@ -98,8 +98,8 @@ void CheckpointFolder::sweep() noexcept {
 
 fs::path CheckpointFolder::stage(int64_t step) {
   std::error_code failed;
-  fs::create_directories(folder_, failed);  // an error is reported by make_new()
-  return make_new(folder_, step_name(step), make_folder);
+  fs::create_directories(folder_, failed);  // an error is reported by create_temporary()
+  return create_temporary(folder_, step_name(step), make_folder);
 }
 
 void CheckpointFolder::drop(const fs::path& staged) noexcept {
@@ -216,7 +216,7 @@ void unlink_files(const fs::path& folder) {
 // Renames the folder to a staged name before deleting, so a visible checkpoint is always complete. An interrupted
 // deletion is finished by sweep().
 void CheckpointFolder::remove(const std::string& name) const {
-  const auto hidden = make_new(folder_, name, make_folder);
+  const auto hidden = create_temporary(folder_, name, make_folder);
   std::error_code failed;
   fs::rename(folder_ / name, hidden, failed);
   const auto reason = failed;

@@ -9,7 +9,7 @@
 #include "tessera/base/files/file.h"
 #include "tessera/base/text/json.h"
 #include "tessera/base/text/quote.h"
-#include "tessera/base/text/random_word.h"
+#include "tessera/base/text/random_hex.h"
 #include "tessera/checkpoint/held_boxes.h"
 #include "tessera/checkpoint/record_file.h"
 #include "tessera/dtensor/tensor/dtensor.h"
@@ -43,7 +43,7 @@ DcpStorageInfo place_in(const std::string& file, const JsonReader& json) {
 
 CheckpointContents::CheckpointContents() {
   metadata.planner_data.emplace();
-  metadata.storage_meta.emplace().save_id = random_word(8);
+  metadata.storage_meta.emplace().save_id = random_hex(8);
   metadata.version = "1.0.0";
 }
 

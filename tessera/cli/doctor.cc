@@ -21,15 +21,15 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/base/machine/available_memory.h"
 #include "tessera/base/machine/host.h"
-#include "tessera/base/machine/memory_room.h"
 #include "tessera/base/text/json_numbers.h"
 #include "tessera/base/version.h"
 #include "tessera/cli/flags.h"
 #include "tessera/comm/rendezvous/device_choice.h"
 #include "tessera/comm/shm/handshake.h"
+#include "tessera/kernels/linear/batch_invariant_linear.h"
 #include "tessera/kernels/linear/linear.h"
-#include "tessera/kernels/linear/row_product.h"
 
 namespace tessera::cli {
 namespace {
@@ -79,7 +79,7 @@ Json report_cpu() {
 
 // The limit is that of the control groups (containers), which may be lower than the memory of the machine.
 Json report_memory() {
-  const auto room = read_memory_room();
+  const auto room = read_available_memory();
   Json memory = {{"total_bytes", room.machine_bytes}, {"available_bytes", room.machine_available_bytes}};
   if (room.limit_bytes) memory["limit_bytes"] = *room.limit_bytes;
   return memory;
@@ -107,7 +107,7 @@ Json report_kernels() {
   return {{"fp32_matmul", kernels::linear_kernel_name()},
           {"bf16_matmul", kernels::linear_kernel_name(at::kBFloat16)},
           {"fp16_matmul", kernels::linear_kernel_name(at::kHalf)},
-          {"loops", kernels::row_kernels_name()},
+          {"loops", kernels::vector_level_name()},
           {"onednn", at::hasMKLDNN()},
           {"mkl", at::hasMKL()}};
 }

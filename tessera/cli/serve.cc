@@ -23,7 +23,7 @@
 #include "tessera/cli/verbs.h"
 #include "tessera/comm/rendezvous/device_choice.h"
 #include "tessera/comm/rendezvous/world.h"
-#include "tessera/kernels/linear/row_product.h"
+#include "tessera/kernels/linear/batch_invariant_linear.h"
 #include "tessera/models/config/end_tokens.h"
 #include "tessera/models/files/model_path.h"
 #include "tessera/models/generation/shared_steps.h"
@@ -104,6 +104,7 @@ std::optional<int> read_flags(VerbArguments args, ServeFlags& flags) {
       "client.");
   const auto code = parse_flags(*app, args);
   if (code) return code;
+  // `path` is MODEL as given, `name` its last part; clients may use both as the model's name.
   flags.path = flags.model;
   auto folder = flags.model;
   while (folder.size() > 1 && folder.ends_with('/')) folder.pop_back();
@@ -129,8 +130,8 @@ std::string read_token(const std::string& path) {
   return token;
 }
 
-Listening listen_for(const ServeFlags& flags, const std::string& token) {
-  auto listening = listen_at(flags.host, flags.port, Reach::kThisHost);
+ListeningSocket listen_for(const ServeFlags& flags, const std::string& token) {
+  auto listening = listen_at(flags.host, flags.port, ListenScope::kThisHost);
   TESSERA_CHECK(is_loopback(listening.address) || !token.empty(), ErrorKind::kConfig,
                 "--host {}: an address other than loopback needs a token. Add --token-file FILE.", flags.host);
   return listening;
@@ -196,7 +197,7 @@ int run_serve(VerbArguments args) {
   EndSignals signals;
   const auto world = join_world({.nproc = static_cast<int>(flags.nproc)});
   const bool first = world->rank() == 0, shared = world->size() > 1;
-  std::optional<Listening> listening;
+  std::optional<ListeningSocket> listening;
   if (first) {
     listening = listen_for(flags, token);
     warn_of_unlisted_ends(flags.model, served.config, served.tokenizer, served.defaults.stop_tokens);
@@ -205,6 +206,7 @@ int run_serve(VerbArguments args) {
   const auto model = load_shared(flags.model, flags.dtype, served.config, device, world);
   served.cache_tokens = flags.cache_tokens > 0 ? flags.cache_tokens
                                                : shared_cache_tokens(*model, 8 * served.config.context_tokens, *world);
+  // A sequence cannot be longer than the cache, so a smaller cache limits the context.
   if (served.cache_tokens < served.config.context_tokens && first) {
     log_warning("[serve] the KV cache holds {} tokens, which limits the context of {} tokens", served.cache_tokens,
                 served.config.context_tokens);
@@ -227,7 +229,7 @@ int run_serve(VerbArguments args) {
       fmt::format("http://{}{}{}:{}/v1", v6 ? "[" : "", listening->address, v6 ? "]" : "", listening->port);
   serve::Server server(served, scheduler, {.listening = *std::move(listening), .token = token});
   log_info("[serve] {} at {} ({}, {} instructions, a cache of {} tokens{}{})", served.name, url, device.str(),
-           kernels::row_kernels_name(), served.cache_tokens, shared ? fmt::format(", {} ranks", world->size()) : "",
+           kernels::vector_level_name(), served.cache_tokens, shared ? fmt::format(", {} ranks", world->size()) : "",
            token.empty() ? "" : ", with a token");
   const int signal = signals.wait();
   log_info("[serve] {}: finishing running requests for up to {} s; a second signal ends at once",

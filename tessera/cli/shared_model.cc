@@ -2,7 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/base/machine/memory_room.h"
+#include "tessera/base/machine/available_memory.h"
 #include "tessera/cli/flags.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/rendezvous/world.h"
@@ -30,7 +30,7 @@ std::shared_ptr<CausalLM> load_shared(const std::string& dir, const std::string&
   TESSERA_CHECK(!packed_row_dtype(dtype), ErrorKind::kConfig,
                 "[models.generation] --dtype {} runs on one rank, found {}. Use bfloat16, or leave out --nproc.", dtype,
                 ranks);
-  kernels::agree_on_kernels(*world->group());
+  kernels::synchronize_kernel_choices(*world->group());
   const bool cuts = cuts_heads(config, ranks);
   const auto type = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
   const auto mesh = init_device_mesh(world, type, {ranks}, {cuts ? "tp" : "dp_shard"});
@@ -66,7 +66,7 @@ void check_shared_cache(CausalLM& model, int64_t tokens, comm::World& world) {
   // holds 1 / ranks of a page.
   const int64_t page = Engine::page_bytes(model.config(), element);
   const int64_t of_rank = cuts_heads(model.config(), ranks) ? page / ranks : page;
-  check_cache_fits(read_memory_room(), tokens, of_rank * world.info().local_size);
+  check_cache_fits(read_available_memory(), tokens, of_rank * world.info().local_size);
 }
 
 std::shared_ptr<comm::Group> engine_group(comm::World& world) { return world.size() > 1 ? world.group() : nullptr; }

@@ -30,7 +30,7 @@ constexpr int kShareOfCore = 50;  // after a refresh of t CPU seconds the next o
 
 UniqueFd listen_on_loopback(uint16_t port) {
   try {
-    return listen_at("127.0.0.1", port, Reach::kThisHost).socket;
+    return listen_at("127.0.0.1", port, ListenScope::kThisHost).socket;
   } catch (const Error& error) {
     const bool in_use = error.kind() == ErrorKind::kComm;
     raise(ErrorKind::kConfig, "[report.live] {} Give another with train.page, or 0 for no page.",

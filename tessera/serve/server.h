@@ -1,6 +1,6 @@
 // The HTTP server, based on libmicrohttpd: /v1/chat/completions, /v1/completions, /v1/models and /health.
 //
-//   Server server(served, scheduler, {.listening = listen_at("127.0.0.1", 8000, Reach::kThisHost), .token = ""});
+//   Server server(served, scheduler, {.listening = listen_at("127.0.0.1", 8000, ListenScope::kThisHost), .token = ""});
 //   ... until a signal comes ...
 //   server.drain();                    // accepts no new requests and completes the current ones
 //
@@ -19,7 +19,7 @@
 namespace tessera::serve {
 
 struct ServerOptions {
-  Listening listening;
+  ListeningSocket listening;
   std::string token{};  // clients must send it as a bearer token; empty: no token is needed
 };
 

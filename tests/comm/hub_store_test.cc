@@ -26,7 +26,7 @@ struct Hub {
 
   explicit Hub(const HubIdentity& identity = {.token = "t", .run = "nightly", .who = "rank 0"},
                const std::string& host = "127.0.0.1") {
-    Listening here = listen_at(host, 0, Reach::kThisHost);
+    ListeningSocket here = listen_at(host, 0, ListenScope::kThisHost);
     port = here.port;
     server = std::make_shared<HubServer>(std::move(here.socket), identity);
   }

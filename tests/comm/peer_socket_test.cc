@@ -60,7 +60,7 @@ TEST(PeerSocket, OneThatNeverReadsCountsAsGoneInTheEnd) {
 
 // 40 of them, 5 s each, would have kept the one that speaks waiting for 200 s.
 TEST(Reception, WhoSaysNothingHoldsUpNobody) {
-  Listening here = listen_at("127.0.0.1", 0, Reach::kThisHost);
+  ListeningSocket here = listen_at("127.0.0.1", 0, ListenScope::kThisHost);
   std::vector<UniqueFd> silent;
   for (int i = 0; i < 40; ++i) silent.push_back(connected(here.port));
   PeerSocket speaks(connected(here.port));
@@ -72,7 +72,7 @@ TEST(Reception, WhoSaysNothingHoldsUpNobody) {
 }
 
 TEST(Reception, WithoutDescriptorsTheSilentOnesMakeRoom) {
-  Listening here = listen_at("127.0.0.1", 0, Reach::kThisHost);
+  ListeningSocket here = listen_at("127.0.0.1", 0, ListenScope::kThisHost);
   std::vector<UniqueFd> silent;
   for (int i = 0; i < 30; ++i) silent.push_back(connected(here.port));
   PeerSocket speaks(connected(here.port));

@@ -67,7 +67,7 @@ TEST(Companions, NoLinkLeadsOutOfTheFolder) {
   WarningLog warnings;
   copy_companions(from, to);
   EXPECT_THAT(files_below(to), ElementsAre("tokenizer.json", "vocab.json"));
-  const auto told = warnings.take();
+  const auto told = warnings.take_warnings();
   ASSERT_EQ(told.size(), 3U);
   EXPECT_THAT(told[0], HasSubstr("merges.txt: is a link to '" + fs::canonical(folder / "secret/id").string() + "'"));
   fs::create_symlink("../secret/id", from / "config.json");

@@ -26,7 +26,7 @@ struct Hub {
   std::shared_ptr<HubServer> server;
   c10::intrusive_ptr<HubStore> other;
   Hub() {
-    Listening here = listen_at("127.0.0.1", 0, Reach::kThisHost);
+    ListeningSocket here = listen_at("127.0.0.1", 0, ListenScope::kThisHost);
     port = here.port;
     const HubIdentity identity{.token = "t", .run = "r", .who = "rank 0"};
     server = std::make_shared<HubServer>(std::move(here.socket), identity);

@@ -5,7 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
-#include "tessera/base/machine/memory_room.h"
+#include "tessera/base/machine/available_memory.h"
 #include "tessera/models/generation/engine.h"
 #include "tests/models/tiny.h"
 
@@ -27,7 +27,7 @@ TEST(CacheRoom, IsWhatIsWantedAContextAtLeastAndWhatTheMemoryHolds) {
 
 TEST(CacheRoom, OnTheCpuIsWithinTheLimitsOfItsControlGroupInFloat32) {
   constexpr int64_t kGiB = int64_t{1} << 30;
-  MemoryRoom memory{.machine_bytes = 512 * kGiB, .machine_available_bytes = 500 * kGiB};
+  AvailableMemory memory{.machine_bytes = 512 * kGiB, .machine_available_bytes = 500 * kGiB};
   EXPECT_EQ(cache_bytes_within(memory), 128 * kGiB);
   memory.limit_bytes = memory.limit_available_bytes = 8 * kGiB;
   EXPECT_EQ(cache_bytes_within(memory), 2 * kGiB) << "of a container";
@@ -40,13 +40,13 @@ TEST(CacheRoom, OnTheCpuIsWithinTheLimitsOfItsControlGroupInFloat32) {
   EXPECT_EQ(free_device_bytes(at::kCPU), std::nullopt);
   const int64_t page = Engine::page_bytes(model->config(), sizeof(float));
   const int64_t most = cache_tokens(*model, int64_t{1} << 50);
-  EXPECT_LE(most / kernels::kPageTokens * page, read_memory_room().total_bytes() / 4);
+  EXPECT_LE(most / kernels::kPageTokens * page, read_available_memory().total_bytes() / 4);
   EXPECT_GT(most, 0);
   EXPECT_EQ(cache_tokens(*model, 0), model->config().max_position_embeddings);
 }
 
 TEST(CacheRoom, MoreThanTheProcessMayUseIsAnError) {
-  const MemoryRoom memory{.machine_bytes = 1000, .machine_available_bytes = 700, .limit_bytes = 500};
+  const AvailableMemory memory{.machine_bytes = 1000, .machine_available_bytes = 700, .limit_bytes = 500};
   EXPECT_NO_THROW(check_cache_fits(memory, 5 * kernels::kPageTokens, 100));
   for (const int64_t tokens : {5 * kernels::kPageTokens + 1, int64_t{1} << 40}) {
     try {

@@ -25,7 +25,7 @@ TEST(HostileClients, SixtyFourOthersGetCompleteAnswersForAMinute) {
                       .cache_tokens = 65536,
                       .limits = limits};
   Scheduler scheduler(model, {.pages = Engine::pages_for(65536), .max_sequences = limits.sequences}, limits);
-  auto listening = listen_at("127.0.0.1", 0, Reach::kThisHost);
+  auto listening = listen_at("127.0.0.1", 0, ListenScope::kThisHost);
   const int port = listening.port;
   const Server server(served, scheduler, {.listening = std::move(listening)});
   std::vector<std::string> prompts;

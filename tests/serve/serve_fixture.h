@@ -43,7 +43,7 @@ class Serve : public ::testing::Test {
     at::set_num_threads(1);  // of the engine's thread, too
     model_ = testing::tiny_model(changes);
     rows_ = testing::tiny_model(changes);
-    make_row_model(*rows_, kernels::RowDtype::kFloat32);
+    make_row_model(*rows_, kernels::WeightFormat::kFloat32);
     served_ = std::make_unique<Served>(
         Served{.name = "tiny",
                .config = model_->config(),
@@ -54,7 +54,7 @@ class Serve : public ::testing::Test {
                .limits = limits});
     scheduler_ =
         std::make_unique<Scheduler>(rows_, EngineOptions{.pages = 256, .max_sequences = limits.sequences}, limits);
-    auto listening = listen_at("127.0.0.1", 0, Reach::kThisHost);
+    auto listening = listen_at("127.0.0.1", 0, ListenScope::kThisHost);
     port_ = listening.port;
     server_ = std::make_unique<Server>(*served_, *scheduler_, ServerOptions{std::move(listening), token});
   }

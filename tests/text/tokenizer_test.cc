@@ -169,7 +169,7 @@ TEST(Tokenizer, KeysThatAddTokensAreIgnoredAndToldOnceWhereTheyMatter) {
     WarningLog warnings;
     const auto tokenizer = Tokenizer::from_folder(folder.path());
     EXPECT_EQ(tokenizer.encode("ab"), (each.file_adds_bos ? Ids{20, 6} : Ids{6}));
-    const auto told = warnings.take();
+    const auto told = warnings.take_warnings();
     ASSERT_EQ(told.size(), each.told ? 1U : 0U);
     if (each.told) {
       EXPECT_NE(told[0].find("add_bos_token and add_eos_token are ignored"), std::string::npos) << told[0];

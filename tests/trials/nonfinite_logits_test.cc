@@ -30,7 +30,7 @@ using testing::kOverflowingToken;
 using ::testing::Not;
 
 std::shared_ptr<CausalLM> in_rows(std::shared_ptr<CausalLM> model) {
-  make_row_model(*model, kernels::RowDtype::kFloat32);
+  make_row_model(*model, kernels::WeightFormat::kFloat32);
   return model;
 }
 
@@ -220,7 +220,7 @@ TEST(NonfiniteServe, AnswersFiveHundredForThatRequestAloneAndLivesOn) {
       .cache_tokens = 1024,
       .limits = {}};
   serve::Scheduler scheduler(in_rows(model), {.pages = 64, .max_sequences = 4}, served.limits);
-  auto listening = listen_at("127.0.0.1", 0, Reach::kThisHost);
+  auto listening = listen_at("127.0.0.1", 0, ListenScope::kThisHost);
   const int port = listening.port;
   serve::Server server(served, scheduler, serve::ServerOptions{std::move(listening), ""});
   const auto ask = [&](const std::string& prompt, const json& more = json::object()) {

@@ -28,7 +28,7 @@ struct MapSlot {
 constexpr size_t kMaxMaps = 4096;
 std::array<MapSlot, kMaxMaps> map_slots;
 
-void enter_map(const std::byte* begin, size_t size_bytes, const char* path) {
+void register_map(const std::byte* begin, size_t size_bytes, const char* path) {
   for (auto& slot : map_slots) {
     const std::byte* free = nullptr;
     if (!slot.begin.compare_exchange_strong(free, begin)) continue;
@@ -38,7 +38,7 @@ void enter_map(const std::byte* begin, size_t size_bytes, const char* path) {
   }
 }
 
-void leave_map(const std::byte* begin) {
+void unregister_map(const std::byte* begin) {
   for (auto& slot : map_slots) {
     if (slot.begin != begin) continue;
     slot.size_bytes = 0;
@@ -107,13 +107,13 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& 
                   size_bytes, std::strerror(errno));
   }
   std::shared_ptr<const MappedFile> file(new MappedFile(path, static_cast<const std::byte*>(data), size_bytes));
-  if (data != nullptr) enter_map(file->data_, size_bytes, file->path_.c_str());
+  if (data != nullptr) register_map(file->data_, size_bytes, file->path_.c_str());
   return file;
 }
 
 MappedFile::~MappedFile() {
   if (data_ == nullptr) return;
-  leave_map(data_);
+  unregister_map(data_);
   ::munmap(const_cast<std::byte*>(data_), size_bytes_);
 }
 

@@ -9,7 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/files/file.h"
-#include "tessera/base/text/random_word.h"
+#include "tessera/base/text/random_hex.h"
 
 namespace tessera {
 namespace {
@@ -26,11 +26,11 @@ std::filesystem::path without_trailing_slash(const std::filesystem::path& dir) {
 
 }  // namespace
 
-std::filesystem::path make_new(const std::filesystem::path& folder, const std::string& stem,
-                               const std::function<int(const std::filesystem::path&)>& make) {
+std::filesystem::path create_temporary(const std::filesystem::path& folder, const std::string& stem,
+                                       const std::function<int(const std::filesystem::path&)>& make) {
   constexpr size_t kLongestStem = 200;  // leaves room in the 255 bytes of a file name
   for (int attempt = 0;; ++attempt) {
-    auto path = folder / fmt::format(".{}.{}.tmp", stem.substr(0, kLongestStem), random_word(8));
+    auto path = folder / fmt::format(".{}.{}.tmp", stem.substr(0, kLongestStem), random_hex(8));
     const int reason = make(path);
     if (reason == 0) return path;
     TESSERA_CHECK(reason == EEXIST && attempt < 16, ErrorKind::kIo, "[file] {}: cannot be created: {}",
@@ -39,10 +39,11 @@ std::filesystem::path make_new(const std::filesystem::path& folder, const std::s
 }
 
 StagedFile::StagedFile(std::filesystem::path path, const std::filesystem::path& staging) : path_(std::move(path)) {
-  staged_ = make_new(staging.empty() ? parent_of(path_) : staging, path_.filename().string(), [&](const auto& name) {
-    file_.reset(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
-    return file_.open() ? 0 : errno;
-  });
+  staged_ =
+      create_temporary(staging.empty() ? parent_of(path_) : staging, path_.filename().string(), [&](const auto& name) {
+        file_.reset(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
+        return file_.open() ? 0 : errno;
+      });
 }
 
 StagedFile::~StagedFile() {
@@ -88,8 +89,8 @@ StagedFolder::StagedFolder(const std::filesystem::path& dir) : dir_(without_trai
   TESSERA_CHECK(absent || empty_folder, ErrorKind::kIo,
                 "[file] {}: exists already. Name a folder that does not exist, or an empty one.", dir_.string());
   std::filesystem::create_directories(parent_of(dir_), error);
-  staged_ = make_new(parent_of(dir_), dir_.filename().string(),
-                     [](const auto& name) { return ::mkdir(name.c_str(), 0755) == 0 ? 0 : errno; });
+  staged_ = create_temporary(parent_of(dir_), dir_.filename().string(),
+                             [](const auto& name) { return ::mkdir(name.c_str(), 0755) == 0 ? 0 : errno; });
 }
 
 StagedFolder::~StagedFolder() {

@@ -71,7 +71,7 @@ void publish_file(const std::filesystem::path& path, std::string_view content, c
 
 // Calls `make` with new names .STEM.RANDOM.tmp in `folder` until one is created, and returns that name. `make` returns
 // 0 or errno; EEXIST leads to another name. Error kIo for any other errno.
-std::filesystem::path make_new(const std::filesystem::path& folder, const std::string& stem,
-                               const std::function<int(const std::filesystem::path&)>& make);
+std::filesystem::path create_temporary(const std::filesystem::path& folder, const std::string& stem,
+                                       const std::function<int(const std::filesystem::path&)>& make);
 
 }  // namespace tessera

@@ -2,7 +2,7 @@
 //
 //   const auto [host, port] = parse_endpoint("[::1]:29500", "--master");
 //
-// Error kConfig names the setting `what` and the problem. Thread-safe.
+// Error kConfig starts with `setting_name` and names the problem. Thread-safe.
 #pragma once
 
 #include <string>
@@ -12,8 +12,8 @@
 namespace tessera {
 
 // Parses "HOST:PORT" or "[::1]:PORT" into host (without brackets) and port.
-std::pair<std::string, int> parse_endpoint(std::string_view endpoint, std::string_view what);
+std::pair<std::string, int> parse_endpoint(std::string_view endpoint, std::string_view setting_name);
 // Parses a port, 1 to 65535.
-int parse_port(std::string_view text, std::string_view what);
+int parse_port(std::string_view text, std::string_view setting_name);
 
 }  // namespace tessera

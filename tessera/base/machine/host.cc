@@ -102,7 +102,7 @@ int count_cores(std::string_view mask) {
   return count;
 }
 
-std::string united(std::string_view one, std::string_view other) {
+std::string union_of_core_masks(std::string_view one, std::string_view other) {
   std::string result(one.size() >= other.size() ? one : other);
   const std::string_view shorter = one.size() >= other.size() ? other : one;
   for (size_t i = 0; i < shorter.size(); ++i) result[i] = "0123456789abcdef"[digit(result[i]) | digit(shorter[i])];

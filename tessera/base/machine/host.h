@@ -1,7 +1,7 @@
 // Properties of this machine that ranks compare or agree on.
 //
 //   if (host_identity() == other) ...            // both are reachable over loopback
-//   std::string both = united(core_mask(), other_mask);
+//   std::string both = union_of_core_masks(core_mask(), other_mask);
 //   const int cores = count_cores(both);
 //
 // Thread-safe.
@@ -30,7 +30,7 @@ std::string processor_model();
 std::string core_mask();
 int count_cores(std::string_view mask);
 // The union of two masks.
-std::string united(std::string_view one, std::string_view other);
+std::string union_of_core_masks(std::string_view one, std::string_view other);
 int usable_cores();  // count_cores(core_mask()), at least 1
 
 // Raises the soft limit of open files to the hard limit, at most 65,536: a rank needs a descriptor for each peer of a

@@ -52,7 +52,7 @@ UniqueFd listen_on(const sockaddr* address, socklen_t size) {
 }
 
 // Listens on all interfaces, IPv6 and IPv4; IPv4 only if the kernel has no IPv6.
-UniqueFd listen_everywhere(int port) {
+UniqueFd listen_on_all_interfaces(int port) {
   sockaddr_in6 any6{};
   any6.sin6_family = AF_INET6;
   any6.sin6_port = htons(static_cast<uint16_t>(port));
@@ -69,7 +69,7 @@ UniqueFd listen_everywhere(int port) {
 // The resolved addresses are tried in order. Loopback addresses are skipped for kOtherHosts, because a name like
 // "localhost" or Debian's 127.0.1.1 resolves to loopback here but means this host for others. A port in use ends the
 // search with an error, because a server on another address of the name would not be found by all clients.
-Listening listen_at(const std::string& host, int port, Reach reach) {
+ListeningSocket listen_at(const std::string& host, int port, ListenScope scope) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV;
@@ -77,10 +77,10 @@ Listening listen_at(const std::string& host, int port, Reach reach) {
   TESSERA_CHECK(!failed, ErrorKind::kConfig, "[listen] {}: {}. Wanted an address of this host.", host,
                 ::gai_strerror(failed));
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> addresses(found, ::freeaddrinfo);
-  if (host == "127.0.0.1" || host == "::1") reach = Reach::kThisHost;
+  if (host == "127.0.0.1" || host == "::1") scope = ListenScope::kThisHost;
   int reason = 0;
   for (const addrinfo* one = found; one && reason != EADDRINUSE; one = one->ai_next) {
-    if (reach == Reach::kOtherHosts && is_loopback(one->ai_addr)) continue;
+    if (scope == ListenScope::kOtherHosts && is_loopback(one->ai_addr)) continue;
     UniqueFd socket = listen_on(one->ai_addr, one->ai_addrlen);
     if (socket.open()) {
       const int chosen = port_of(socket.get());
@@ -88,11 +88,11 @@ Listening listen_at(const std::string& host, int port, Reach reach) {
     }
     reason = errno;
   }
-  if (reach == Reach::kOtherHosts && reason != EADDRINUSE) {
-    UniqueFd socket = listen_everywhere(port);
+  if (scope == ListenScope::kOtherHosts && reason != EADDRINUSE) {
+    UniqueFd socket = listen_on_all_interfaces(port);
     if (socket.open()) {
       const int chosen = port_of(socket.get());
-      return {.socket = std::move(socket), .address = "127.0.0.1", .port = chosen, .everywhere = true};
+      return {.socket = std::move(socket), .address = "127.0.0.1", .port = chosen, .on_all_interfaces = true};
     }
     reason = errno;
   }

@@ -1,7 +1,7 @@
 // A TCP socket that listens where its clients can reach it, and on no other interface.
 //
-//   const Listening here = listen_at("127.0.0.1", 0, Reach::kThisHost);
-//   const Listening master = listen_at(master_address, 29500, Reach::kOtherHosts);
+//   const ListeningSocket here = listen_at("127.0.0.1", 0, ListenScope::kThisHost);
+//   const ListeningSocket master = listen_at(master_address, 29500, ListenScope::kOtherHosts);
 //
 // Thread-safe.
 #pragma once
@@ -14,13 +14,13 @@
 
 namespace tessera {
 
-enum class Reach { kThisHost, kOtherHosts };
+enum class ListenScope { kThisHost, kOtherHosts };
 
-struct Listening {
+struct ListeningSocket {
   UniqueFd socket;
   std::string address;  // numeric address at which this host itself reaches the socket
   int port = 0;
-  bool everywhere = false;  // true: listens on all interfaces
+  bool on_all_interfaces = false;  // true: listens on all interfaces
 };
 
 // Listens on `port`; 0 chooses a free port. kThisHost: on the address to which `host` resolves here. kOtherHosts: the
@@ -28,7 +28,7 @@ struct Listening {
 // on other hosts ("localhost", Debian's 127.0.1.1 for the own name, the forwarded address of a service). The literal
 // addresses 127.0.0.1 and ::1 are always used as given. Errors: kConfig when the name does not exist or is not an
 // address of this host; kComm when the port is in use.
-Listening listen_at(const std::string& host, int port, Reach reach);
+ListeningSocket listen_at(const std::string& host, int port, ListenScope scope);
 
 // This host's numeric address on the route to `host`, as the kernel chooses it; nothing is sent. "" without a route, or
 // if the route is loopback.

@@ -17,19 +17,19 @@ constexpr int kOverflow = 406;  // nlohmann's id of the error "number overflow"
 
 // Passes nlohmann's parser events to a JsonBuilder. `replaced` has the digits of numbers that the parsed text lacks, by
 // their position among all numbers; these digits are put back.
-class Events {
+class JsonEventHandler {
  public:
   using Replaced = std::map<size_t, std::string>;
-  explicit Events(JsonBuilder& builder, bool exact = false, const Replaced* replaced = nullptr)
+  explicit JsonEventHandler(JsonBuilder& builder, bool exact = false, const Replaced* replaced = nullptr)
       : builder_(builder), exact_(exact), replaced_(replaced) {}
-  bool null() { return take(nullptr); }
-  bool boolean(bool value) { return take(value); }
+  bool null() { return add_value(nullptr); }
+  bool boolean(bool value) { return add_value(value); }
   bool number_integer(int64_t value) { return number(value); }
   bool number_unsigned(uint64_t value) { return number(value); }
   bool number_float(double value, const std::string& digits) {
     return exact_ && is_integer_text(digits) ? number(exact_number(digits)) : number(value);
   }
-  bool string(std::string& value) { return take(std::move(value)); }
+  bool string(std::string& value) { return add_value(std::move(value)); }
   bool binary(Json::binary_t&) { return false; }
   bool key(std::string& value) {
     builder_.key(value);
@@ -51,13 +51,13 @@ class Events {
  private:
   template <class T>
   bool number(T&& value) {
-    const size_t place = numbers_++;
-    const auto found = replaced_ ? replaced_->find(place) : Replaced::const_iterator{};
-    if (replaced_ && found != replaced_->end()) return take(exact_number(found->second));
-    return take(std::forward<T>(value));
+    const size_t position = numbers_++;
+    const auto found = replaced_ ? replaced_->find(position) : Replaced::const_iterator{};
+    if (replaced_ && found != replaced_->end()) return add_value(exact_number(found->second));
+    return add_value(std::forward<T>(value));
   }
   template <class T>
-  bool take(T&& value) {
+  bool add_value(T&& value) {
     builder_.value(Json(std::forward<T>(value)));
     return true;
   }
@@ -121,7 +121,7 @@ void JsonBuilder::count_key() {
                 limits_.max_keys);
 }
 
-Json& JsonBuilder::place(Json value) {
+Json& JsonBuilder::append(Json value) {
   if (open_.empty()) return root_ = std::move(value);
   Json& parent = *open_.back();
   if (auto* array = parent.get_ptr<Json::array_t*>()) return array->emplace_back(std::move(value));
@@ -131,7 +131,7 @@ Json& JsonBuilder::place(Json value) {
   return object.emplace_back(std::move(key_), std::move(value)).second;
 }
 
-void JsonBuilder::value(Json value) { place(std::move(value)); }
+void JsonBuilder::value(Json value) { append(std::move(value)); }
 
 void JsonBuilder::key(std::string& key) {
   count_key();
@@ -140,7 +140,7 @@ void JsonBuilder::key(std::string& key) {
 
 void JsonBuilder::open(Json container) {
   enter();
-  open_.push_back(&place(std::move(container)));
+  open_.push_back(&append(std::move(container)));
 }
 
 void JsonBuilder::close() {
@@ -167,21 +167,21 @@ void JsonBuilder::syntax_error(size_t byte, std::string_view reason) const {
 namespace {
 
 // Ignores all parser events except the error.
-struct FaultEvents : nlohmann::detail::json_sax_acceptor<Json> {
-  std::optional<JsonFault> fault;
+struct SyntaxErrorHandler : nlohmann::detail::json_sax_acceptor<Json> {
+  std::optional<JsonSyntaxError> syntax_error;
 
   bool parse_error(size_t byte, const std::string&, const nlohmann::detail::exception& error) {
-    fault = JsonFault{byte, std::string(syntax_reason(error.what()))};
+    syntax_error = JsonSyntaxError{byte, std::string(syntax_reason(error.what()))};
     return false;
   }
 };
 
 }  // namespace
 
-std::optional<JsonFault> find_json_fault(std::string_view text) {
-  FaultEvents events;
+std::optional<JsonSyntaxError> find_json_syntax_error(std::string_view text) {
+  SyntaxErrorHandler events;
   Json::sax_parse(text.begin(), text.end(), &events);
-  return events.fault;
+  return events.syntax_error;
 }
 
 // nlohmann treats a number that overflows a double as an error. With exact_numbers the text is parsed a second time,
@@ -192,13 +192,13 @@ Json parse_json(std::string_view text, const std::string& where, const JsonLimit
   Json root;
   {
     JsonBuilder builder(root, where, limits);
-    Events events(builder, limits.exact_numbers);
+    JsonEventHandler events(builder, limits.exact_numbers);
     Json::sax_parse(text.begin(), text.end(), &events);
     if (!events.overflowed()) return root;
   }
   const auto finite = without_overflowing_numbers(text);
   JsonBuilder builder(root, where, limits);
-  Events events(builder, true, &finite.digits);
+  JsonEventHandler events(builder, true, &finite.replaced_digits);
   Json::sax_parse(finite.text.begin(), finite.text.end(), &events);
   return root;
 }
@@ -231,23 +231,23 @@ std::string describe(const Json& value) {
 JsonReader::JsonReader(const Json& value, std::string where, ErrorKind kind)
     : value_(&value), origin_(std::make_shared<const Origin>(Origin{std::move(where), kind})) {}
 
-JsonReader::JsonReader(const Json& value, const JsonReader& around, Place place)
-    : value_(&value), origin_(around.origin_), place_(std::make_shared<const Place>(std::move(place))) {}
+JsonReader::JsonReader(const Json& value, const JsonReader& around, ParentLink link)
+    : value_(&value), origin_(around.origin_), link_(std::make_shared<const ParentLink>(std::move(link))) {}
 
-JsonReader JsonReader::of_key(std::string_view key, const Json& value) const {
-  return {value, *this, Place{.around = place_, .key = key, .index = 0, .is_index = false}};
+JsonReader JsonReader::child(std::string_view key, const Json& value) const {
+  return {value, *this, ParentLink{.parent = link_, .key = key, .index = 0, .is_index = false}};
 }
 
-// Built only for messages. A reader stores a link to its parent's place instead of the text.
+// Built only for messages. A reader stores a link to its parent's link instead of the text.
 std::string JsonReader::path() const {
-  std::vector<const Place*> places;
-  for (const auto* place = place_.get(); place; place = place->around.get()) places.push_back(place);
+  std::vector<const ParentLink*> links;
+  for (const auto* link = link_.get(); link; link = link->parent.get()) links.push_back(link);
   std::string path;
-  for (auto place = places.rbegin(); place != places.rend(); ++place) {
-    if ((*place)->is_index) {
-      path += "[" + std::to_string((*place)->index) + "]";
+  for (auto link = links.rbegin(); link != links.rend(); ++link) {
+    if ((*link)->is_index) {
+      path += "[" + std::to_string((*link)->index) + "]";
     } else {
-      path += (path.empty() ? "" : ".") + escape((*place)->key, kShownBytes);
+      path += (path.empty() ? "" : ".") + escape((*link)->key, kShownBytes);
     }
   }
   return path;
@@ -258,15 +258,15 @@ std::string JsonReader::path_of(std::string_view key) const {
   return around.empty() ? escape(key, kShownBytes) : around + "." + escape(key, kShownBytes);
 }
 
-std::string JsonReader::name() const { return place_ ? origin_->where + ": " + path() : origin_->where; }
+std::string JsonReader::name() const { return link_ ? origin_->where + ": " + path() : origin_->where; }
 bool JsonReader::is_null() const { return value_->is_null(); }
 bool JsonReader::is_object() const { return value_->is_object(); }
 bool JsonReader::is_array() const { return value_->is_array(); }
 
-void JsonReader::fail(std::string_view found, std::string_view wanted) const {
-  raise(origin_->kind, "{}: found {}, wanted {}", name(), found, wanted);
+void JsonReader::fail(std::string_view found, std::string_view expected) const {
+  raise(origin_->kind, "{}: found {}, wanted {}", name(), found, expected);
 }
-void JsonReader::fail(std::string_view wanted) const { fail(describe(*value_), wanted); }
+void JsonReader::fail(std::string_view expected) const { fail(describe(*value_), expected); }
 
 std::string JsonReader::as_string() const {
   if (!value_->is_string()) fail("a string");
@@ -278,11 +278,12 @@ bool JsonReader::as_boolean() const {
   return value_->get<bool>();
 }
 
-int64_t JsonReader::as_integer(int64_t least, int64_t most) const {
+int64_t JsonReader::as_integer(int64_t min_value, int64_t max_value) const {
   const bool whole = value_->is_number_integer() &&
                      (!value_->is_number_unsigned() || value_->get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX));
   const int64_t found = whole ? value_->get<int64_t>() : 0;
-  if (!whole || found < least || found > most) fail(fmt::format("an integer from {} to {}", least, most));
+  if (!whole || found < min_value || found > max_value)
+    fail(fmt::format("an integer from {} to {}", min_value, max_value));
   return found;
 }
 
@@ -291,11 +292,12 @@ uint64_t JsonReader::as_unsigned() const {
   return value_->get<uint64_t>();
 }
 
-double JsonReader::as_number(double least, double most) const {
+double JsonReader::as_number(double min_value, double max_value) const {
   const auto digits = exact_digits(*value_);
   const bool is_number = digits || value_->is_number();
   const double found = digits ? nearest_double(*digits) : is_number ? value_->get<double>() : 0;
-  if (!is_number || !(found >= least && found <= most)) fail(fmt::format("a number from {} to {}", least, most));
+  if (!is_number || !(found >= min_value && found <= max_value))
+    fail(fmt::format("a number from {} to {}", min_value, max_value));
   return found;
 }
 
@@ -304,7 +306,7 @@ std::vector<JsonReader> JsonReader::items() const {
   std::vector<JsonReader> result;
   result.reserve(value_->size());
   for (size_t i = 0; i < value_->size(); ++i) {
-    result.push_back({(*value_)[i], *this, Place{.around = place_, .key = {}, .index = i, .is_index = true}});
+    result.push_back({(*value_)[i], *this, ParentLink{.parent = link_, .key = {}, .index = i, .is_index = true}});
   }
   return result;
 }
@@ -314,7 +316,7 @@ std::vector<std::pair<std::string, JsonReader>> JsonReader::members() const {
   std::vector<std::pair<std::string, JsonReader>> result;
   result.reserve(value_->size());
   for (const auto& [key, value] : value_->get_ref<const Json::object_t&>()) {
-    result.emplace_back(key, of_key(key, value));
+    result.emplace_back(key, child(key, value));
   }
   return result;
 }
@@ -337,7 +339,7 @@ std::optional<JsonReader> JsonReader::member(std::string_view key) const {
   std::string_view stored_key;
   const Json* found = value_of(key, &stored_key);
   if (!found) return std::nullopt;
-  return of_key(stored_key, *found);
+  return child(stored_key, *found);
 }
 
 JsonReader JsonReader::at(std::string_view key) const {
@@ -352,34 +354,36 @@ std::optional<JsonReader> JsonReader::find(std::string_view key) const {
   return found;
 }
 
-JsonReader JsonReader::present(std::string_view key) const {
+JsonReader JsonReader::require(std::string_view key) const {
   const auto found = find(key);
   TESSERA_CHECK(found, origin_->kind, "{}: {} is missing", origin_->where, path_of(key));
   return *found;
 }
 
-std::string JsonReader::string(std::string_view key, std::optional<std::string_view> missing) const {
-  return missing && !has(key) ? std::string(*missing) : present(key).as_string();
+std::string JsonReader::string(std::string_view key, std::optional<std::string_view> default_value) const {
+  return default_value && !has(key) ? std::string(*default_value) : require(key).as_string();
 }
 
-bool JsonReader::boolean(std::string_view key, std::optional<bool> missing) const {
-  return missing && !has(key) ? *missing : present(key).as_boolean();
+bool JsonReader::boolean(std::string_view key, std::optional<bool> default_value) const {
+  return default_value && !has(key) ? *default_value : require(key).as_boolean();
 }
 
-int64_t JsonReader::integer(std::string_view key, std::optional<int64_t> missing, int64_t least, int64_t most) const {
-  return missing && !has(key) ? *missing : present(key).as_integer(least, most);
+int64_t JsonReader::integer(std::string_view key, std::optional<int64_t> default_value, int64_t min_value,
+                            int64_t max_value) const {
+  return default_value && !has(key) ? *default_value : require(key).as_integer(min_value, max_value);
 }
 
-double JsonReader::number(std::string_view key, std::optional<double> missing, double least, double most) const {
-  return missing && !has(key) ? *missing : present(key).as_number(least, most);
+double JsonReader::number(std::string_view key, std::optional<double> default_value, double min_value,
+                          double max_value) const {
+  return default_value && !has(key) ? *default_value : require(key).as_number(min_value, max_value);
 }
 
-std::vector<int64_t> JsonReader::integers(std::string_view key, int64_t least, int64_t most) const {
+std::vector<int64_t> JsonReader::integers(std::string_view key, int64_t min_value, int64_t max_value) const {
   const auto found = find(key);
   if (!found) return {};
-  if (!found->is_array()) return {found->as_integer(least, most)};
+  if (!found->is_array()) return {found->as_integer(min_value, max_value)};
   std::vector<int64_t> result;
-  for (const auto& item : found->items()) result.push_back(item.as_integer(least, most));
+  for (const auto& item : found->items()) result.push_back(item.as_integer(min_value, max_value));
   return result;
 }
 

@@ -42,12 +42,12 @@ Json parse_json(std::string_view text, const std::string& where, const JsonLimit
 Json parse_json_object(std::string_view text, const std::string& where, const JsonLimits& limits = {});
 
 // The position at which a text stops being JSON, for readers that report line and column.
-struct JsonFault {
+struct JsonSyntaxError {
   size_t byte = 0;  // counted from 1: the last byte that was read
   std::string reason;
 };
 // nullopt for valid JSON of any depth and size. Builds no values.
-std::optional<JsonFault> find_json_fault(std::string_view text);
+std::optional<JsonSyntaxError> find_json_syntax_error(std::string_view text);
 
 // A value's text for a message: "null", "an array of 3 values", "7", "\"text\"" (escaped, and cut when long).
 std::string describe(const Json& value);
@@ -63,31 +63,32 @@ class JsonReader {
   bool is_null() const;
   bool is_object() const;
   bool is_array() const;
-  [[noreturn]] void fail(std::string_view found, std::string_view wanted) const;
-  [[noreturn]] void fail(std::string_view wanted) const;  // found: this value
+  [[noreturn]] void fail(std::string_view found, std::string_view expected) const;
+  [[noreturn]] void fail(std::string_view expected) const;  // found: this value
 
   // The value itself. Error when the value has another type or is out of range.
   std::string as_string() const;
   bool as_boolean() const;
-  int64_t as_integer(int64_t least, int64_t most) const;
+  int64_t as_integer(int64_t min_value, int64_t max_value) const;
   uint64_t as_unsigned() const;
-  double as_number(double least, double most) const;
+  double as_number(double min_value, double max_value) const;
   std::vector<JsonReader> items() const;
   std::vector<std::pair<std::string, JsonReader>> members() const;
 
-  // Members of this object. A null counts as absent, as in transformers. `missing` is the result for an absent member;
-  // without `missing` an absent member is an Error.
+  // Members of this object. A null counts as absent, as in transformers. `default_value` is the result for an absent
+  // member; without `default_value` an absent member is an Error.
   bool has(std::string_view key) const;
   JsonReader at(std::string_view key) const;  // a null is returned, too
   // A null is returned, too; nullopt when the key is absent.
   std::optional<JsonReader> member(std::string_view key) const;
   std::optional<JsonReader> find(std::string_view key) const;
-  std::string string(std::string_view key, std::optional<std::string_view> missing = std::nullopt) const;
-  bool boolean(std::string_view key, std::optional<bool> missing = std::nullopt) const;
-  int64_t integer(std::string_view key, std::optional<int64_t> missing, int64_t least, int64_t most) const;
-  double number(std::string_view key, std::optional<double> missing, double least, double most) const;
+  std::string string(std::string_view key, std::optional<std::string_view> default_value = std::nullopt) const;
+  bool boolean(std::string_view key, std::optional<bool> default_value = std::nullopt) const;
+  int64_t integer(std::string_view key, std::optional<int64_t> default_value, int64_t min_value,
+                  int64_t max_value) const;
+  double number(std::string_view key, std::optional<double> default_value, double min_value, double max_value) const;
   // One integer or a list of integers; empty when absent.
-  std::vector<int64_t> integers(std::string_view key, int64_t least, int64_t most) const;
+  std::vector<int64_t> integers(std::string_view key, int64_t min_value, int64_t max_value) const;
 
  private:
   // Shared by all readers of a document.
@@ -95,24 +96,24 @@ class JsonReader {
     std::string where;
     ErrorKind kind;
   };
-  // The key or index of a value in its parent. Readers of siblings share their parents' places, so the cost of a reader
+  // The key or index of a value in its parent. Readers of siblings share their parents' links, so the cost of a reader
   // does not depend on the depth of its value.
-  struct Place {
-    std::shared_ptr<const Place> around;  // the parent's place; null for the document itself
-    std::string_view key;                 // points into the document
+  struct ParentLink {
+    std::shared_ptr<const ParentLink> parent;  // the parent's own link; null for the document itself
+    std::string_view key;                      // points into the document
     size_t index;
     bool is_index;
   };
-  JsonReader(const Json& value, const JsonReader& around, Place place);
-  JsonReader of_key(std::string_view key, const Json& value) const;
+  JsonReader(const Json& value, const JsonReader& around, ParentLink link);
+  JsonReader child(std::string_view key, const Json& value) const;
   std::string path() const;
   std::string path_of(std::string_view key) const;
   const Json* value_of(std::string_view key, std::string_view* stored_key = nullptr) const;  // null: no such key
-  JsonReader present(std::string_view key) const;  // Error when absent or null
+  JsonReader require(std::string_view key) const;  // Error when absent or null
 
   const Json* value_;
   std::shared_ptr<const Origin> origin_;
-  std::shared_ptr<const Place> place_;  // null: the document itself
+  std::shared_ptr<const ParentLink> link_;  // null: the document itself
 };
 
 // Builds a document from parser events, within limits. parse_json() uses it; so do parsers that store a part of the
@@ -134,7 +135,7 @@ class JsonBuilder {
   [[noreturn]] void syntax_error(size_t byte, std::string_view reason) const;
 
  private:
-  Json& place(Json value);
+  Json& append(Json value);
 
   Json& root_;
   std::string where_;

@@ -90,7 +90,7 @@ std::string dump_json(const Json& value) {
 // Finds numbers outside of strings. An overflowing number is replaced by zeros of the same length ("0.000"), so all
 // byte positions stay, and its digits are stored under its position among all numbers of the text.
 FiniteNumbers without_overflowing_numbers(std::string_view text) {
-  FiniteNumbers found{.text = std::string(text), .digits = {}};
+  FiniteNumbers found{.text = std::string(text), .replaced_digits = {}};
   size_t numbers = 0;
   for (size_t at = 0; at < text.size();) {
     if (text[at] == '"') {
@@ -106,7 +106,7 @@ FiniteNumbers without_overflowing_numbers(std::string_view text) {
     const auto digits = text.substr(at, length);
     // The shortest number that overflows, 1e309, has 5 characters.
     if (length >= 5 && std::isinf(nearest_double(digits))) {
-      found.digits.emplace(numbers, digits);
+      found.replaced_digits.emplace(numbers, digits);
       found.text.replace(at, length, "0." + std::string(length - 2, '0'));
     }
     ++numbers;

@@ -33,7 +33,7 @@ std::string dump_json(const Json& value);
 // A text in which each number that overflows a double is replaced by a finite number of the same length.
 struct FiniteNumbers {
   std::string text;
-  std::map<size_t, std::string> digits;  // the replaced numbers, by position among all numbers of the text
+  std::map<size_t, std::string> replaced_digits;  // the replaced numbers, by position among all numbers of the text
 };
 FiniteNumbers without_overflowing_numbers(std::string_view text);
 

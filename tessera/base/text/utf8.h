@@ -13,13 +13,13 @@
 
 namespace tessera {
 
-struct Decoded {
+struct Utf8Character {
   uint32_t code;
   uint32_t length;
 };
 
 // The character at p; the text must be valid UTF-8 and p < its end.
-inline Decoded decode_utf8(const char* p) {
+inline Utf8Character decode_utf8(const char* p) {
   const auto* b = reinterpret_cast<const unsigned char*>(p);
   if (b[0] < 0x80) return {b[0], 1};
   if (b[0] < 0xE0) return {(b[0] & 0x1Fu) << 6 | (b[1] & 0x3Fu), 2};

@@ -15,7 +15,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/text/random_word.h"
+#include "tessera/base/text/random_hex.h"
 #include "tessera/base/text/siphash.h"
 #include "tessera/comm/backends/interface_choice.h"
 
@@ -118,7 +118,7 @@ uint64_t word_of(const SipKey& secret, int from, int to) {
 // The group's secret, which its first rank puts into the store.
 SipKey shared_secret(c10d::Store& store, int rank) {
   const std::string key = "secret";
-  if (rank == 0) store.set(key, random_word(sizeof(SipKey)));
+  if (rank == 0) store.set(key, random_hex(sizeof(SipKey)));
   const auto digits = store.get_to_str(key);
   TESSERA_CHECK(digits.size() == 4 * kWord, ErrorKind::kComm,
                 "[comm.gloo] the first rank of the group has stored a secret of {} digits, wanted {}: that rank runs "

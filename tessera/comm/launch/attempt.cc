@@ -35,7 +35,7 @@ constexpr milliseconds kCauseDelay{1000};
 // not use the port.
 int free_port() {
   try {
-    return listen_at("127.0.0.1", 0, Reach::kThisHost).port;
+    return listen_at("127.0.0.1", 0, ListenScope::kThisHost).port;
   } catch (const Error&) {
     return 29500;
   }

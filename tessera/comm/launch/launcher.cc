@@ -15,7 +15,7 @@
 #include "tessera/base/files/staged.h"
 #include "tessera/base/log.h"
 #include "tessera/base/machine/endpoint.h"
-#include "tessera/base/text/random_word.h"
+#include "tessera/base/text/random_hex.h"
 #include "tessera/comm/launch/attempt.h"
 #include "tessera/comm/launch/launchers_meeting.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
@@ -72,7 +72,7 @@ Share share_of(const LauncherOptions& options) {
 // which are equal on all hosts.
 std::string id_of(const std::vector<std::string>& arguments, const LauncherOptions& options) {
   if (!options.run_id.empty()) return options.run_id;
-  if (options.nnodes == 1) return "run-" + random_word(8);
+  if (options.nnodes == 1) return "run-" + random_hex(8);
   const char* given = std::getenv("TESSERA_RUN_ID");
   return given && *given ? given : name_of(arguments);
 }

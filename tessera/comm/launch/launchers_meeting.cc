@@ -105,7 +105,7 @@ CommonEnd LaunchersMeeting::lead(int attempt, const AttemptEnd& own, const Decid
   c10::intrusive_ptr<HubStore> store;
   while (!store) {
     try {
-      auto here = listen_at(master, port, Reach::kOtherHosts);
+      auto here = listen_at(master, port, ListenScope::kOtherHosts);
       const HubAddress address{here.address, here.port};
       const auto server = std::make_shared<HubServer>(std::move(here.socket), self);
       store = c10::make_intrusive<HubStore>(address, self, kAttempt, server);

@@ -13,7 +13,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/files/staged.h"
 #include "tessera/base/text/number.h"
-#include "tessera/base/text/random_word.h"
+#include "tessera/base/text/random_hex.h"
 
 namespace tessera::comm {
 namespace {
@@ -52,7 +52,7 @@ RankOutputs::RankOutputs(OutputOptions options, const std::string& name) : optio
   fs::create_directories(options_.log_dir, failed);
   TESSERA_CHECK(!failed, ErrorKind::kIo, "[launch] --log-dir {}: {}", options_.log_dir, failed.message());
   for (int tries = 0; folder_.empty(); ++tries) {
-    const fs::path path = fs::path(options_.log_dir) / fmt::format("{}_{}", folder_name(name), random_word(4));
+    const fs::path path = fs::path(options_.log_dir) / fmt::format("{}_{}", folder_name(name), random_hex(4));
     if (::mkdir(path.c_str(), 0755) == 0) folder_ = path;
     TESSERA_CHECK(!folder_.empty() || (errno == EEXIST && tries < 100), ErrorKind::kIo, "[launch] --log-dir {}: {}",
                   path.string(), std::strerror(errno));

@@ -124,7 +124,7 @@ Agreement agree(const std::vector<Arrival>& arrivals) {
   for (const Arrival& one : arrivals) {
     SharedHost& host = shared[one.host];
     host.ranks.push_back(one.rank);
-    host.cores = united(host.cores, one.cores);
+    host.cores = union_of_core_masks(host.cores, one.cores);
   }
   // A rank that was started as if all ranks shared its host uses loopback, so no rank may be elsewhere.
   const auto alone = std::ranges::find_if(arrivals, [&](const Arrival& a) { return a.local_size == size; });

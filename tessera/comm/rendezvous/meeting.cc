@@ -38,13 +38,14 @@ constexpr milliseconds kLook{500};        // interval between checks of key "dis
 constexpr milliseconds kPatience{10000};  // time for a previous run at the same address to end
 
 // Opens the listener of the store. Tessera listens itself because c10d's socket would listen on every interface.
-Listening listen_for_ranks(const Meeting& meeting) {
+ListeningSocket listen_for_ranks(const Meeting& meeting) {
   const bool one_host = meeting.info.local_size == meeting.info.size;
   try {
-    Listening here = listen_at(meeting.host, meeting.port, one_host ? Reach::kThisHost : Reach::kOtherHosts);
+    ListeningSocket here =
+        listen_at(meeting.host, meeting.port, one_host ? ListenScope::kThisHost : ListenScope::kOtherHosts);
     // GLOO_SOCKET_IFNAME does not restrict this socket: other hosts resolve the name themselves, and the address they
     // find is not known here.
-    if (here.everywhere) {
+    if (here.on_all_interfaces) {
       log_info("[comm.rendezvous] {} is loopback or no address here: the store listens on every interface, port {}",
                meeting.host, meeting.port);
     }
@@ -127,7 +128,7 @@ c10::intrusive_ptr<c10d::Store> open_store(const Meeting& meeting, const Arrival
     std::shared_ptr<HubServer> server;
     HubAddress address{.host = meeting.host, .port = meeting.port};
     if (meeting.serve) {
-      Listening here = listen_for_ranks(meeting);
+      ListeningSocket here = listen_for_ranks(meeting);
       address.host = here.address;  // the name may resolve to a forwarding service that is not reachable from here
       server = std::make_shared<HubServer>(std::move(here.socket), identity_of(meeting, self));
     }

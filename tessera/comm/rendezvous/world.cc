@@ -253,7 +253,7 @@ void World::start_watch() {
                                 {.rank = info_.rank,
                                  .size = info_.size,
                                  .address = options_.watch_address.empty() ? "127.0.0.1" : options_.watch_address,
-                                 .reach = one_host ? Reach::kThisHost : Reach::kOtherHosts,
+                                 .reach = one_host ? ListenScope::kThisHost : ListenScope::kOtherHosts,
                                  .timeout = options_.timeout,
                                  .silence = silence_from_environment(one_host),
                                  .compare = monitor.options().check != CheckMode::kOff},

@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/base/text/random_word.h"
+#include "tessera/base/text/random_hex.h"
 
 namespace tessera::comm::shm {
 namespace {
@@ -167,7 +167,7 @@ std::unique_ptr<SharedMemory> SharedMemory::receive(const std::string& address, 
 
 MemoryServer::MemoryServer() : socket_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
   if (socket_.get() < 0) fail("socket");
-  address_ = "tessera-" + random_word(16);
+  address_ = "tessera-" + random_hex(16);
   socklen_t length = 0;
   const sockaddr_un name = abstract_address(address_, length);
   if (::bind(socket_.get(), reinterpret_cast<const sockaddr*>(&name), length) != 0) fail("binding a Unix socket");

@@ -11,7 +11,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/base/text/random_word.h"
+#include "tessera/base/text/random_hex.h"
 #include "tessera/comm/watch/diagnosis.h"
 #include "tessera/comm/watch/watch_roles.h"
 
@@ -102,12 +102,12 @@ bool await_ranks(c10d::Store& store, Reception& reception, const Invitation& inv
 std::unique_ptr<WatchLoop> start_hub(c10d::Store& store, const WatchdogOptions& options, PeerListener& listener,
                                      PeerDeadline deadline) {
   auto hub = std::make_unique<WatchHub>(options.silence, options.compare, listener);
-  Invitation invitation{.token = random_word(16), .answer = random_word(16)};
+  Invitation invitation{.token = random_hex(16), .answer = random_hex(16)};
   std::optional<Reception> reception;
   try {
-    Listening here = listen_at(options.address, 0, options.reach);
+    ListeningSocket here = listen_at(options.address, 0, options.reach);
     invitation.port = here.port;
-    invitation.addresses = here.everywhere ? interface_addresses() : std::vector{here.address};
+    invitation.addresses = here.on_all_interfaces ? interface_addresses() : std::vector{here.address};
     reception.emplace(std::move(here.socket));
   } catch (const Error& error) {
     warn_of_no_watch(error.what());

@@ -27,7 +27,7 @@ struct WatchdogOptions {
   int rank = 0;
   int size = 1;
   std::string address = "127.0.0.1";                            // address of rank 0's host, as seen from this host
-  Reach reach = Reach::kThisHost;                               // whether other ranks are on this host or on others
+  ListenScope reach = ListenScope::kThisHost;                   // whether other ranks are on this host or on others
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // for all ranks to connect
   std::chrono::milliseconds silence = std::chrono::seconds(4);  // 0: a silent rank never counts as dead
   bool compare = true;                                          // compare flight records when a collective has failed

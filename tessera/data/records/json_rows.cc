@@ -184,11 +184,12 @@ class JsonArray : public RowSource {
       row.value = parse_json(record_, "[data.read] " + row.where, kRecordLimits);
     } catch (const Error&) {
       // The parser counts bytes from the begin of the record; the message gives line and column in the file.
-      const auto fault = find_json_fault(record_);
-      if (!fault) throw;
+      const auto syntax_error = find_json_syntax_error(record_);
+      if (!syntax_error) throw;
       TextPlace at = start;
-      for (size_t i = 0; i + 1 < fault->byte && i < record_.size(); ++i) at.pass(record_[i]);
-      raise(ErrorKind::kFormat, "[data.read] {}: no valid JSON: {}", describe_place(at), escape(fault->reason, 200));
+      for (size_t i = 0; i + 1 < syntax_error->byte && i < record_.size(); ++i) at.pass(record_[i]);
+      raise(ErrorKind::kFormat, "[data.read] {}: no valid JSON: {}", describe_place(at),
+            escape(syntax_error->reason, 200));
     }
     check_object(row.value, row.where);
   }

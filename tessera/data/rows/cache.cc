@@ -21,7 +21,7 @@
 #include "tessera/base/log.h"
 #include "tessera/base/machine/host.h"
 #include "tessera/base/text/json.h"
-#include "tessera/base/text/random_word.h"
+#include "tessera/base/text/random_hex.h"
 #include "tessera/data/rows/cache_lock.h"
 
 namespace tessera::data {
@@ -188,7 +188,7 @@ bool is_unused(const fs::path& folder, UniqueFd& set) {
 // Renames an entry to ".KEY.RANDOM.old" in one step, so an incomplete entry never has the entry's name. Then deletes
 // it, if `removes` is set.
 std::error_code move_aside(const fs::path& folder, bool removes) {
-  const auto aside = folder.parent_path() / fmt::format(".{}.{}.old", folder.filename().string(), random_word(8));
+  const auto aside = folder.parent_path() / fmt::format(".{}.{}.old", folder.filename().string(), random_hex(8));
   std::error_code error, ignored;
   fs::rename(folder, aside, error);
   if (!error && removes) fs::remove_all(aside, ignored);

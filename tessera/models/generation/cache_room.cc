@@ -6,7 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/base/machine/memory_room.h"
+#include "tessera/base/machine/available_memory.h"
 #include "tessera/kernels/attention/paged_attention.h"
 #include "tessera/models/generation/engine.h"
 
@@ -25,7 +25,7 @@ std::optional<int64_t> free_device_bytes(c10::Device device) {
 }
 
 // At most a quarter of the memory that the process may use, and a quarter of the free memory stays free.
-int64_t cache_bytes_within(const MemoryRoom& memory) {
+int64_t cache_bytes_within(const AvailableMemory& memory) {
   return std::min(memory.total_bytes() / 4, memory.available_bytes() / 4 * 3);
 }
 
@@ -42,12 +42,13 @@ int64_t cache_tokens(CausalLM& model, int64_t wanted, int64_t ranks) {
     room = {.bytes = *free / 4 * 3,  // the rest is for the activations of a step
             .page_bytes = Engine::page_bytes(config, weight.element_size()) / ranks};
   } else {
-    room = {.bytes = cache_bytes_within(read_memory_room()), .page_bytes = Engine::page_bytes(config, sizeof(float))};
+    room = {.bytes = cache_bytes_within(read_available_memory()),
+            .page_bytes = Engine::page_bytes(config, sizeof(float))};
   }
   return cache_tokens_within(room, config.context_tokens, wanted);
 }
 
-void check_cache_fits(const MemoryRoom& memory, int64_t tokens, int64_t page_bytes) {
+void check_cache_fits(const AvailableMemory& memory, int64_t tokens, int64_t page_bytes) {
   constexpr double kGiB = 1 << 30;
   const double needed = static_cast<double>(Engine::pages_for(tokens)) * static_cast<double>(page_bytes) / kGiB;
   const double usable = static_cast<double>(memory.total_bytes()) / kGiB;

@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-struct MemoryRoom;
+struct AvailableMemory;
 
 // Returns the free bytes of an accelerator, after its allocator has released unused memory. Returns nullopt for the
 // CPU, and for an allocator that does not report its memory.
@@ -30,13 +30,13 @@ int64_t cache_tokens(CausalLM& model, int64_t wanted, int64_t ranks = 1);
 
 // Returns the bytes for a cache in the CPU's memory: a quarter of the memory that the process may use, but at most
 // three quarters of the memory that the weights and other processes leave free.
-int64_t cache_bytes_within(const MemoryRoom& memory);
+int64_t cache_bytes_within(const AvailableMemory& memory);
 
 // Checks a cache of `tokens` before it is made; a page takes `page_bytes` of the CPU's memory. Error kConfig when the
 // cache is larger than the memory that this process may use; a warning when it is larger than the free memory. The
 // check is needed because the system allocates memory at the first write, so it would refuse later, by killing the
 // process.
-void check_cache_fits(const MemoryRoom& memory, int64_t tokens, int64_t page_bytes);
+void check_cache_fits(const AvailableMemory& memory, int64_t tokens, int64_t page_bytes);
 
 struct CacheRoom {
   int64_t bytes = 0;

@@ -225,7 +225,8 @@ void BpeModel::split_units(std::string_view word, BpeScratch& scratch) const {
   std::string& spelled = scratch.spelled;
   const bool affixes = !prefix_.empty() || !suffix_.empty();
   for (size_t at = 0; at < word.size();) {
-    const Decoded c = byte_level_ ? Decoded{static_cast<unsigned char>(word[at]), 1} : decode_utf8(word.data() + at);
+    const Utf8Character c =
+        byte_level_ ? Utf8Character{static_cast<unsigned char>(word[at]), 1} : decode_utf8(word.data() + at);
     std::string_view unit = byte_level_ ? std::string_view(byte_alphabet().utf8_of[c.code]) : word.substr(at, c.length);
     int32_t id;
     if (affixes) {

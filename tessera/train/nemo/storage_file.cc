@@ -34,7 +34,7 @@ void release_map(void* context) { delete static_cast<std::shared_ptr<FileMap>*>(
 // Creates a file and unlinks it at once: its space is freed when it is closed and unmapped, also if the process dies.
 UniqueFd file_without_name(const std::filesystem::path& folder) {
   int fd = -1;
-  const auto path = make_new(folder, "parked", [&fd](const std::filesystem::path& name) {
+  const auto path = create_temporary(folder, "parked", [&fd](const std::filesystem::path& name) {
     fd = ::open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     return fd >= 0 ? 0 : errno;
   });

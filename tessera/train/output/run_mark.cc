@@ -11,7 +11,7 @@
 #include "tessera/base/files/mapped_file.h"
 #include "tessera/base/files/staged.h"
 #include "tessera/base/text/json.h"
-#include "tessera/base/text/random_word.h"
+#include "tessera/base/text/random_hex.h"
 
 namespace tessera::train {
 namespace {
@@ -87,6 +87,7 @@ std::string fingerprint_of(const fs::path& path) {
 RunMark::RunMark(fs::path dir) : dir_(std::move(dir)) {
   const auto path = mark_path(dir_);
   if (!fs::exists(fs::symlink_status(path))) return;
+  // The file is untrusted: size, depth and number of keys are limited, and every value is checked for its type.
   const std::string where = "[train.run_folder] " + path.string();
   const std::string text = read_file(path, kMarkLimits.max_bytes);
   try {
@@ -131,7 +132,7 @@ void RunMark::check_free() const {
 
 void RunMark::set() {
   if (set_) return;
-  id_ = random_word(8);
+  id_ = random_hex(8);
   write();
   set_ = true;
 }

@@ -72,7 +72,7 @@ RunReport::RunReport(const Recipe& recipe, RunFolder& folder, const ModelConfig&
 
 void RunReport::tell_warnings(int64_t step) {
   if (!jsonl_ || !warnings_) return;
-  for (const auto& text : warnings_->take()) folder_.append_event(step, "warning", text);
+  for (const auto& text : warnings_->take_warnings()) folder_.append_event(step, "warning", text);
 }
 
 // z-scores are computed from the steps of this session only; they are shown on stderr and not stored.

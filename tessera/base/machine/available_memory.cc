@@ -1,4 +1,4 @@
-#include "tessera/base/machine/memory_room.h"
+#include "tessera/base/machine/available_memory.h"
 
 #include <algorithm>
 #include <fstream>
@@ -84,16 +84,16 @@ GroupMounts find_group_mounts(const fs::path& root) {
 
 // Applies the limits of the group in `folder` and of its parents, up to the mount point. A process may use what the
 // tightest of them leaves. Page cache that no process maps can be reclaimed, so it does not count as used.
-void narrow(const GroupMount& mount, fs::path folder, const GroupFiles& files, MemoryRoom& room) {
+void apply_group_limits(const GroupMount& mount, fs::path folder, const GroupFiles& files, AvailableMemory& memory) {
   while (true) {
     const auto limit = number_in(folder / files.limit);
-    if (limit && *limit < room.machine_bytes) {  // version 1 has a limit near 2^63 when there is none
+    if (limit && *limit < memory.machine_bytes) {  // version 1 has a limit near 2^63 when there is none
       auto stat = numbers_by_key(folder / "memory.stat");
       const int64_t cache = std::max<int64_t>(0, stat[files.file_cache] - stat[files.mapped] - stat[files.shared]);
       const int64_t used = std::max<int64_t>(0, number_in(folder / files.usage).value_or(0) - cache);
-      room.limit_bytes = std::min(room.limit_bytes.value_or(*limit), *limit);
+      memory.limit_bytes = std::min(memory.limit_bytes.value_or(*limit), *limit);
       const int64_t left = std::max<int64_t>(0, *limit - used);
-      room.limit_available_bytes = std::min(room.limit_available_bytes.value_or(left), left);
+      memory.limit_available_bytes = std::min(memory.limit_available_bytes.value_or(left), left);
     }
     if (folder == mount.point || !folder.has_relative_path()) return;
     folder = folder.parent_path();
@@ -113,17 +113,17 @@ fs::path group_folder(const GroupMount& mount, const std::string& group) {
 
 }  // namespace
 
-int64_t MemoryRoom::total_bytes() const { return std::min(machine_bytes, limit_bytes.value_or(machine_bytes)); }
+int64_t AvailableMemory::total_bytes() const { return std::min(machine_bytes, limit_bytes.value_or(machine_bytes)); }
 
-int64_t MemoryRoom::available_bytes() const {
+int64_t AvailableMemory::available_bytes() const {
   return std::min(machine_available_bytes, limit_available_bytes.value_or(machine_available_bytes));
 }
 
-MemoryRoom read_memory_room(const fs::path& root) {
-  MemoryRoom room;
+AvailableMemory read_available_memory(const fs::path& root) {
+  AvailableMemory memory;
   auto machine = numbers_by_key(root / "proc/meminfo");
-  room.machine_bytes = machine["MemTotal:"] << 10;
-  room.machine_available_bytes = machine["MemAvailable:"] << 10;
+  memory.machine_bytes = machine["MemTotal:"] << 10;
+  memory.machine_available_bytes = machine["MemAvailable:"] << 10;
   const auto mounts = find_group_mounts(root);
   std::ifstream groups(root / "proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {  // "4:memory:/group"; version 2: "0::/group"
@@ -131,13 +131,13 @@ MemoryRoom read_memory_room(const fs::path& root) {
     if (second == line.npos) continue;
     const auto controllers = "," + line.substr(first + 1, second - first - 1) + ",", group = line.substr(second + 1);
     if (controllers == ",," && mounts.version2) {
-      narrow(*mounts.version2, group_folder(*mounts.version2, group), kVersion2, room);
+      apply_group_limits(*mounts.version2, group_folder(*mounts.version2, group), kVersion2, memory);
     }
     if (controllers.find(",memory,") != controllers.npos && mounts.version1) {
-      narrow(*mounts.version1, group_folder(*mounts.version1, group), kVersion1, room);
+      apply_group_limits(*mounts.version1, group_folder(*mounts.version1, group), kVersion1, memory);
     }
   }
-  return room;
+  return memory;
 }
 
 }  // namespace tessera

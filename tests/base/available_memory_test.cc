@@ -1,5 +1,5 @@
 // What control groups of both versions leave a process, read from folders that look like /proc and /sys.
-#include "tessera/base/machine/memory_room.h"
+#include "tessera/base/machine/available_memory.h"
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ class Machine {
     put("proc/self/mountinfo", "22 1 0:20 / /proc rw - proc proc rw\n" + lines);
     put("proc/self/cgroup", groups);
   }
-  MemoryRoom read() const { return read_memory_room(folder_.path()); }
+  AvailableMemory read() const { return read_available_memory(folder_.path()); }
 
  private:
   testing::TempFolder folder_;
@@ -30,7 +30,7 @@ class Machine {
 
 const std::string kVersion2Mount = "31 23 0:28 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
 
-TEST(MemoryRoom, WithoutGroupsIsTheMachines) {
+TEST(AvailableMemory, WithoutGroupsIsTheMachines) {
   const Machine machine;
   const auto room = machine.read();
   EXPECT_EQ(room.machine_bytes, 16 * kGiB);
@@ -39,7 +39,7 @@ TEST(MemoryRoom, WithoutGroupsIsTheMachines) {
   EXPECT_EQ(room.available_bytes(), 12 * kGiB);
 }
 
-TEST(MemoryRoom, TheLeastLimitOfAGroupAndItsParentsCounts) {
+TEST(AvailableMemory, TheLeastLimitOfAGroupAndItsParentsCounts) {
   const Machine machine;
   machine.mount(kVersion2Mount, "0::/kubepods.slice/pod/box\n");
   const std::string pod = "sys/fs/cgroup/kubepods.slice/pod/";
@@ -59,7 +59,7 @@ TEST(MemoryRoom, TheLeastLimitOfAGroupAndItsParentsCounts) {
   EXPECT_EQ(machine.read().limit_bytes, 3 * kGiB) << "a limit beyond the machine's memory is none";
 }
 
-TEST(MemoryRoom, AContainerThatSeesItsOwnGroupAtTheMountPointIsLimitedByIt) {
+TEST(AvailableMemory, AContainerThatSeesItsOwnGroupAtTheMountPointIsLimitedByIt) {
   const Machine machine;
   for (const char* group : {"0::/\n", "0::/docker/1234\n", "0::/../..\n"}) {
     machine.mount(kVersion2Mount, group);
@@ -68,7 +68,7 @@ TEST(MemoryRoom, AContainerThatSeesItsOwnGroupAtTheMountPointIsLimitedByIt) {
   }
 }
 
-TEST(MemoryRoom, GroupsOfVersion1AreReadWhereTheirControllerIsMounted) {
+TEST(AvailableMemory, GroupsOfVersion1AreReadWhereTheirControllerIsMounted) {
   const Machine machine;
   const std::string mounts =
       "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
@@ -91,8 +91,8 @@ TEST(MemoryRoom, GroupsOfVersion1AreReadWhereTheirControllerIsMounted) {
   EXPECT_EQ(machine.read().total_bytes(), kGiB) << "another group of a name that begins so";
 }
 
-TEST(MemoryRoom, OfThisMachineIsFound) {
-  const auto room = read_memory_room();
+TEST(AvailableMemory, OfThisMachineIsFound) {
+  const auto room = read_available_memory();
   EXPECT_GT(room.total_bytes(), int64_t{1} << 28);
   EXPECT_GT(room.available_bytes(), 0);
   EXPECT_LE(room.available_bytes(), room.total_bytes());

@@ -1,6 +1,6 @@
-// Random words that cannot be guessed.
+// Random hexadecimal digits that cannot be guessed.
 //
-//   const std::string word = random_word(16);   // 32 hexadecimal digits
+//   const std::string token = random_hex(16);   // 32 hexadecimal digits
 //
 // Thread-safe.
 #pragma once
@@ -11,6 +11,6 @@
 namespace tessera {
 
 // Two hexadecimal digits for each byte, from the kernel's random numbers. Error kIo when they are not available.
-std::string random_word(size_t bytes);
+std::string random_hex(size_t bytes);
 
 }  // namespace tessera

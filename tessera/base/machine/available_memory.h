@@ -1,8 +1,8 @@
 // The memory that this process may use: the machine's memory, within the limits of its control groups (containers,
 // Slurm jobs, systemd slices) of version 1 and 2 and of all their parents.
 //
-//   const MemoryRoom room = read_memory_room();
-//   if (bytes > room.total_bytes()) ...        // more than any process in this container can have
+//   const AvailableMemory memory = read_available_memory();
+//   if (bytes > memory.total_bytes()) ...        // more than any process in this container can have
 //
 // Reads /proc and /sys. Numbers that are missing there are 0 or nullopt. Thread-safe.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-struct MemoryRoom {
+struct AvailableMemory {
   int64_t machine_bytes = 0;
   int64_t machine_available_bytes = 0;  // free, or used by the file cache
   // The lowest limit of the control groups of this process; nullopt if no group has a limit.
@@ -26,6 +26,6 @@ struct MemoryRoom {
 };
 
 // `root` is the folder that contains proc and sys.
-MemoryRoom read_memory_room(const std::filesystem::path& root = "/");
+AvailableMemory read_available_memory(const std::filesystem::path& root = "/");
 
 }  // namespace tessera
