@@ -17,22 +17,22 @@
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/fsdp1/flat_parameter_layout.h"
 #include "tessera/fsdp1/flat_reducer.h"
-#include "tessera/parallel/fsdp/gathered_group.h"
 #include "tessera/parallel/fsdp/sharded_param.h"
-#include "tessera/parallel/fsdp/whole_storage.h"
+#include "tessera/parallel/fsdp/sharded_param_group.h"
+#include "tessera/parallel/fsdp/unsharded_storage.h"
 
 namespace tessera {
 
 // A parameter that is to become part of a flat parameter.
-struct FlatSource {
+struct OriginalParam {
   FlatMember member;
   at::Tensor tensor;
   std::vector<SlotRef> slots;  // all slots with this tensor; more than one for a shared parameter
 };
 
-struct FlatGroupOptions {
+struct FlatParamGroupOptions {
   bool sharded = true;
-  std::shared_ptr<comm::Group> replicas = {};  // see FlatReducer::Options
+  std::shared_ptr<comm::Group> replicas = {};  // see FlatGradReducer::Options
   // Dtype of forward and backward; Undefined: the layout's dtype.
   c10::ScalarType compute_dtype = c10::ScalarType::Undefined;
   c10::ScalarType reduce_dtype = c10::ScalarType::Undefined;  // dtype of the reduction; Undefined: the layout's dtype
@@ -41,13 +41,13 @@ struct FlatGroupOptions {
 
 inline constexpr const char* kFlatParam = "_flat_param";
 
-class FlatGroup : public GatheredGroup {
+class FlatParamGroup : public ShardedParamGroup {
  public:
-  // Flattens `sources`, from which `layout` was made, and keeps this rank's shard. The modules then show the shard:
-  // with use_orig_params in their own slots, otherwise as a new parameter of `module`. No communication.
-  FlatGroup(nn::Module& module, std::shared_ptr<comm::Group> group, const FlatGroupOptions& options,
-            FlatParameterLayout layout, std::vector<FlatSource> sources);
-  ~FlatGroup() override;
+  // Flattens `original_params`, from which `layout` was made, and keeps this rank's shard. The modules then show the
+  // shard: with use_orig_params in their own slots, otherwise as a new parameter of `module`. No communication.
+  FlatParamGroup(nn::Module& module, std::shared_ptr<comm::Group> group, const FlatParamGroupOptions& options,
+                 FlatParameterLayout layout, std::vector<OriginalParam> original_params);
+  ~FlatParamGroup() override;
 
   const FlatParameterLayout& layout() const { return layout_; }
   const std::shared_ptr<comm::Group>& group() const { return group_; }
@@ -64,38 +64,38 @@ class FlatGroup : public GatheredGroup {
   void start_unshard() override;
   void finish_unshard() override;
   void reshard() override;
-  bool may_be_stale() const override { return has_whole() && state_ == State::kUnsharded; }
+  bool may_be_stale() const override { return has_unsharded_storage() && state_ == State::kUnsharded; }
   bool changed() const override { return version() != gathered_version_; }
   comm::Group& ranks() const override { return *group_; }
   c10::Device device() const override { return layout_.members()[0].device; }
-  void note_order() override { ordered_version_ = version(); }
+  void mark_shards_ordered() override { ordered_version_ = version(); }
 
-  void show_whole(const std::vector<at::Tensor>& tensors) override;
-  void show_shards() override;
-  std::vector<at::Tensor> whole_tensors() const override;  // in order of layout().members()
+  void use_unsharded_params(const std::vector<at::Tensor>& tensors) override;
+  void use_sharded_params() override;
+  std::vector<at::Tensor> unsharded_tensors() const override;  // in order of layout().members()
   std::vector<size_t> trainable() const override;
   std::vector<at::Tensor> leaves(const std::vector<size_t>& trainable) const override;
 
   void accumulate(const std::vector<size_t>& trainable, std::vector<at::Tensor>&& gradients) override;
   bool start_reduction() override;
   bool advance_reduction(bool at_end) override;
-  void drop_gradients() override { reducer_.drop(); }
+  void drop_gradients() override { reducer_.discard(); }
   int64_t accumulated_bytes() const override { return reducer_.bytes(); }
 
-  // show_full() replaces the modules' parameters by the whole original parameters in full precision, in new memory,
-  // until hide_full(). On ranks with `here` = false the parameters stay unchanged, but forward is refused. `gradients`
-  // (only with use_orig_params) also sets the whole grad() of each parameter that has a gradient on any rank.
-  // COLLECTIVE over the group.
-  struct ShowFull {
-    bool here = true;
+  // gather_full_params() replaces the modules' parameters by the whole original parameters in full precision, in new
+  // memory, until restore_sharded_params(). On ranks with `on_this_rank` = false the parameters stay unchanged, but
+  // forward is refused. `gradients` (only with use_orig_params) also sets the whole grad() of each parameter that has a
+  // gradient on any rank. COLLECTIVE over the group.
+  struct SummonMode {
+    bool on_this_rank = true;
     bool on_cpu = false;
     bool gradients = false;
   };
-  void show_full(const ShowFull& how);
+  void gather_full_params(const SummonMode& mode);
   // Restores the sharded parameters. With `writeback` the present values of the whole parameters are first copied into
   // the shard, and their gradients into the gradients of the pieces. Error kShape for a parameter that was replaced by
   // one of another shape; the sharded parameters are then restored and unchanged. No communication.
-  void hide_full(bool writeback);
+  void restore_sharded_params(bool writeback);
 
  private:
   struct Member {
@@ -112,33 +112,33 @@ class FlatGroup : public GatheredGroup {
     nn::ParameterSlot slot;
     size_t member;
   };
-  struct Full {
-    ShowFull how;
+  struct SummonedParams {
+    SummonMode mode;
     std::vector<at::Tensor> shown;  // the whole parameter of each member
     std::optional<nn::ParameterSlot> flat_slot = {};
   };
   // Whether forward reads a separate storage (gathered or cast) and not the shard.
-  bool has_whole() const { return options_.sharded || compute_dtype() != layout_.dtype(); }
+  bool has_unsharded_storage() const { return options_.sharded || compute_dtype() != layout_.dtype(); }
   c10::ScalarType compute_dtype() const {
     return options_.compute_dtype == c10::ScalarType::Undefined ? layout_.dtype() : options_.compute_dtype;
   }
   std::vector<at::Tensor> full_gradients() const;
   void swap_full_in();
   void swap_full_out();
-  void make_pieces(const std::vector<FlatSource>& sources);
-  void make_flat_parameter(nn::Module& module, const std::vector<FlatSource>& sources);
-  void remove_slots(const std::vector<FlatSource>& sources);
-  void make_whole_views();
+  void make_pieces(const std::vector<OriginalParam>& original_params);
+  void make_flat_parameter(nn::Module& module, const std::vector<OriginalParam>& original_params);
+  void remove_slots(const std::vector<OriginalParam>& original_params);
+  void make_unsharded_views();
   void check_not_replaced() const;
-  at::Tensor to_send(const at::Tensor& gathered);
-  void free_whole();
+  at::Tensor all_gather_input(const at::Tensor& gathered);
+  void free_unsharded();
   void set_gradient(const at::Tensor& leaf, const at::Tensor& sum) const;
   uint64_t version() const;
-  int64_t whole_bytes() const;
+  int64_t unsharded_bytes() const;
   void on_joined() override;
 
   std::shared_ptr<comm::Group> group_;
-  FlatGroupOptions options_;
+  FlatParamGroupOptions options_;
   FlatParameterLayout layout_;
   std::vector<WeakTensor> originals_;
   at::Tensor shard_;
@@ -146,18 +146,18 @@ class FlatGroup : public GatheredGroup {
   at::Tensor flat_shown_;  // the tensor in the flat parameter's slot
   SlotRef flat_slot_{};
   std::vector<Member> members_;
-  WholeStorage whole_;
-  FlatReducer reducer_;
+  UnshardedStorage unsharded_storage_;
+  FlatGradReducer reducer_;
   uint64_t gathered_version_ = 0;           // version of the shard when it was gathered
   uint64_t ordered_version_ = 0;            // version of the shard up to which the gather stream waits for the writes
   at::Tensor cast_shard_;                   // cast copy of the shard while it is sent
-  DeviceEvent filled_;                      // event after the cast
+  DeviceEvent cast_done_;                   // event after the cast
   std::vector<RemovedSlot> removed_slots_;  // sorted by module and index
-  std::optional<Full> full_;
+  std::optional<SummonedParams> summoned_;
   comm::Pending pending_;
 };
 
 // Returns whether a tensor is part of the flat parameter of any unit in this process.
-bool lies_in_flat_parameter(const at::Tensor& tensor);
+bool is_in_flat_parameter(const at::Tensor& tensor);
 
 }  // namespace tessera

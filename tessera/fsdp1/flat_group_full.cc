@@ -23,7 +23,7 @@ at::Tensor gathered_flat(comm::Group& group, const at::Tensor& own, const std::s
 // Returns the whole gradient of each member, in the parameter's dtype; undefined when no rank has a gradient. Two
 // all-gathers give the gradients and, as one number per member, whether a rank has one: zeros alone would not show the
 // difference between a zero gradient and none. COLLECTIVE over the group.
-std::vector<at::Tensor> FlatGroup::full_gradients() const {
+std::vector<at::Tensor> FlatParamGroup::full_gradients() const {
   std::vector<at::Tensor> out(members_.size());
   if (!options_.sharded) {
     for (size_t i = 0; i < members_.size(); ++i) {
@@ -53,54 +53,54 @@ std::vector<at::Tensor> FlatGroup::full_gradients() const {
   return out;
 }
 
-void FlatGroup::show_full(const ShowFull& how) {
-  TESSERA_CHECK(!full_, ErrorKind::kShape, "[fsdp1.summon] {}: its parameters are summoned already. Do it once.",
+void FlatParamGroup::gather_full_params(const SummonMode& mode) {
+  TESSERA_CHECK(!summoned_, ErrorKind::kShape, "[fsdp1.summon] {}: its parameters are summoned already. Do it once.",
                 name());
-  TESSERA_CHECK(!shows_whole_, ErrorKind::kShape,
+  TESSERA_CHECK(!uses_unsharded_params_, ErrorKind::kShape,
                 "[fsdp1.summon] {}: called inside a forward pass. Call summon_full_params before or after it.", name());
   check_not_replaced();
   const c10::NoGradGuard no_grad;
   const at::Tensor flat = options_.sharded ? gathered_flat(*group_, shard_, name()) : shard_.clone();
-  const auto gradients = how.gradients ? full_gradients() : std::vector<at::Tensor>(members_.size());
-  // full_ is set on every rank, so that forward is refused also on ranks that keep their shards.
-  full_.emplace(Full{.how = how, .shown = {}});
-  if (!how.here) return;
-  const auto views = layout_.unflatten(how.on_cpu ? flat.to(at::kCPU) : flat);
+  const auto gradients = mode.gradients ? full_gradients() : std::vector<at::Tensor>(members_.size());
+  // summoned_ is set on every rank, so that forward is refused also on ranks that keep their shards.
+  summoned_.emplace(SummonedParams{.mode = mode, .shown = {}});
+  if (!mode.on_this_rank) return;
+  const auto views = layout_.unflatten(mode.on_cpu ? flat.to(at::kCPU) : flat);
   for (size_t i = 0; i < members_.size(); ++i) {
     const bool trained = layout_.use_orig_params() ? members_[i].piece.requires_grad()
                                                    : flat_.requires_grad() && layout_.members()[i].requires_grad;
-    full_->shown.push_back(views[i].variable_data());
-    full_->shown.back().set_requires_grad(trained);
-    if (gradients[i].defined()) full_->shown.back().mutable_grad() = gradients[i];
+    summoned_->shown.push_back(views[i].variable_data());
+    summoned_->shown.back().set_requires_grad(trained);
+    if (gradients[i].defined()) summoned_->shown.back().mutable_grad() = gradients[i];
   }
   swap_full_in();
 }
 
 // Without use_orig_params the flat parameter's slot is removed and the original slots return to their places, in
 // ascending order of their indices.
-void FlatGroup::swap_full_in() {
+void FlatParamGroup::swap_full_in() {
   if (layout_.use_orig_params()) {
     for (size_t i = 0; i < members_.size(); ++i) {
-      for (const auto& slot : members_[i].slots) nn::Module::set_parameter(slot.get(), full_->shown[i]);
+      for (const auto& slot : members_[i].slots) nn::Module::set_parameter(slot.get(), summoned_->shown[i]);
     }
     return;
   }
   auto& own = flat_slot_.owner->own_parameters();
-  full_->flat_slot = flat_slot_.get();
+  summoned_->flat_slot = flat_slot_.get();
   own.erase(own.begin() + static_cast<std::ptrdiff_t>(flat_slot_.index));
   for (const auto& removed : removed_slots_) {
     auto& slots = removed.owner->own_parameters();
     const auto at = slots.insert(slots.begin() + static_cast<std::ptrdiff_t>(removed.index), removed.slot);
-    nn::Module::set_parameter(*at, full_->shown[removed.member]);
+    nn::Module::set_parameter(*at, summoned_->shown[removed.member]);
   }
 }
 
-// Stores the modules' present parameters in full_->shown, which the body may have replaced, and restores the sharded
-// slots in the reverse order of swap_full_in().
-void FlatGroup::swap_full_out() {
+// Stores the modules' present parameters in summoned_->shown, which the body may have replaced, and restores the
+// sharded slots in the reverse order of swap_full_in().
+void FlatParamGroup::swap_full_out() {
   if (layout_.use_orig_params()) {
     for (size_t i = 0; i < members_.size(); ++i) {
-      full_->shown[i] = members_[i].slots[0].get().parameter;
+      summoned_->shown[i] = members_[i].slots[0].get().parameter;
       for (const auto& slot : members_[i].slots) nn::Module::set_parameter(slot.get(), members_[i].piece);
     }
     return;
@@ -108,39 +108,39 @@ void FlatGroup::swap_full_out() {
   for (auto removed = removed_slots_.rbegin(); removed != removed_slots_.rend(); ++removed) {
     auto& slots = removed->owner->own_parameters();
     const auto at = slots.begin() + static_cast<std::ptrdiff_t>(removed->index);
-    full_->shown[removed->member] = at->parameter;
+    summoned_->shown[removed->member] = at->parameter;
     slots.erase(at);
   }
   auto& own = flat_slot_.owner->own_parameters();
   flat_shown_ = flat_;
   own.insert(own.begin() + static_cast<std::ptrdiff_t>(flat_slot_.index),
-             *std::exchange(full_->flat_slot, std::nullopt));
-  show_shards();
+             *std::exchange(summoned_->flat_slot, std::nullopt));
+  use_sharded_params();
 }
 
-void FlatGroup::hide_full(bool writeback) {
-  if (!full_) return;
+void FlatParamGroup::restore_sharded_params(bool writeback) {
+  if (!summoned_) return;
   // The slots are restored before anything can throw. All shapes are checked before the shard is written, so an error
   // leaves the shard unchanged.
-  if (full_->how.here) swap_full_out();
-  const auto full = *std::exchange(full_, std::nullopt);
-  if (!full.how.here || !writeback) return;
+  if (summoned_->mode.on_this_rank) swap_full_out();
+  const auto summoned = *std::exchange(summoned_, std::nullopt);
+  if (!summoned.mode.on_this_rank || !writeback) return;
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> values;
   for (size_t i = 0; i < members_.size(); ++i) {
     const auto& member = layout_.members()[i];
-    TESSERA_CHECK(full.shown[i].sizes() == at::IntArrayRef(member.shape), ErrorKind::kShape,
+    TESSERA_CHECK(summoned.shown[i].sizes() == at::IntArrayRef(member.shape), ErrorKind::kShape,
                   "[fsdp1.summon] {}: '{}' was replaced by a tensor of shape [{}], wanted [{}]. Nothing is written "
                   "back.",
-                  name(), member.fqn, fmt::join(full.shown[i].sizes(), ", "), fmt::join(member.shape, ", "));
-    values.push_back(full.shown[i].detach().to(member.device, layout_.dtype()));
+                  name(), member.fqn, fmt::join(summoned.shown[i].sizes(), ", "), fmt::join(member.shape, ", "));
+    values.push_back(summoned.shown[i].detach().to(member.device, layout_.dtype()));
   }
   const at::Tensor flat = layout_.flatten(values);
   shard_.copy_(options_.sharded ? layout_.shard(flat, group_->rank()) : flat);
-  if (!full.how.gradients) return;
+  if (!summoned.mode.gradients) return;
   const auto infos = param_infos();
   for (size_t i = 0; i < members_.size(); ++i) {
-    const at::Tensor &from = full.shown[i].grad(), &to = members_[i].piece.grad();
+    const at::Tensor &from = summoned.shown[i].grad(), &to = members_[i].piece.grad();
     if (!from.defined() || !to.defined()) continue;
     if (!options_.sharded) {
       to.copy_(from);
@@ -148,9 +148,9 @@ void FlatGroup::hide_full(bool writeback) {
     }
     const auto& member = layout_.members()[i];
     // The piece is a range in storage order, so the gradient is first copied into the member's strides.
-    at::Tensor laid = at::empty_strided(member.shape, member.strides, from.options());
-    laid.copy_(from);
-    to.copy_(laid.as_strided({member.numel}, {1}).narrow(0, infos[i].intra_param_start, infos[i].numel_in_shard));
+    at::Tensor strided = at::empty_strided(member.shape, member.strides, from.options());
+    strided.copy_(from);
+    to.copy_(strided.as_strided({member.numel}, {1}).narrow(0, infos[i].intra_param_start, infos[i].numel_in_shard));
   }
 }
 

@@ -11,18 +11,19 @@
 #include "tessera/fsdp1/flat_group.h"
 #include "tessera/fsdp1/fully_sharded_data_parallel.h"
 #include "tessera/nn/module.h"
-#include "tessera/parallel/fsdp/gathered_state.h"
+#include "tessera/parallel/fsdp/sharding_state.h"
 #include "tessera/state/state_dict_handler.h"
 
 namespace tessera {
 
 struct StateDictSettings;  // fsdp1/state/state_dict_type.h
 
-class Fsdp1State : public GatheredState, public StateDictHandler {
+class Fsdp1State : public ShardingState, public StateDictHandler {
  public:
   // `group` is null when nested calls have all parameters. The constructor registers the hook that casts inputs; it
   // must run before the hooks of install_hooks().
-  Fsdp1State(nn::Module& module, ShardingStrategy strategy, MixedPrecision precision, std::shared_ptr<FlatGroup> group);
+  Fsdp1State(nn::Module& module, ShardingStrategy strategy, MixedPrecision precision,
+             std::shared_ptr<FlatParamGroup> group);
 
   // StateDictHandler; defined in fsdp1/state/state_dict_handover.cc.
   bool has_parameters() const override { return group_ != nullptr; }
@@ -34,7 +35,7 @@ class Fsdp1State : public GatheredState, public StateDictHandler {
   void set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
                                 const StateDict& values, const StateDictOptions& options) const override;
 
-  const std::shared_ptr<FlatGroup>& group() const { return group_; }
+  const std::shared_ptr<FlatParamGroup>& group() const { return group_; }
   ShardingStrategy strategy() const { return strategy_; }
   // The original dtype of each buffer that mixed precision has cast, by the module member that holds the buffer.
   const std::unordered_map<const at::Tensor*, c10::ScalarType>& buffer_dtypes() const { return buffer_dtypes_; }
@@ -43,7 +44,7 @@ class Fsdp1State : public GatheredState, public StateDictHandler {
   std::shared_ptr<const StateDictSettings> state_dict_settings;
 
  private:
-  bool begin_root(const std::vector<Named>& states) override;
+  bool init_root(const std::vector<NamedState>& states) override;
   bool reshards_after_forward(bool is_root, bool backward_follows) const override {
     const bool frees = strategy_ == ShardingStrategy::kFullShard || strategy_ == ShardingStrategy::kHybridShard;
     return !backward_follows || (frees && !is_root);
@@ -56,7 +57,7 @@ class Fsdp1State : public GatheredState, public StateDictHandler {
   MixedPrecision precision_;
   bool is_root_ = false;
   std::unordered_map<const at::Tensor*, c10::ScalarType> buffer_dtypes_;
-  std::shared_ptr<FlatGroup> group_;
+  std::shared_ptr<FlatParamGroup> group_;
 };
 
 // Returns the states of the module and of all modules below it with their paths, outermost first.

@@ -98,7 +98,7 @@ struct SgdOptions {
 
 // A group in the form of torch.optim's param_groups: its settings under PyTorch's names ("lr", "betas", "eps", ...) and
 // the FQNs of its parameters.
-struct FsdpParamGroup {
+struct ParamGroup {
   Hyperparameters hyperparameters;
   std::vector<std::string> params;
 };
@@ -147,7 +147,7 @@ class Optimizer {
   // The groups of the options, then one group per default weight decay for the remaining parameters. Each parameter,
   // frozen ones included, is in one group. Where an optimizer updates parameters in two ways (Muon: use_muon; 8-bit
   // AdamW: optim_bits), a group with both is split into two.
-  std::vector<FsdpParamGroup> param_groups() const;
+  std::vector<ParamGroup> param_groups() const;
   // Sets hyperparameters, one list per group. Names that a list lacks keep their values; names that this optimizer does
   // not use are stored for other code (initial_lr). lr() becomes the lr of the first list that has one, divided by the
   // group's factor; groups without an lr in their list follow lr() by their factor. States that the new settings do not

@@ -188,7 +188,7 @@ void shard_units(CausalLM& model, const std::vector<nn::Module*>& layers, const 
   inner.mp_policy.output_dtype.reset();  // only the root casts its outputs
   if (mesh.experts) shard_experts(model, mesh.experts, inner);
   auto of_layers = inner;
-  of_layers.fixed_places = options.layer_graphs;
+  of_layers.fixed_addresses = options.layer_graphs;
   for (auto* layer : layers) fully_shard(*layer, of_layers);
   for (const auto& [module, stays] : units_of_vocabulary(model)) {
     auto unit = inner;
@@ -258,7 +258,7 @@ void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options) 
     auto replica = options.replicate;
     replica.mesh = mesh.all->slice({"dp_replicate"});
     replica.mp_policy = policy_of_root(model, options);
-    replica.fixed_places = options.layer_graphs;
+    replica.fixed_addresses = options.layer_graphs;
     return replicate(model, replica);
   }
   shard_units(model, layers, mesh, options);

@@ -3,8 +3,8 @@
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/data_parallel/comm_streams.h"
 #include "tessera/parallel/data_parallel/reduction_stages.h"
-#include "tessera/parallel/fsdp/gathered_state.h"
-#include "tessera/parallel/fsdp/whole_storage.h"
+#include "tessera/parallel/fsdp/sharding_state.h"
+#include "tessera/parallel/fsdp/unsharded_storage.h"
 #include "tests/devices/overlap.h"
 #include "tests/fsdp1/fsdp1_model.h"
 
@@ -63,7 +63,7 @@ struct Wrapped {
     optimizer->step();
     optimizer->zero_grad();
   }
-  void set_prefetch(bool on) { gathered_states(model)[0]->schedule()->set_prefetch(on); }
+  void set_prefetch(bool on) { sharding_states(model)[0]->schedule()->set_prefetch(on); }
 };
 
 const MixedPrecision kHalfWide = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
@@ -303,10 +303,10 @@ TEST_F(PretendFsdp1, StepsObtainNothingAndDoNotMakeTheHostWait) {
 
 // ---- the deliberate errors, each beside what is right ----
 
-// A gather as FlatGroup does it: into memory of its stream, where the parameters are to lie.
+// A gather as FlatParamGroup does it: into memory of its stream, where the parameters are to lie.
 void gather_in_place(CommStreams& streams, const at::Tensor& shard, bool follows, bool holds, bool retires) {
   BufferPool pool;
-  WholeStorage whole(shard.device());
+  UnshardedStorage whole(shard.device());
   if (follows) streams.gather.wait_current_stream();
   {
     const auto beside = streams.gather.make_current();
@@ -368,7 +368,7 @@ TEST_F(PretendFsdp1, ARemovedWaitOfAReductionIsFound) {
         stages.start(route, parts, pool, "sum");
         while (stages.advance("sum", true)) {
         }
-        const at::Tensor sum = waits ? stages.take() : stages.take(*other);
+        const at::Tensor sum = waits ? stages.take_result() : stages.take_result(*other);
         const auto read = [&] { EXPECT_EQ((sum * 1).sum().item<float>(), total); };
         if (waits) {
           read();

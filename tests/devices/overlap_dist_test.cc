@@ -233,7 +233,7 @@ TEST_F(PretendOverlap, GroupsOfAMeshAreSplitFromTheWorlds) {
 
 // ---- the deliberate errors, each beside what is right ----
 
-// A gather as ParamGroup does it: cast on its stream, read by what computes.
+// A gather as FsdpParamGroup does it: cast on its stream, read by what computes.
 void gather_once(CommStreams& streams, const at::Tensor& shard, bool follows, bool holds, bool retires) {
   if (follows) streams.gather.wait_current_stream();
   at::Tensor gathered;

@@ -169,7 +169,7 @@ LayoutOutcome train_one_step(const LayoutCase& which, const std::shared_ptr<comm
                        .ep = which.layout.ep,
                        .cp_rotate_method = which.rotate_method,
                        .sequence_parallel = which.sequence_parallel,
-                       .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}},
+                       .replicate = {.init_sync = false, .broadcast_buffers = false, .rebuild_buckets = false}},
                       stages);
   const auto optimizer = optim::make_sgd(*model, {.lr = 1});
   TrainStep step(*model, *optimizer, world->group(),

@@ -56,8 +56,8 @@ void Optimizer::set_lr(double lr) {
   for (auto& group : groups_) group.lr = lr * group.lr_factor;
 }
 
-std::vector<FsdpParamGroup> Optimizer::param_groups() const {
-  std::vector<FsdpParamGroup> out;
+std::vector<ParamGroup> Optimizer::param_groups() const {
+  std::vector<ParamGroup> out;
   for (const auto& group : groups_) {
     auto& shown = out.emplace_back();
     shown.hyperparameters.emplace_back("lr", group.lr);

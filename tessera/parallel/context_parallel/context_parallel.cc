@@ -6,7 +6,7 @@
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/attention/context_layout.h"
-#include "tessera/nn/attention/context_scope.h"
+#include "tessera/nn/attention/context_parallel_guard.h"
 #include "tessera/parallel/modules/check_mesh.h"
 
 namespace tessera {

@@ -31,10 +31,10 @@ class BufferPool {
   // The same as a 1-d tensor of `numel` elements. On devices other than the CPU `allocator` is ignored.
   at::Tensor empty(int64_t numel, c10::ScalarType dtype, c10::Device device, c10::Allocator* allocator = nullptr);
 
-  struct Shelf;
+  struct IdleBlocks;
 
  private:
-  std::shared_ptr<Shelf> shelf_;
+  std::shared_ptr<IdleBlocks> idle_blocks_;
 };
 
 }  // namespace tessera

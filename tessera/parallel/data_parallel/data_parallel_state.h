@@ -17,7 +17,7 @@ class DataParallelState : public nn::Module::Attachment {
   virtual bool synchronizes() const = 0;
   virtual void set_synchronize(bool on) = 0;
   // Divisor of the gradient sums.
-  virtual void set_divide(double factor) = 0;
+  virtual void set_gradient_divisor(double factor) = 0;
 };
 
 // The states of type State at the module and all modules below it, outermost first.
@@ -37,8 +37,8 @@ inline std::vector<DataParallelState*> data_parallel_states(nn::Module& module) 
 // operation in the message, `kind` describes a module with such a state ("sharded"), `verb` is the function that
 // attaches it.
 template <class State>
-std::vector<State*> wanted_states(nn::Module& module, bool recurse, const std::string& where, const char* kind,
-                                  const char* verb) {
+std::vector<State*> require_states(nn::Module& module, bool recurse, const std::string& where, const char* kind,
+                                   const char* verb) {
   auto states = states_below<State>(module);
   TESSERA_CHECK(!states.empty(), ErrorKind::kShape, "[{}] no module here is {}. Call {} first.", where, kind, verb);
   if (recurse) return states;

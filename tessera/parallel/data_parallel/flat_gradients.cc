@@ -75,23 +75,24 @@ at::Tensor FlatGradients::close(double divide) {
   return std::exchange(buffer_, {});
 }
 
-void FlatGradients::unpack(const at::Tensor& sum, int64_t rank, c10::ScalarType dtype, const Take& take) {
-  const at::Tensor values = room_for_values(sum, dtype);
-  bring_values(sum, values);
-  hand_over(sum, values, rank, take);
+void FlatGradients::unpack(const at::Tensor& sum, int64_t rank, c10::ScalarType dtype, const ValuesCallback& callback) {
+  const at::Tensor values = allocate_values(sum, dtype);
+  write_values(sum, values);
+  deliver_values(sum, values, rank, callback);
 }
 
-at::Tensor FlatGradients::room_for_values(const at::Tensor& sum, c10::ScalarType dtype) {
+at::Tensor FlatGradients::allocate_values(const at::Tensor& sum, c10::ScalarType dtype) {
   return dtype == sum.scalar_type() ? sum : pool_->empty(sum.numel(), dtype, sum.device());
 }
 
-void FlatGradients::bring_values(const at::Tensor& sum, const at::Tensor& values) const {
+void FlatGradients::write_values(const at::Tensor& sum, const at::Tensor& values) const {
   const c10::NoGradGuard no_grad;
   if (post_scale_ != 1.0) sum.narrow(0, 0, flags_offset_).mul_(post_scale_);
   if (!values.is_same(sum)) values.copy_(sum);
 }
 
-void FlatGradients::hand_over(const at::Tensor& sum, const at::Tensor& values, int64_t rank, const Take& take) const {
+void FlatGradients::deliver_values(const at::Tensor& sum, const at::Tensor& values, int64_t rank,
+                                   const ValuesCallback& callback) const {
   const c10::NoGradGuard no_grad;
   // A parameter with a gradient on this rank counts as used on all ranks. The reduced flags are read only if this rank
   // has an entry without a gradient, because reading them makes the host wait for the device.
@@ -100,7 +101,7 @@ void FlatGradients::hand_over(const at::Tensor& sum, const at::Tensor& values, i
     flags = sum.narrow(0, flags_offset_, static_cast<int64_t>(filled_.size())).to(c10::kCPU, c10::kFloat);
   }
   for (size_t i = 0; i < filled_.size(); ++i) {
-    if (filled_[i] || flags.const_data_ptr<float>()[i] > 0) take(i, values_of(values, i, rank));
+    if (filled_[i] || flags.const_data_ptr<float>()[i] > 0) callback(i, values_of(values, i, rank));
   }
 }
 

@@ -53,15 +53,17 @@ class FlatGradients {
   // is not open. float16 gradients are divided by fp16_pre_divisor here, so that the sum stays in range; unpack()
   // applies the rest of `divide`.
   at::Tensor close(double divide);
-  // Unpacks part `rank` of the sum over ranks. Calls `take` for each entry for which some rank had a gradient, with the
-  // divided values of its rows in that part, 1-d and of `dtype`. All values share one buffer.
-  using Take = std::function<void(size_t index, const at::Tensor& values)>;
-  void unpack(const at::Tensor& sum, int64_t rank, c10::ScalarType dtype, const Take& take);
-  // unpack() in three steps. room_for_values() returns the tensor for the values (`sum` itself if it has the dtype).
-  // bring_values() divides the sum and copies it there; this step may run on another stream. hand_over() calls `take`.
-  at::Tensor room_for_values(const at::Tensor& sum, c10::ScalarType dtype);
-  void bring_values(const at::Tensor& sum, const at::Tensor& values) const;
-  void hand_over(const at::Tensor& sum, const at::Tensor& values, int64_t rank, const Take& take) const;
+  // Unpacks part `rank` of the sum over ranks. Calls `callback` for each entry for which some rank had a gradient, with
+  // the divided values of its rows in that part, 1-d and of `dtype`. All values share one buffer.
+  using ValuesCallback = std::function<void(size_t index, const at::Tensor& values)>;
+  void unpack(const at::Tensor& sum, int64_t rank, c10::ScalarType dtype, const ValuesCallback& callback);
+  // unpack() in three steps. allocate_values() returns the tensor for the values (`sum` itself if it has the dtype).
+  // write_values() divides the sum and copies it there; this step may run on another stream. deliver_values() calls
+  // `callback`.
+  at::Tensor allocate_values(const at::Tensor& sum, c10::ScalarType dtype);
+  void write_values(const at::Tensor& sum, const at::Tensor& values) const;
+  void deliver_values(const at::Tensor& sum, const at::Tensor& values, int64_t rank,
+                      const ValuesCallback& callback) const;
   void drop() { buffer_.reset(); }
 
  private:
@@ -75,7 +77,7 @@ class FlatGradients {
   bool complete_ = false;     // padding and flags are written, too
   double post_scale_ = 1;     // factor that unpack() applies to the sum
   at::Tensor buffer_;
-  FlatFill fill_;
+  FillConstants fill_;
 };
 
 }  // namespace tessera

@@ -42,7 +42,7 @@ struct FlatLayout {
 // parameter `first`; on other devices `first` must be 0. An accelerator writes the padding, too: ranks * chunk_bytes()
 // for each parameter.
 void unpack_parts(const FlatLayout& layout, const at::TensorBase& gathered, const at::TensorBase& whole,
-                  const std::vector<int64_t>& whole_offsets, size_t first = 0);
+                  const std::vector<int64_t>& unsharded_offsets, size_t first = 0);
 // Moves the chunks of the first parameter to the start of `gathered` without gaps, which overwrites the data between
 // the chunks. CPU only.
 void compact_first(const FlatLayout& layout, const at::TensorBase& gathered);
@@ -51,14 +51,14 @@ void compact_first(const FlatLayout& layout, const at::TensorBase& gathered);
 void pack_gradient(const FlatLayout& layout, size_t index, const at::Tensor& gradient, const at::Tensor& parts,
                    bool accumulate);
 // Constants for the gaps between gradients and for the flags, in the gradients' dtype and on their device.
-struct FlatFill {
+struct FillConstants {
   at::Tensor ones{}, zeros{};
 };
 // Copies the gradients of all entries, which share one dtype, to their chunks in all parts, writes `flags` ones at the
 // end of each part (the room of append_extra), and zeroes the gaps. One kernel on an accelerator. fill: constants that
 // the caller keeps for later calls on the same stream.
 void pack_gradients(const FlatLayout& layout, const std::vector<at::Tensor>& gradients, int64_t flags,
-                    const at::Tensor& parts, FlatFill& fill);
+                    const at::Tensor& parts, FillConstants& fill);
 // Zeroes the padding, and the chunks of entries whose `filled` is false, in all parts.
 void zero_unfilled(const FlatLayout& layout, const at::Tensor& parts, const std::vector<bool>& filled);
 

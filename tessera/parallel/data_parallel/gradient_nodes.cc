@@ -1,4 +1,4 @@
-#include "tessera/parallel/data_parallel/group_node.h"
+#include "tessera/parallel/data_parallel/gradient_nodes.h"
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -11,14 +11,14 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// A torch::autograd::Node, not a torch::autograd::Function: apply() of a Node owns the gradients, so the sink can free
-// each gradient as soon as it has been packed.
+// A torch::autograd::Node, not a torch::autograd::Function: apply() of a Node owns the gradients, so the callback can
+// free each gradient as soon as it has been packed.
 struct GatheredParameters : torch::autograd::Node {
   using Node::Node;
-  GradientSink sink;
+  GradientCallback callback;
 
   variable_list apply(variable_list&& gradients) override {
-    sink(std::move(gradients));
+    callback(std::move(gradients));
     return variable_list(num_outputs());
   }
   std::string name() const override { return "GatheredParameters"; }
@@ -33,21 +33,22 @@ struct ReplicatedParameters : GatheredParameters {
 
 }  // namespace
 
-void connect_gradients(const std::vector<at::Tensor>& shards, const std::vector<at::Tensor>& whole, GradientSink sink) {
+void attach_gradient_node(const std::vector<at::Tensor>& shards, const std::vector<at::Tensor>& whole,
+                          GradientCallback callback) {
   auto [pointer, node] = make_node<GatheredParameters>();
-  node->sink = std::move(sink);
+  node->callback = std::move(callback);
   node->set_next_edges(torch::autograd::collect_next_edges(shards));
   torch::autograd::set_history(whole, pointer);
 }
 
-GraphEnd::GraphEnd(const std::vector<at::Tensor>& like, GradientSink sink) {
+GradAccumulatorNode::GradAccumulatorNode(const std::vector<at::Tensor>& like, GradientCallback callback) {
   auto [pointer, node] = make_node<ReplicatedParameters>();
-  node->sink = std::move(sink);
+  node->callback = std::move(callback);
   for (const auto& tensor : like) node->add_input_metadata(tensor);
   node_ = std::move(pointer);
 }
 
-void GraphEnd::connect(const at::Tensor& tensor, size_t index) const {
+void GradAccumulatorNode::connect(const at::Tensor& tensor, size_t index) const {
   torch::autograd::impl::set_gradient_edge(tensor, {node_, static_cast<uint32_t>(index)});
 }
 
@@ -67,7 +68,7 @@ std::unordered_set<const void*> reachable_nodes(const std::vector<at::Tensor>& o
   return seen;
 }
 
-void before_backward_of(const at::Tensor& output, std::function<void()> hook) {
+void on_gradient_of(const at::Tensor& output, std::function<void()> hook) {
   output.register_hook([hook = std::move(hook)](const at::Tensor&) { hook(); });
 }
 

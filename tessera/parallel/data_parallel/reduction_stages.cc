@@ -48,7 +48,7 @@ const DeviceStream& ReductionStages::stream() const {
 bool ReductionStages::advance(const std::string& subject, bool at_end) {
   if (!in_flight()) return false;
   // A copy to the host is in flight and need not be complete before the end of backward. The compute stream is ordered
-  // after it once, so that the device buffer can be freed; the host waits in take().
+  // after it once, so that the device buffer can be freed; the host waits in take_result().
   if (stage_ == Stage::kToHost && !at_end) {
     if (output_.defined()) {
       copied_.block_current_stream();
@@ -91,9 +91,9 @@ void ReductionStages::start_copy_to_host() {
   copied_ = DeviceEvent::record_on_current(device);
 }
 
-// A result on the device is ordered by the stream alone. A result on the host may be read by the CPU at once, so take()
-// waits for the copy.
-at::Tensor ReductionStages::take() {
+// A result on the device is ordered by the stream alone. A result on the host may be read by the CPU at once, so
+// take_result() waits for the copy.
+at::Tensor ReductionStages::take_result() {
   ended_.block_current_stream();
   if (!host_.defined()) return std::exchange(output_, {});
   copied_.wait();
@@ -101,7 +101,7 @@ at::Tensor ReductionStages::take() {
   return std::exchange(host_, {});
 }
 
-at::Tensor ReductionStages::take(const DeviceStream& beside) {
+at::Tensor ReductionStages::take_result(const DeviceStream& beside) {
   beside.wait_event(ended_);
   return std::exchange(output_, {});
 }

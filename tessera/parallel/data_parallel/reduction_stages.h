@@ -3,7 +3,7 @@
 //
 //   stages.start({.group = shards, .replicas = replicas}, parts, pool, "layers.0");   // COLLECTIVE; returns at once
 //   while (stages.advance("layers.0", at_end)) ...                                    // between other work
-//   at::Tensor sum = stages.take();
+//   at::Tensor sum = stages.take_result();
 //
 // On an accelerator each stage runs on its own stream of CommStreams, and waits only for the stage before it. The
 // compute stream waits for the reduce-scatter when the next stage starts, because the sent buffer is freed then.
@@ -42,9 +42,9 @@ class ReductionStages {
   bool advance(const std::string& subject, bool at_end);
   bool in_flight() const { return stage_ != Stage::kIdle; }
   // The result, after advance() has returned false. Later launches of this thread come after the reduction, or, with an
-  // argument, later launches on that stream. A result on the host is complete: take() waits for the copy.
-  at::Tensor take();
-  at::Tensor take(const DeviceStream& beside);
+  // argument, later launches on that stream. A result on the host is complete: take_result() waits for the copy.
+  at::Tensor take_result();
+  at::Tensor take_result(const DeviceStream& beside);
   void drop();  // after an error: waits for the stage in flight and discards the gradients
 
  private:

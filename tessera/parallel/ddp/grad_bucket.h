@@ -47,13 +47,13 @@ class GradBucket {
   at::Tensor prepare(size_t position, const at::Tensor& gradient);
   void add(size_t position, const at::Tensor& local);
   // Sets grad() of each parameter to a view of its accumulated gradient, where grad() is undefined.
-  void show_accumulated();
+  void expose_accumulated();
   // Starts the all-reduce; the sum is divided by `divide`. COLLECTIVE over the group.
   void start(const std::shared_ptr<comm::Group>& group, double divide);
   // After the all-reduce: divides the sum and casts it to the parameters' dtype. On an accelerator this is only
   // launched, on the stream `replicas`; on a CPU it waits for the all-reduce. Does nothing if it ran already or the
   // bucket was not started.
-  void bring_values();
+  void write_values();
   void finish();
   void drop();  // after an error: waits for the reduction in flight and discards it
   bool started() const { return started_; }
@@ -61,9 +61,9 @@ class GradBucket {
   bool accumulated() const { return flat_.is_open(); }
 
  private:
-  void begin();
-  void forget_dropped();
-  at::Tensor shaped(const at::Tensor& values, size_t position) const;
+  void open_buffer();
+  void discard_zeroed_gradients();
+  at::Tensor view_as_parameter(const at::Tensor& values, size_t position) const;
   void set_gradient(size_t position, const at::Tensor& values);
 
   std::vector<ReplicatedParam*> params_;
@@ -72,13 +72,13 @@ class GradBucket {
   std::string name_;
   FlatLayout layout_{1};
   FlatGradients flat_;
-  std::vector<bool> shown_;  // grad() is a view of the gradient that accumulates here
+  std::vector<bool> exposed_;  // grad() is a view of the gradient that accumulates here
   std::shared_ptr<BufferPool> pool_;
   std::shared_ptr<CommStreams> streams_;
   ReductionStages stages_;
   bool started_ = false;
-  at::Tensor sum_, values_;  // the sum, and the divided values in the parameters' dtype; set by bring_values()
-  DeviceEvent brought_;      // after the division on the stream `replicas`
+  at::Tensor sum_, values_;     // the sum, and the divided values in the parameters' dtype; set by write_values()
+  DeviceEvent values_written_;  // after the division on the stream `replicas`
 };
 
 }  // namespace tessera

@@ -39,10 +39,10 @@ struct ReplicateOptions {
   // The first backward records the order in which gradients arrive, and the buckets are rebuilt in that order. false:
   // buckets always follow the reverse order of registration, so a resumed run sums gradients in the same order as an
   // uninterrupted run.
-  bool learn_order = true;
+  bool rebuild_buckets = true;
   // With a param_dtype: the cast parameters stay allocated between forwards and are rewritten at the same addresses, as
   // CUDA graphs of the modules' kernels need (layer_graphs.h).
-  bool fixed_places = false;
+  bool fixed_addresses = false;
 };
 
 // Makes `module` a replica. Parameters may be on the meta device until the first forward. No communication. Errors

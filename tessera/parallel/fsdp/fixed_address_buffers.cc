@@ -1,4 +1,4 @@
-#include "tessera/parallel/fsdp/fixed_places.h"
+#include "tessera/parallel/fsdp/fixed_address_buffers.h"
 
 #include <c10/core/DeviceGuard.h>
 
@@ -6,30 +6,30 @@
 
 namespace tessera {
 
-struct FixedPlaces::Place {
+struct FixedAddressBuffers::Buffer {
   size_t bytes = 0;
   bool taken = false;
   c10::DataPtr memory;
 };
 
-// A shared buffer is as large as the largest of its groups. All groups are added before the first take() allocates, so
-// the size is final by then.
-size_t FixedPlaces::add_in_turn(size_t bytes) {
-  constexpr size_t kInTurn = 2;
-  const size_t turn = turns_++ % kInTurn;
-  if (turn == in_turn_.size()) in_turn_.push_back(add(0));
-  auto& place = *places_[in_turn_[turn]];
-  place.bytes = std::max(place.bytes, bytes);
-  return in_turn_[turn];
+// A shared buffer is as large as the largest of its groups. All groups are added before the first acquire() allocates,
+// so the size is final by then.
+size_t FixedAddressBuffers::add_alternating(size_t bytes) {
+  constexpr size_t kSharedBuffers = 2;
+  const size_t turn = turns_++ % kSharedBuffers;
+  if (turn == shared_.size()) shared_.push_back(add(0));
+  auto& buffer = *buffers_[shared_[turn]];
+  buffer.bytes = std::max(buffer.bytes, bytes);
+  return shared_[turn];
 }
 
-size_t FixedPlaces::add(size_t bytes) {
-  places_.push_back(std::make_shared<Place>(Place{.bytes = bytes, .memory = {}}));
-  return places_.size() - 1;
+size_t FixedAddressBuffers::add(size_t bytes) {
+  buffers_.push_back(std::make_shared<Buffer>(Buffer{.bytes = bytes, .memory = {}}));
+  return buffers_.size() - 1;
 }
 
-c10::DataPtr FixedPlaces::take(size_t place) {
-  const auto& found = places_[place];
+c10::DataPtr FixedAddressBuffers::acquire(size_t buffer) {
+  const auto& found = buffers_[buffer];
   if (found->taken) return {};
   if (!found->memory) {
     const c10::DeviceGuard guard(device_);
@@ -39,10 +39,10 @@ c10::DataPtr FixedPlaces::take(size_t place) {
   // The returned pointer keeps the buffer alive, so it may outlive this object. Its deleter only marks the buffer as
   // free: the address stays reserved.
   const auto give_back = [](void* context) {
-    const std::unique_ptr<std::shared_ptr<Place>> kept(static_cast<std::shared_ptr<Place>*>(context));
+    const std::unique_ptr<std::shared_ptr<Buffer>> kept(static_cast<std::shared_ptr<Buffer>*>(context));
     (*kept)->taken = false;
   };
-  return {found->memory.get(), new std::shared_ptr<Place>(found), give_back, device_};
+  return {found->memory.get(), new std::shared_ptr<Buffer>(found), give_back, device_};
 }
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-#include "tessera/parallel/fsdp/gather_schedule.h"
+#include "tessera/parallel/fsdp/fsdp_comm_schedule.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
@@ -7,11 +7,11 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/parallel/data_parallel/group_node.h"
+#include "tessera/parallel/data_parallel/gradient_nodes.h"
 
 namespace tessera {
 
-void GatherSchedule::add(const std::shared_ptr<GatheredGroup>& group) {
+void FsdpCommSchedule::add(const std::shared_ptr<ShardedParamGroup>& group) {
   if (!streams_) streams_ = std::make_shared<CommStreams>(group->device());
   group->join(pool_, streams_, &stats_);
   groups_.push_back(group);
@@ -19,15 +19,15 @@ void GatherSchedule::add(const std::shared_ptr<GatheredGroup>& group) {
 
 // in_backward_ alone is not enough: an exception can leave it set, and then the next forward is a new one. Only a
 // forward that runs inside the autograd engine recomputes.
-bool GatherSchedule::recomputing() const { return in_backward_ && inside_backward(); }
+bool FsdpCommSchedule::recomputing() const { return in_backward_ && inside_backward(); }
 
-void GatherSchedule::begin_forward() {
+void FsdpCommSchedule::begin_forward() {
   if (recomputing()) return;
   if (in_forward_ || in_backward_) reset();
-  free_stale();
+  reshard_stale_groups();
   if (streams_ && streams_->gather.exists()) {
     streams_->gather.wait_current_stream();  // after the optimizer's writes to the shards
-    for (const auto& group : groups_) group->note_order();
+    for (const auto& group : groups_) group->mark_shards_ordered();
   }
   in_forward_ = true;
   next_forward_order_.clear();
@@ -35,8 +35,8 @@ void GatherSchedule::begin_forward() {
 
 // A rank's shard may contain no changed row while another rank's does. All ranks must take the same decision, because
 // it decides which gathers run: a group is stale on all ranks if some rank finds it changed (all-reduce with max).
-void GatherSchedule::free_stale() {
-  std::vector<std::pair<comm::Group*, std::vector<GatheredGroup*>>> kept;  // in the same order on all ranks
+void FsdpCommSchedule::reshard_stale_groups() {
+  std::vector<std::pair<comm::Group*, std::vector<ShardedParamGroup*>>> kept;  // in the same order on all ranks
   for (const auto& group : groups_) {
     if (!group->may_be_stale()) continue;
     auto* ranks = &group->ranks();
@@ -54,17 +54,17 @@ void GatherSchedule::free_stale() {
   }
 }
 
-void GatherSchedule::end_forward() {
+void FsdpCommSchedule::end_forward() {
   if (recomputing()) return;
   for (const auto& group : groups_) {
-    if (group->gathering()) group->reshard();
+    if (group->is_gathering()) group->reshard();
   }
   if (streams_) streams_->free_retired();
   forward_order_ = next_forward_order_;
   in_forward_ = false;
 }
 
-void GatherSchedule::before_forward(GatheredGroup& group) {
+void FsdpCommSchedule::before_forward(ShardedParamGroup& group) {
   group.start_unshard();
   group.finish_unshard();
   if (recomputing()) return;
@@ -78,49 +78,49 @@ void GatherSchedule::before_forward(GatheredGroup& group) {
 
 // The order in which forwards end, reversed, is the order in which backward needs the groups. `position` finds a
 // forward in it.
-ForwardRun GatherSchedule::after_forward(GatheredGroup* group) {
-  ForwardRun run{post_forward_order_.size(), epoch_, 0, recomputing()};
-  if (group != nullptr && !run.recomputed) post_forward_order_.push_back(group);
-  return run;
+ForwardRecord FsdpCommSchedule::after_forward(ShardedParamGroup* group) {
+  ForwardRecord record{post_forward_order_.size(), epoch_, 0, recomputing()};
+  if (group != nullptr && !record.recomputed) post_forward_order_.push_back(group);
+  return record;
 }
 
-void GatherSchedule::enter_backward() {
+void FsdpCommSchedule::enter_backward() {
   if (in_backward_) return;
   in_backward_ = true;
   ++backward_;
-  recomputed_ = forward_order_.size();
+  recompute_position_ = forward_order_.size();
   at_end_of_backward([self = shared_from_this()] { self->end_backward(); });
 }
 
-void GatherSchedule::before_backward(GatheredGroup* group, ForwardRun& run) {
+void FsdpCommSchedule::before_backward(ShardedParamGroup* group, ForwardRecord& record) {
   enter_backward();
   // Each output of the module has a hook; the first hook of a backward does the work.
-  if (run.seen_backward == backward_) return;
-  run.seen_backward = backward_;
+  if (record.seen_backward == backward_) return;
+  record.seen_backward = backward_;
   if (group == nullptr) return;
   group->start_unshard();
   group->finish_unshard();
   if (!prefetch_) return;
-  if (auto* next = next_in_backward(*group, run)) next->start_unshard();
+  if (auto* next = next_in_backward(*group, record)) next->start_unshard();
 }
 
 // The group that backward probably needs after this one; null when that is unknown.
-GatheredGroup* GatherSchedule::next_in_backward(const GatheredGroup& group, const ForwardRun& run) {
-  if (!run.recomputed) {
-    const bool known = run.epoch == epoch_ && run.position > 0 && run.position <= post_forward_order_.size();
-    return known ? post_forward_order_[run.position - 1] : nullptr;
+ShardedParamGroup* FsdpCommSchedule::next_in_backward(const ShardedParamGroup& group, const ForwardRecord& record) {
+  if (!record.recomputed) {
+    const bool known = record.epoch == epoch_ && record.position > 0 && record.position <= post_forward_order_.size();
+    return known ? post_forward_order_[record.position - 1] : nullptr;
   }
   // A recomputed forward is not in the post-forward order, because its first forward kept no graph. The forward order
-  // contains it: recomputation walks that order from the end, and recomputed_ is the position reached so far.
-  for (size_t position = std::min(recomputed_, forward_order_.size()); position-- > 0;) {
+  // contains it: recomputation walks that order from the end, and recompute_position_ is the position reached so far.
+  for (size_t position = std::min(recompute_position_, forward_order_.size()); position-- > 0;) {
     if (forward_order_[position] != &group) continue;
-    recomputed_ = position;
+    recompute_position_ = position;
     return position > 0 ? forward_order_[position - 1] : nullptr;
   }
   return nullptr;
 }
 
-void GatherSchedule::start_reduction(GatheredGroup& group) {
+void FsdpCommSchedule::start_reduction(ShardedParamGroup& group) {
   if (!group.synchronize) return;
   if (!group.start_reduction()) return;
   if (group.ranks().size() > 1) ++stats_.reduce_scatters;
@@ -129,14 +129,14 @@ void GatherSchedule::start_reduction(GatheredGroup& group) {
 
 // The reductions in flight advance one stage when the next group's gradients are complete: their communication had the
 // time of one group's backward to overlap.
-void GatherSchedule::after_backward(GatheredGroup& group) {
+void FsdpCommSchedule::after_backward(ShardedParamGroup& group) {
   enter_backward();
   if (group.reshard_after_backward) group.reshard();
-  std::erase_if(reducing_, [](GatheredGroup* other) { return !other->advance_reduction(/*at_end=*/false); });
+  std::erase_if(reducing_, [](ShardedParamGroup* other) { return !other->advance_reduction(/*at_end=*/false); });
   start_reduction(group);
 }
 
-void GatherSchedule::finish_reductions() {
+void FsdpCommSchedule::finish_reductions() {
   for (auto* group : reducing_) {
     while (group->advance_reduction(/*at_end=*/true)) {
     }
@@ -144,14 +144,14 @@ void GatherSchedule::finish_reductions() {
   reducing_.clear();
 }
 
-void GatherSchedule::reduce_accumulated() {
+void FsdpCommSchedule::reduce_accumulated() {
   for (const auto& group : groups_) start_reduction(*group);
   finish_reductions();
 }
 
-void GatherSchedule::end_backward() {
+void FsdpCommSchedule::end_backward() {
   for (const auto& group : groups_) {
-    if (group->reshard_after_backward || group->gathering()) group->reshard();
+    if (group->reshard_after_backward || group->is_gathering()) group->reshard();
   }
   if (streams_) streams_->free_retired();
   // Reduces gradients of earlier backwards without synchronisation whose groups this backward did not reach.
@@ -165,7 +165,7 @@ void GatherSchedule::end_backward() {
 }
 
 // After an exception: frees all groups and discards unfinished gradients.
-void GatherSchedule::reset() {
+void FsdpCommSchedule::reset() {
   reducing_.clear();
   for (const auto& group : groups_) {
     try {
@@ -176,7 +176,7 @@ void GatherSchedule::reset() {
   }
   if (streams_) streams_->free_retired();
   forward_order_.clear();
-  recomputed_ = 0;
+  recompute_position_ = 0;
   post_forward_order_.clear();
   ++epoch_;
   in_forward_ = in_backward_ = false;

@@ -13,34 +13,34 @@
 #include <vector>
 
 #include "tessera/parallel/fsdp/fully_shard.h"
-#include "tessera/parallel/fsdp/gathered_group.h"
+#include "tessera/parallel/fsdp/sharded_param_group.h"
 
 namespace tessera {
 
 // The record of one forward of one sharded module, for its backward hooks.
-struct ForwardRun {
+struct ForwardRecord {
   size_t position = 0;         // in the post-forward order
   uint64_t epoch = 0;          // of the post-forward order, which a new epoch clears
   uint64_t seen_backward = 0;  // number of the last backward that has reached this forward
   bool recomputed = false;     // a forward that runs inside a backward (activation checkpointing)
 };
 
-class GatherSchedule : public std::enable_shared_from_this<GatherSchedule> {
+class FsdpCommSchedule : public std::enable_shared_from_this<FsdpCommSchedule> {
  public:
   // `prefetch` must be equal on all ranks.
-  explicit GatherSchedule(bool prefetch) : prefetch_(prefetch) {}
-  // COLLECTIVE over the group's ranks (GatheredGroup::join).
-  void add(const std::shared_ptr<GatheredGroup>& group);
+  explicit FsdpCommSchedule(bool prefetch) : prefetch_(prefetch) {}
+  // COLLECTIVE over the group's ranks (ShardedParamGroup::join).
+  void add(const std::shared_ptr<ShardedParamGroup>& group);
 
   // Call before the root's forward. Reshards groups that stayed gathered although their shards have changed. COLLECTIVE
   // over the shard dim of the groups that stayed gathered, which are the same on all ranks.
   void begin_forward();
   void end_forward();  // call after the root's forward; frees prefetched groups that were not used
-  void before_forward(GatheredGroup& group);
+  void before_forward(ShardedParamGroup& group);
   // Records the order for backward. The group may be null: a module without parameters of its own.
-  ForwardRun after_forward(GatheredGroup* group);
-  void before_backward(GatheredGroup* group, ForwardRun& run);
-  void after_backward(GatheredGroup& group);
+  ForwardRecord after_forward(ShardedParamGroup* group);
+  void before_backward(ShardedParamGroup* group, ForwardRecord& record);
+  void after_backward(ShardedParamGroup& group);
   bool recomputing() const;  // whether a forward runs inside a backward
   // Reduces the gradients that backwards without synchronisation have accumulated, for the groups that synchronise now,
   // and waits. COLLECTIVE as a backward's reductions.
@@ -55,23 +55,23 @@ class GatherSchedule : public std::enable_shared_from_this<GatherSchedule> {
   void enter_backward();
   void end_backward();
   void reset();
-  void start_reduction(GatheredGroup& group);
+  void start_reduction(ShardedParamGroup& group);
   void finish_reductions();
-  void free_stale();
-  GatheredGroup* next_in_backward(const GatheredGroup& group, const ForwardRun& run);
+  void reshard_stale_groups();
+  ShardedParamGroup* next_in_backward(const ShardedParamGroup& group, const ForwardRecord& record);
 
   bool prefetch_;
   std::shared_ptr<BufferPool> pool_ = std::make_shared<BufferPool>();
   std::shared_ptr<CommStreams> streams_;  // of the device of the first group
   FsdpStats stats_;
-  std::vector<std::shared_ptr<GatheredGroup>> groups_;
-  std::vector<GatheredGroup*> forward_order_;       // of the last forward
-  std::vector<GatheredGroup*> next_forward_order_;  // of this forward, so far
-  std::vector<GatheredGroup*> post_forward_order_;  // by end of forward, of all forwards in this epoch
-  size_t recomputed_ = 0;                           // groups from this position of forward_order_ on are recomputed
-  std::vector<GatheredGroup*> reducing_;            // in flight, oldest first
-  uint64_t epoch_ = 1;                              // grows when post_forward_order_ is cleared
-  uint64_t backward_ = 0;                           // number of the current backward
+  std::vector<std::shared_ptr<ShardedParamGroup>> groups_;
+  std::vector<ShardedParamGroup*> forward_order_;       // of the last forward
+  std::vector<ShardedParamGroup*> next_forward_order_;  // of this forward, so far
+  std::vector<ShardedParamGroup*> post_forward_order_;  // by end of forward, of all forwards in this epoch
+  size_t recompute_position_ = 0;                       // groups from this position of forward_order_ on are recomputed
+  std::vector<ShardedParamGroup*> reducing_;            // in flight, oldest first
+  uint64_t epoch_ = 1;                                  // grows when post_forward_order_ is cleared
+  uint64_t backward_ = 0;                               // number of the current backward
   bool in_forward_ = false;
   bool in_backward_ = false;
   bool is_last_backward_ = true;

@@ -10,11 +10,11 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/local_tensor.h"
-#include "tessera/parallel/fsdp/param_group.h"
+#include "tessera/parallel/fsdp/fsdp_param_group.h"
 
 namespace tessera {
 
-void ParamGroup::accumulate(const std::vector<size_t>& trainable, std::vector<at::Tensor>&& gradients) {
+void FsdpParamGroup::accumulate(const std::vector<size_t>& trainable, std::vector<at::Tensor>&& gradients) {
   const c10::NoGradGuard no_grad;
   while (advance_reduction(/*at_end=*/true)) {  // the group occurs twice in one graph: its earlier reduction ends
   }
@@ -30,19 +30,19 @@ void ParamGroup::accumulate(const std::vector<size_t>& trainable, std::vector<at
   }
   if (!dtype) return;
   if (!flat_gradients_.is_open()) open_gradients(trainable, reduce_dtype_.value_or(*dtype));
-  TESSERA_CHECK(trainable == with_gradients_, ErrorKind::kShape,
+  TESSERA_CHECK(trainable == gradient_params_, ErrorKind::kShape,
                 "[fsdp.backward] {}: requires_grad changed while gradients were accumulating without synchronisation. "
                 "Run a synchronised backward first.",
                 name());
-  bring_to_parameters(gradients);
+  redistribute_gradients(gradients);
   for (auto& gradient : gradients) {
     if (gradient.defined()) gradient = local_tensor_of(gradient);
   }
   flat_gradients_.add_all(std::move(gradients));
 }
 
-void ParamGroup::open_gradients(const std::vector<size_t>& trainable, c10::ScalarType dtype) {
-  with_gradients_ = trainable;
+void FsdpParamGroup::open_gradients(const std::vector<size_t>& trainable, c10::ScalarType dtype) {
+  gradient_params_ = trainable;
   FlatLayout layout(shards_.ranks());
   const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
   for (size_t index : trainable) layout.append(params()[index].rows(), params()[index].row_numel(), itemsize);
@@ -51,9 +51,9 @@ void ParamGroup::open_gradients(const std::vector<size_t>& trainable, c10::Scala
 
 // Redistributes the gradients of tensor-parallel parameters to the parameters' placements. All redistributions start
 // before the first is waited for.
-void ParamGroup::bring_to_parameters(std::vector<at::Tensor>& gradients) const {
+void FsdpParamGroup::redistribute_gradients(std::vector<at::Tensor>& gradients) const {
   for (size_t i = 0; i < gradients.size(); ++i) {
-    const auto& param = shards_.params()[with_gradients_[i]];
+    const auto& param = shards_.params()[gradient_params_[i]];
     at::Tensor& gradient = gradients[i];
     if (!gradient.defined()) continue;
     const bool wanted = param.tensor_parallel && !param.tensor_parallel->plain;
@@ -67,49 +67,49 @@ void ParamGroup::bring_to_parameters(std::vector<at::Tensor>& gradients) const {
   }
 }
 
-bool ParamGroup::start_reduction() {
+bool FsdpParamGroup::start_reduction() {
   if (!flat_gradients_.is_open()) return false;
   const c10::NoGradGuard no_grad;
   const auto replicas = mesh()->ndim() == 2 ? mesh()->group(0) : nullptr;
-  reduction_.start({.group = reduces_over_, .replicas = replicas, .to_host = shards_.on_host()},
+  reduction_.start({.group = reduce_group_, .replicas = replicas, .to_host = shards_.on_host()},
                    flat_gradients_.close(divide), *pool_, name());
   return true;
 }
 
-bool ParamGroup::advance_reduction(bool at_end) {
+bool FsdpParamGroup::advance_reduction(bool at_end) {
   if (!reduction_.in_flight()) return false;
   if (reduction_.advance(name(), at_end)) return true;
-  set_gradients(reduction_.take());
+  set_gradients(reduction_.take_result());
   if (gradients_hook_) {
     std::vector<at::Tensor> parameters;
-    for (const size_t index : with_gradients_) parameters.push_back(params()[index].parameter);
+    for (const size_t index : gradient_params_) parameters.push_back(params()[index].parameter);
     gradients_hook_(parameters);
   }
   return false;
 }
 
-void ParamGroup::set_gradients(const at::Tensor& sum) {
+void FsdpParamGroup::set_gradients(const at::Tensor& sum) {
   const c10::NoGradGuard no_grad;
-  const c10::ScalarType dtype = params()[with_gradients_[0]].dtype;
+  const c10::ScalarType dtype = params()[gradient_params_[0]].dtype;
   const int64_t rank = mesh()->local_rank(mesh()->ndim() - 1);
   // A parameter without a grad() takes a view of the reduced buffer, without a copy. Other gradients are added in one
   // launch.
   std::vector<at::Tensor> earlier, more;
   flat_gradients_.unpack(sum, rank, dtype, [&](size_t index, const at::Tensor& values) {
-    auto& param = params()[with_gradients_[index]];
+    auto& param = params()[gradient_params_[index]];
     const at::Tensor local = values.view(param.local.sizes());
     at::Tensor& grad = param.parameter.mutable_grad();
     if (grad.defined()) {
       earlier.push_back(to_local(grad));
       more.push_back(local);
     } else {
-      grad = param.distributed(local, mesh());
+      grad = param.as_dtensor(local, mesh());
     }
   });
   if (!earlier.empty()) at::_foreach_add_(earlier, more);
 }
 
-void ParamGroup::drop_gradients() {
+void FsdpParamGroup::drop_gradients() {
   reduction_.drop();
   flat_gradients_.drop();
 }

@@ -6,30 +6,30 @@
 #include <vector>
 
 #include "tessera/nn/module.h"
+#include "tessera/parallel/fsdp/fsdp_param_group.h"
 #include "tessera/parallel/fsdp/fully_shard.h"
-#include "tessera/parallel/fsdp/gathered_state.h"
-#include "tessera/parallel/fsdp/param_group.h"
+#include "tessera/parallel/fsdp/sharding_state.h"
 
 namespace tessera {
 
-class FsdpState : public GatheredState {
+class FsdpState : public ShardingState {
  public:
   // The group is null when nested calls manage all parameters.
-  FsdpState(nn::Module& module, const FullyShardOptions& options, std::shared_ptr<ParamGroup> group);
+  FsdpState(nn::Module& module, const FullyShardOptions& options, std::shared_ptr<FsdpParamGroup> group);
 
-  ParamGroup* group() const { return group_; }
+  FsdpParamGroup* group() const { return group_; }
   void set_reshard_after_forward(bool on);
   void set_prefetch(bool on);
 
  private:
-  bool begin_root(const std::vector<Named>& states) override;  // COLLECTIVE over the states' meshes
+  bool init_root(const std::vector<NamedState>& states) override;  // COLLECTIVE over the states' meshes
   bool reshards_after_forward(bool is_root, bool backward_follows) const override;
 
   MeshPtr mesh_;
   std::optional<bool> reshard_after_forward_;
   std::optional<bool> prefetch_;
-  const bool fixed_places_;
-  ParamGroup* group_;
+  const bool fixed_addresses_;
+  FsdpParamGroup* group_;
 };
 
 // The states of the module and all modules below it, outermost first.

@@ -41,16 +41,18 @@ void check_parameter(const std::string& name, const at::Tensor& tensor) {
 }
 
 // The parameter's placement over a mesh outside data parallelism; null if there is none.
-std::shared_ptr<const TensorParallelPart> part_over_other_dims(const std::string& name, const at::Tensor& tensor,
-                                                               const FullyShardOptions& options) {
+std::shared_ptr<const TensorParallelLayout> tensor_parallel_layout_of(const std::string& name, const at::Tensor& tensor,
+                                                                      const FullyShardOptions& options) {
   if (is_dtensor(tensor)) {
-    return tensor_parallel_part(name, options.mesh, device_mesh(tensor), placements(tensor), tensor.sizes().vec(),
-                                /*plain=*/false);
+    return make_tensor_parallel_layout(name, options.mesh, device_mesh(tensor), placements(tensor),
+                                       tensor.sizes().vec(),
+                                       /*plain=*/false);
   }
   if (!options.replicated_over) return nullptr;
   const auto& mesh = options.replicated_over;
-  return tensor_parallel_part(name, options.mesh, mesh, Placements(static_cast<size_t>(mesh->ndim()), Replicate()),
-                              tensor.sizes().vec(), /*plain=*/true);
+  return make_tensor_parallel_layout(name, options.mesh, mesh,
+                                     Placements(static_cast<size_t>(mesh->ndim()), Replicate()), tensor.sizes().vec(),
+                                     /*plain=*/true);
 }
 
 // The parameters below `module` that no nested call manages; a tied parameter once, with all its slots. A tensor that
@@ -91,7 +93,7 @@ std::vector<ShardedParam> unmanaged_parameters(nn::Module& module, const FullySh
                      .parameter = tensor,
                      .local = {},
                      .whole = {},
-                     .tensor_parallel = part_over_other_dims(named.name, tensor, options)});
+                     .tensor_parallel = tensor_parallel_layout_of(named.name, tensor, options)});
     }
     out[found->second].slots.push_back(slot);
   }
@@ -99,11 +101,11 @@ std::vector<ShardedParam> unmanaged_parameters(nn::Module& module, const FullySh
 }
 
 std::vector<FsdpState*> states_of(nn::Module& module, bool recurse, const char* verb) {
-  return wanted_states<FsdpState>(module, recurse, std::string("fsdp.") + verb, "sharded", "fully_shard");
+  return require_states<FsdpState>(module, recurse, std::string("fsdp.") + verb, "sharded", "fully_shard");
 }
 
-std::vector<GatheredState*> gathered_states_of(nn::Module& module) {
-  return wanted_states<GatheredState>(module, /*recurse=*/true, "fsdp.stats", "sharded", "fully_shard or wrap_fsdp1");
+std::vector<ShardingState*> sharding_states_of(nn::Module& module) {
+  return require_states<ShardingState>(module, /*recurse=*/true, "fsdp.stats", "sharded", "fully_shard or wrap_fsdp1");
 }
 
 }  // namespace
@@ -114,13 +116,13 @@ void fully_shard(nn::Module& module, const FullyShardOptions& options) {
   // Another kind of data parallelism below this module would reduce its gradients a second time.
   TESSERA_CHECK(data_parallel_states(module).size() == fsdp_states(module).size(), ErrorKind::kShape,
                 "[fsdp.shard] replicate or wrap_fsdp1 was called on a module below this one. Use one of the two.");
-  // Everything is checked and collected before ParamGroup replaces the first parameter, so an error leaves the module
-  // as it was.
+  // Everything is checked and collected before FsdpParamGroup replaces the first parameter, so an error leaves the
+  // module as it was.
   auto params = unmanaged_parameters(module, options);
-  std::shared_ptr<ParamGroup> group;
+  std::shared_ptr<FsdpParamGroup> group;
   if (!params.empty()) {
     const bool on_host = options.cpu_offload && options.mesh->device_type() != c10::DeviceType::CPU;
-    group = std::make_shared<ParamGroup>(std::move(params), options.mesh, options.mp_policy, on_host);
+    group = std::make_shared<FsdpParamGroup>(std::move(params), options.mesh, options.mp_policy, on_host);
   }
   auto state = std::make_shared<FsdpState>(module, options, std::move(group));
   module.set_sharding(state);
@@ -156,7 +158,7 @@ void unshard(nn::Module& module) {
   if (group == nullptr) return;
   group->start_unshard();
   group->finish_unshard();
-  group->show_whole(group->whole_tensors());
+  group->use_unsharded_params(group->unsharded_tensors());
 }
 
 void reshard(nn::Module& module) {
@@ -167,8 +169,8 @@ void reshard(nn::Module& module) {
 FsdpStats fsdp_stats(nn::Module& root) {
   FsdpStats sum;
   // All states below one root share a schedule, which holds the counts; it is counted once.
-  std::set<GatherSchedule*> seen;
-  for (auto* state : gathered_states_of(root)) {
+  std::set<FsdpCommSchedule*> seen;
+  for (auto* state : sharding_states_of(root)) {
     if (state->gathered() != nullptr) sum.accumulated_bytes += state->gathered()->accumulated_bytes();
     auto* schedule = state->schedule();
     if (schedule == nullptr || !seen.insert(schedule).second) continue;
@@ -184,7 +186,7 @@ FsdpStats fsdp_stats(nn::Module& root) {
 }
 
 void reset_fsdp_stats(nn::Module& root) {
-  for (auto* state : gathered_states_of(root)) {
+  for (auto* state : sharding_states_of(root)) {
     if (state->schedule() == nullptr) continue;
     auto& stats = state->schedule()->stats();
     stats.all_gathers = stats.piecewise_gathers = stats.reduce_scatters = 0;
@@ -199,7 +201,7 @@ void to_empty(nn::Module& module, c10::Device device) {
         state->group()->mesh()->device_type() == device.type(), ErrorKind::kShape,
         "[fsdp.to_empty] found parameters sharded over {}, but the device {}. Pass a device of the mesh's type.",
         state->group()->mesh()->to_string(), device.str());
-    state->group()->shards().materialise();
+    state->group()->shards().allocate_meta_shards();
   }
   const c10::NoGradGuard no_grad;
   std::unordered_map<const c10::TensorImpl*, at::Tensor> replaced;

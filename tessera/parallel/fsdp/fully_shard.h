@@ -45,7 +45,7 @@ struct FullyShardOptions {
   bool cpu_offload = false;
   // Gathers the unsharded parameters to the same addresses each time, as CUDA graphs of the module's kernels need
   // (layer_graphs.h). Memory: the unsharded parameters of two groups, permanently. On a CPU mesh nothing changes.
-  bool fixed_places = false;
+  bool fixed_addresses = false;
 };
 
 // Shards the parameters of `module` that no nested fully_shard call manages. A parameter may be a DTensor of tensor

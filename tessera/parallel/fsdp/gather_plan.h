@@ -7,11 +7,11 @@
 #include "tessera/parallel/data_parallel/flat_layout.h"
 #include "tessera/parallel/data_parallel/mixed_precision.h"
 #include "tessera/parallel/fsdp/sharded_param.h"
-#include "tessera/parallel/fsdp/whole_storage.h"
+#include "tessera/parallel/fsdp/unsharded_storage.h"
 
 namespace tessera {
 
-enum class GatherWay {
+enum class UnshardMethod {
   // One rank, no cast and no offloading: forward reads the shards themselves.
   kAlias,
   // One parameter, or one rank with a cast or offloaded shards: the gathered buffer has the layout of the unsharded
@@ -26,12 +26,12 @@ enum class GatherWay {
 };
 
 struct GatherPlan {
-  GatherWay way;
-  FlatLayout layout;                   // of the gathered buffer
-  std::vector<int64_t> whole_offsets;  // bytes, of each parameter in the storage of unsharded parameters
-  int64_t whole_bytes = 0;             // size of that storage
+  UnshardMethod method;
+  FlatLayout layout;                       // of the gathered buffer
+  std::vector<int64_t> unsharded_offsets;  // bytes, of each parameter in the storage of unsharded parameters
+  int64_t unsharded_bytes = 0;             // size of that storage
 
-  bool gathers_into_whole() const { return way == GatherWay::kInPlace || way == GatherWay::kCompact; }
+  bool gathers_into_whole() const { return method == UnshardMethod::kInPlace || method == UnshardMethod::kCompact; }
 };
 
 // Chooses the plan. Sets the gather_dtype of `params`, and for kCompact moves the largest parameter to the front.
@@ -41,6 +41,7 @@ GatherPlan plan_gather(std::vector<ShardedParam>& params, const DeviceMesh& mesh
 
 // Copies the gathered buffer to the unsharded parameters in `whole`, for the plans that need a copy. With kCompact
 // `gathered` must be a view of `whole`.
-void lay_out(const GatherPlan& plan, const at::TensorBase& gathered, const WholeStorage& whole, BufferPool& pool);
+void copy_to_unsharded(const GatherPlan& plan, const at::TensorBase& gathered, const UnshardedStorage& whole,
+                       BufferPool& pool);
 
 }  // namespace tessera

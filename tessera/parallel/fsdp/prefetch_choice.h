@@ -18,7 +18,7 @@ namespace tessera {
 // What one rank contributes to the decision.
 struct PrefetchVote {
   int rank = 0;
-  std::optional<bool> wish;  // the value of set_prefetch; none: not called
+  std::optional<bool> requested;  // the value of set_prefetch; none: not called
   // As far as this rank knows, every host of the world has a CPU core for each of its ranks (Hosts), or an accelerator
   // computes.
   bool core_for_each = false;
@@ -27,10 +27,10 @@ struct PrefetchVote {
 
 // Returns the value that all ranks set, or the default: on if core_for_each is true for every rank. Error kShape names
 // two ranks with different values.
-bool prefetch_of(const std::vector<PrefetchVote>& votes);
+bool decide_prefetch(const std::vector<PrefetchVote>& votes);
 
-// prefetch_of the votes of all ranks of `meshes`. COLLECTIVE over each mesh, in order. Every rank gets the same result
-// or the same Error.
-bool agree_on_prefetch(const comm::World& world, const std::vector<MeshPtr>& meshes, std::optional<bool> wish);
+// decide_prefetch on the votes of all ranks of `meshes`. COLLECTIVE over each mesh, in order. Every rank gets the same
+// result or the same Error.
+bool agree_on_prefetch(const comm::World& world, const std::vector<MeshPtr>& meshes, std::optional<bool> requested);
 
 }  // namespace tessera

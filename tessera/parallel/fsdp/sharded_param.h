@@ -28,12 +28,12 @@ struct SlotRef {
 };
 
 // The placement of a parameter over a mesh outside data parallelism. Data parallelism then shards its local tensor.
-struct TensorParallelPart {
+struct TensorParallelLayout {
   MeshPtr mesh;                // the tensor-parallel mesh
   Placements placements;       // on `mesh`, of the tensor that forward reads
   bool plain = false;          // forward reads plain tensors with equal values on all ranks of `mesh`
   MeshPtr all;                 // the dims of data parallelism, then those of `mesh`
-  Placements all_placements;   // on `all`, of the sharded parameter
+  Placements full_placements;  // on `all`, of the sharded parameter
   std::vector<int64_t> shape;  // global shape
 };
 
@@ -46,28 +46,29 @@ struct ShardedParam {
   at::Tensor parameter;          // the sharded DTensor
   at::Tensor local;              // its local shard
   at::Tensor whole;              // the unsharded parameter; its storage is empty while resharded
-  std::shared_ptr<const TensorParallelPart> tensor_parallel = nullptr;
+  std::shared_ptr<const TensorParallelLayout> tensor_parallel = nullptr;
 
   int64_t rows() const { return shape[0]; }
   int64_t row_numel() const { return c10::multiply_integers(shape.begin() + 1, shape.end()); }
   int64_t numel_of_all_ranks() const { return c10::multiply_integers(full_shape()); }
   // Wraps `part`, which has the shape of the local shard, as a DTensor with the parameter's mesh and placements.
-  at::Tensor distributed(const at::Tensor& part, const MeshPtr& mesh) const;
+  at::Tensor as_dtensor(const at::Tensor& part, const MeshPtr& mesh) const;
   // The mesh and placements of the parameter after sharding over `mesh`.
   const MeshPtr& mesh_of(const MeshPtr& mesh) const { return tensor_parallel ? tensor_parallel->all : mesh; }
   Placements placements_on(const DeviceMesh& mesh) const;
   // The global shape of the parameter.
   const std::vector<int64_t>& full_shape() const { return tensor_parallel ? tensor_parallel->shape : shape; }
   // The tensor that forward reads, from `gathered`, which has `shape`: a DTensor for tensor parallelism.
-  at::Tensor as_seen(const at::Tensor& gathered) const;
+  at::Tensor forward_tensor(const at::Tensor& gathered) const;
 };
 
 // The placements of a tensor-parallel parameter after dim 0 of its local tensor is sharded over the last dim of
 // `data_parallel`, and replicated over the dim before it. Errors kShape: meshes that are not slices of one mesh in this
 // order, or of different device types; placements other than Shard and Replicate.
-std::shared_ptr<const TensorParallelPart> tensor_parallel_part(const std::string& name, const MeshPtr& data_parallel,
-                                                               const MeshPtr& tensor_parallel,
-                                                               const Placements& placements,
-                                                               const std::vector<int64_t>& shape, bool plain);
+std::shared_ptr<const TensorParallelLayout> make_tensor_parallel_layout(const std::string& name,
+                                                                        const MeshPtr& data_parallel,
+                                                                        const MeshPtr& tensor_parallel,
+                                                                        const Placements& placements,
+                                                                        const std::vector<int64_t>& shape, bool plain);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// A parameter group: parameters that are gathered, freed and reduced together. GatherSchedule and the hooks of
-// GatheredState drive it. Subclasses: ParamGroup for fully_shard, FlatGroup for wrap_fsdp1. Belongs to one rank.
+// A parameter group: parameters that are gathered, freed and reduced together. FsdpCommSchedule and the hooks of
+// ShardingState drive it. Subclasses: FsdpParamGroup for fully_shard, FlatGroup for wrap_fsdp1. Belongs to one rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,19 +20,19 @@
 
 namespace tessera {
 
-class GatheredGroup {
+class ShardedParamGroup {
  public:
-  GatheredGroup(std::string name, double divide) : divide(divide), name_(std::move(name)) {}
-  virtual ~GatheredGroup() = default;
-  GatheredGroup(const GatheredGroup&) = delete;
-  GatheredGroup& operator=(const GatheredGroup&) = delete;
+  ShardedParamGroup(std::string name, double divide) : divide(divide), name_(std::move(name)) {}
+  virtual ~ShardedParamGroup() = default;
+  ShardedParamGroup(const ShardedParamGroup&) = delete;
+  ShardedParamGroup& operator=(const ShardedParamGroup&) = delete;
 
   // start_unshard() starts the all-gather and returns at once; finish_unshard() waits and lays the parameters out.
   // start_unshard() gathers again when this rank's shards have changed since the last gather. COLLECTIVE over ranks().
   virtual void start_unshard() = 0;
   virtual void finish_unshard() = 0;
   virtual void reshard() = 0;
-  bool gathering() const { return state_ == State::kGathering; }  // started and not finished
+  bool is_gathering() const { return state_ == State::kGathering; }  // started and not finished
   // may_be_stale(): the unsharded parameters are a copy of the shards. changed(): this rank's shards were written or
   // replaced since the gather.
   virtual bool may_be_stale() const = 0;
@@ -40,16 +40,16 @@ class GatheredGroup {
   virtual comm::Group& ranks() const = 0;  // the process group of the gather
   virtual c10::Device device() const = 0;  // of the unsharded parameters
   // Records that the gather stream is ordered after all writes to the shards so far.
-  virtual void note_order() {}
+  virtual void mark_shards_ordered() {}
 
-  // show_whole(): the modules' members hold these tensors of whole_tensors(). show_shards(): the members hold the
-  // tensors that users see outside forward, which are the shards, or for a flat parameter without use_orig_params views
-  // of its freed storage.
-  virtual void show_whole(const std::vector<at::Tensor>& tensors) = 0;
-  virtual void show_shards() = 0;
+  // use_unsharded_params(): the modules' members hold these tensors of unsharded_tensors(). use_sharded_params(): the
+  // members hold the tensors that users see outside forward, which are the shards, or for a flat parameter without
+  // use_orig_params views of its freed storage.
+  virtual void use_unsharded_params(const std::vector<at::Tensor>& tensors) = 0;
+  virtual void use_sharded_params() = 0;
   // New tensors over the unsharded parameters.
-  virtual std::vector<at::Tensor> whole_tensors() const = 0;
-  // The parameters that require gradients, as positions in whole_tensors(), and the leaf tensors that receive the
+  virtual std::vector<at::Tensor> unsharded_tensors() const = 0;
+  // The parameters that require gradients, as positions in unsharded_tensors(), and the leaf tensors that receive the
   // gradients.
   virtual std::vector<size_t> trainable() const = 0;
   virtual std::vector<at::Tensor> leaves(const std::vector<size_t>& trainable) const = 0;
@@ -102,7 +102,7 @@ class GatheredGroup {
   }
 
   State state_ = State::kSharded;
-  bool shows_whole_ = false;  // the modules' members hold unsharded parameters
+  bool uses_unsharded_params_ = false;  // the modules' members hold unsharded parameters
   std::shared_ptr<BufferPool> pool_ = std::make_shared<BufferPool>();
   std::shared_ptr<CommStreams> streams_ = std::make_shared<CommStreams>();
   FsdpStats* stats_ = nullptr;

@@ -1,4 +1,4 @@
-#include "tessera/parallel/fsdp/whole_storage.h"
+#include "tessera/parallel/fsdp/unsharded_storage.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -31,11 +31,11 @@ at::Tensor tensor_over(const c10::Storage& storage, int64_t offset_bytes, c10::I
             c10::contiguous_strides(shape));
 }
 
-void WholeStorage::fill(BufferPool& pool, int64_t bytes) {
+void UnshardedStorage::fill(BufferPool& pool, int64_t bytes) {
   fill(pool.allocate(static_cast<size_t>(bytes), device_), bytes);
 }
 
-void WholeStorage::fill(c10::DataPtr memory, int64_t bytes) {
+void UnshardedStorage::fill(c10::DataPtr memory, int64_t bytes) {
   if (!storage_) {
     storage_ = c10::Storage(c10::Storage::use_byte_size_t{}, 0, c10::DataPtr(nullptr, device_), nullptr, false);
   }
@@ -45,7 +45,7 @@ void WholeStorage::fill(c10::DataPtr memory, int64_t bytes) {
   storage->set_nbytes(static_cast<size_t>(bytes));
 }
 
-c10::DataPtr WholeStorage::free(const std::string& why) {
+c10::DataPtr UnshardedStorage::free(const std::string& why) {
   if (!storage_) return {};
   auto* storage = storage_.unsafeGetStorageImpl();
   // The size of the storage stays, because tensors check it when a view is made.
@@ -54,7 +54,7 @@ c10::DataPtr WholeStorage::free(const std::string& why) {
   return memory;
 }
 
-at::Tensor WholeStorage::tensor(int64_t offset_bytes, c10::IntArrayRef shape, c10::ScalarType dtype) const {
+at::Tensor UnshardedStorage::tensor(int64_t offset_bytes, c10::IntArrayRef shape, c10::ScalarType dtype) const {
   return tensor_over(storage_, offset_bytes, shape, dtype);
 }
 

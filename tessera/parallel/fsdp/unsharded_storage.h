@@ -1,7 +1,7 @@
 // The memory of a group's unsharded parameters: one storage that keeps its identity while its memory is allocated and
 // freed. Autograd saves views of it in forward; the memory is freed, and refilled before backward reads the views.
 //
-//   WholeStorage storage(device);
+//   UnshardedStorage storage(device);
 //   storage.fill(*pool, bytes);
 //   at::Tensor weight = storage.tensor(0, {8, 4}, at::kFloat);
 //   storage.free("layer: its parameters are freed");       // reading `weight` throws this text, until the next fill
@@ -23,9 +23,9 @@ namespace tessera {
 at::Tensor tensor_over(const c10::Storage& storage, int64_t offset_bytes, c10::IntArrayRef shape,
                        c10::ScalarType dtype);
 
-class WholeStorage {
+class UnshardedStorage {
  public:
-  explicit WholeStorage(c10::Device device) : device_(device) {}
+  explicit UnshardedStorage(c10::Device device) : device_(device) {}
   // Gives the storage uninitialised memory of `bytes` bytes, from the pool or the argument.
   void fill(BufferPool& pool, int64_t bytes);
   void fill(c10::DataPtr memory, int64_t bytes);

@@ -10,8 +10,8 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tessera/kernels/autograd/deferred_gradients.h"
-#include "tessera/kernels/autograd/kept_results.h"
+#include "tessera/kernels/autograd/weight_grad_store.h"
+#include "tessera/kernels/autograd/activation_checkpoint_cache.h"
 #include "tessera/nn/linear/lora.h"
 #include "tessera/parallel/data_parallel/make_node.h"
 #include "tessera/parallel/layers/shown_parameters.h"
@@ -46,7 +46,7 @@ struct Recomputation : torch::autograd::Node {
   std::vector<at::Tensor> inputs;
   ShownParameters parameters;
   std::vector<size_t> differentiable_outputs;
-  std::shared_ptr<kernels::KeptResults> kept;
+  std::shared_ptr<kernels::ActivationCheckpointCache> kept;
   RowPlace rows;
 
   variable_list apply(variable_list&& gradients) override {
@@ -55,9 +55,9 @@ struct Recomputation : torch::autograd::Node {
     // A replay frees each kept result where it is used. If the graph is kept for another backward, the replay works on
     // a copy of the list.
     const bool again = kept && torch::autograd::get_current_graph_task_keep_graph();
-    const auto taken = again ? std::make_shared<kernels::KeptResults>(*kept) : kept;
+    const auto taken = again ? std::make_shared<kernels::ActivationCheckpointCache>(*kept) : kept;
     // The inner weights are leaves, so their gradients cannot be deferred to a later flush: they are computed here.
-    const kernels::DeferredGradients::Scope all_at_once(nullptr);
+    const kernels::WeightGradStore::Scope all_at_once(nullptr);
     const auto inner_inputs = leaves_of(inputs), inner_parameters = leaves_of(parameters.tensors);
     variable_list outputs, output_gradients;
     {
@@ -68,7 +68,7 @@ struct Recomputation : torch::autograd::Node {
       };
       exchange_rows();
       const auto exchange_back = c10::make_scope_exit(exchange_rows);
-      kernels::KeptResults::Scope replay(taken, kernels::KeptResults::Mode::kReplay);
+      kernels::ActivationCheckpointCache::Scope replay(taken, kernels::ActivationCheckpointCache::Mode::kReplay);
       const auto results = rerun(inner_inputs);
       for (size_t i = 0; i < gradients.size(); ++i) {
         if (!gradients[i].defined()) continue;
@@ -96,7 +96,7 @@ struct Recomputation : torch::autograd::Node {
 };
 
 void wrap_forward(nn::Module& module, const nn::TensorRefs& inputs, nn::TensorRefs& outputs, nn::Rerun rerun,
-                  std::shared_ptr<kernels::KeptResults> kept) {
+                  std::shared_ptr<kernels::ActivationCheckpointCache> kept) {
   auto [pointer, node] = make_node<Recomputation>();
   node->parameters = shown_parameters(module);
   for (const auto* input : inputs) node->inputs.push_back(*input);
@@ -123,8 +123,8 @@ void wrap_forward(nn::Module& module, const nn::TensorRefs& inputs, nn::TensorRe
 struct Checkpoint {
   bool selective;
   nn::WrapOutputs operator()(nn::Module& of) const {
-    const auto kept = selective ? std::make_shared<kernels::KeptResults>() : nullptr;
-    const auto record = std::make_shared<kernels::KeptResults::Scope>(kept, kernels::KeptResults::Mode::kRecord);
+    const auto kept = selective ? std::make_shared<kernels::ActivationCheckpointCache>() : nullptr;
+    const auto record = std::make_shared<kernels::ActivationCheckpointCache::Scope>(kept, kernels::ActivationCheckpointCache::Mode::kRecord);
     return [&of, kept, record](const nn::TensorRefs& inputs, nn::TensorRefs& outputs, nn::Rerun rerun) {
       record->end();
       wrap_forward(of, inputs, outputs, std::move(rerun), kept);

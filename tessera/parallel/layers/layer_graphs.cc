@@ -19,10 +19,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/kernels/autograd/deferred_gradients.h"
-#include "tessera/kernels/autograd/kept_results.h"
+#include "tessera/kernels/autograd/activation_checkpoint_cache.h"
+#include "tessera/kernels/autograd/weight_grad_store.h"
 #include "tessera/mesh/device_graph.h"
-#include "tessera/parallel/data_parallel/group_node.h"
+#include "tessera/parallel/data_parallel/gradient_nodes.h"
 #include "tessera/parallel/data_parallel/make_node.h"
 #include "tessera/parallel/layers/activation_checkpoint.h"
 #include "tessera/parallel/layers/graphed_layer.h"
@@ -187,7 +187,7 @@ class Recording {
     at::Tensor output;
     capture_as("forward", *graph, shared_->stream, [&] {
       const c10::AutoGradMode on(true);
-      const kernels::DeferredGradients::Scope all_at_once(nullptr);
+      const kernels::WeightGradStore::Scope all_at_once(nullptr);
       const ShowLeaves show(parameters, leaves);
       output = call.run(input_leaves_).at(0);
     });
@@ -208,7 +208,7 @@ class Recording {
 
   // retain_graph keeps the autograd graph, and with it the activations that the forward graph writes at each replay.
   Tensors differentiate() const {
-    const kernels::DeferredGradients::Scope all_at_once(nullptr);
+    const kernels::WeightGradStore::Scope all_at_once(nullptr);
     return torch::autograd::grad({output_}, that_require_grad(input_leaves_, parameter_leaves_), {output_gradient_},
                                  /*retain_graph=*/true, /*create_graph=*/false,
                                  /*allow_unused=*/true);
@@ -258,7 +258,8 @@ struct ReplayedLayer : torch::autograd::Node {
     TESSERA_CHECK(
         addresses(parameters) == lease.get_deleter().recordings->kind.parameters, ErrorKind::kShape,
         "[parallel.layer_graphs] the parameters of a layer have other addresses in its backward than in its forward. "
-        "Do not move them in between, set fixed_places where they are sharded or replicated, or do not graph layers.");
+        "Do not move them in between, set fixed_addresses where they are sharded or replicated, or do not graph "
+        "layers.");
     variable_list found(num_outputs());
     if (gradients[0].defined()) found = lease->backward(gradients[0], written());
     lease = Lease();  // frees its recordings, too
@@ -292,7 +293,8 @@ class LayerGraphs {
     const auto depends_on = that_require_grad(given_to(call), parameters.tensors);
     if (depends_on.empty()) return std::nullopt;
     // A forward inside a selective checkpoint does not repeat either: the checkpoint keeps some of its results.
-    const bool repeats = call.numbers && !layer.hooked && !layer.sharded && !kernels::KeptResults::current();
+    const bool repeats =
+        call.numbers && !layer.hooked && !layer.sharded && !kernels::ActivationCheckpointCache::current();
     const auto recordings = repeats ? recordings_of(kind_of(module, call, layer)) : nullptr;
     if (!recordings) tell();
     if (!recordings) return std::nullopt;
@@ -329,7 +331,7 @@ class LayerGraphs {
   // Runs forward eagerly, and counts the call when its backward starts.
   static at::Tensor warm_up(const std::shared_ptr<Recordings>& recordings, const nn::ForwardCall& call) {
     at::Tensor result = call.run(given_to(call)).at(0);
-    before_backward_of(result, [recordings] { ++recordings->warm_ups; });
+    on_gradient_of(result, [recordings] { ++recordings->warm_ups; });
     return result;
   }
 

@@ -21,7 +21,7 @@
 #include "tessera/parallel/data_parallel/gradient_sync.h"
 #include "tessera/parallel/ddp/replicate_state.h"
 #include "tessera/parallel/fsdp/fully_shard.h"
-#include "tessera/parallel/fsdp/gathered_state.h"
+#include "tessera/parallel/fsdp/sharding_state.h"
 #include "tessera/parallel/pipeline/check_schedule.h"
 #include "tessera/parallel/pipeline/detail/execution.h"
 #include "tessera/parallel/pipeline/lowering.h"
@@ -121,7 +121,7 @@ class Pipeline::Switches : public detail::DataParallelHooks {
     if (!has_states_ || action.kind != ActionKind::kWeightBackward) return;
     if (!reduce_each_ && !completes.all && !completes.stage) return;
     switch_on(action, completes, reduce_each_);
-    const auto states = gathered_states(model_);
+    const auto states = sharding_states(model_);
     if (!states.empty() && states.front()->schedule() != nullptr) states.front()->schedule()->reduce_accumulated();
   }
 

@@ -164,7 +164,7 @@ ParallelizeModelOptions layout_options(const ParallelSection& parallel, const Me
           .cpu_offload = parallel.cpu_offload,
           .plan = parse_plan_choice(parallel.plan),
           .replicate_kv = parallel.replicate_kv,
-          .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}};
+          .replicate = {.init_sync = false, .broadcast_buffers = false, .rebuild_buckets = false}};
 }
 
 pipeline::PipelineOptions pipeline_options(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh) {

@@ -13,7 +13,7 @@
 namespace tessera::pipeline::detail {
 namespace {
 
-using kernels::DeferredGradients;
+using kernels::WeightGradStore;
 
 // Runs backward from an edge of the graph. Gradients accumulate in the leaves, as with Tensor::backward().
 void run_graph(const torch::autograd::Edge& from, const at::Tensor& gradient) {
@@ -39,11 +39,11 @@ StageRuns::~StageRuns() {
 // gradients of linear weights to its action W. If the head's gradient goes to its parameter at once, the fused loss
 // defers it during forward, scaled like the loss that backward would start from.
 at::Tensor StageRuns::run_model(Run& run, ModelInputs&& inputs, const ForwardHow& how) {
-  run.weights = std::make_unique<DeferredGradients>();
-  run.weights->takes_weights = how.splits_backward;
+  run.weights = std::make_unique<WeightGradStore>();
+  run.weights->stores_weight_gradients = how.splits_backward;
   if (how.hands_on_head) run.weights->loss_factor = 1 / how.loss_divisor;
-  std::unique_ptr<DeferredGradients::Scope> scope;
-  if (how.splits_backward || how.hands_on_head) scope = std::make_unique<DeferredGradients::Scope>(run.weights.get());
+  std::unique_ptr<WeightGradStore::Scope> scope;
+  if (how.splits_backward || how.hands_on_head) scope = std::make_unique<WeightGradStore::Scope>(run.weights.get());
   return model_(std::move(inputs));
 }
 
@@ -98,8 +98,8 @@ at::Tensor StageRuns::backward(int stage, int micro_batch, const at::Tensor& gra
   auto& run = found->second;
   if (dropout_) dropout_->enter(micro_batch);  // recomputed modules must draw the same dropout
   {
-    std::unique_ptr<DeferredGradients::Scope> scope;
-    if (keep_weights) scope = std::make_unique<DeferredGradients::Scope>(run.weights.get());
+    std::unique_ptr<WeightGradStore::Scope> scope;
+    if (keep_weights) scope = std::make_unique<WeightGradStore::Scope>(run.weights.get());
     if (run.loss.defined()) {
       if (run.loss.requires_grad()) run.loss.backward();
       add_loss(run.loss);

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/kernels/autograd/deferred_gradients.h"
+#include "tessera/kernels/autograd/weight_grad_store.h"
 #include "tessera/models/adapters/adapters.h"
 #include "tessera/models/decoder/causal_lm.h"
 
@@ -57,7 +57,7 @@ class StageRuns {
     at::Tensor input{};              // a leaf
     torch::autograd::Edge output{};  // start of backward; without function: nothing here needs gradients
     at::Tensor loss{};
-    std::unique_ptr<kernels::DeferredGradients> weights{};
+    std::unique_ptr<kernels::WeightGradStore> weights{};
   };
   at::Tensor run_model(Run& run, ModelInputs&& inputs, const ForwardHow& how);
   void add_loss(const at::Tensor& loss);
