@@ -35,7 +35,7 @@ std::optional<int> parse_flags(CLI::App& app, VerbArguments args);
 
 // --model and --device of the verbs that run a model. With `positional` the model may also be given without --model.
 void add_model_flags(CLI::App& app, std::string& model, std::string& device, bool positional = false);
-// --dtype of the verbs that generate text: a name of kernels::RowDtype, or empty.
+// --dtype of the verbs that generate text: a name of kernels::WeightFormat, or empty.
 void add_row_dtype_flag(CLI::App& app, std::string& dtype);
 
 // --max-model-len of the verbs that generate text, as in vLLM, or -c and --ctx-size as in llama.cpp. 0: the context of

@@ -38,6 +38,7 @@ ordered_json outliers(const std::vector<int64_t>& steps, const std::vector<doubl
 
 ordered_json as_json(const RunHistory& run, const std::string& name, size_t most_points) {
   constexpr size_t kMostValues = 400'000;  // values in all columns together; a browser parses these without delay
+  // Many columns (ranks, parts) leave fewer rows for each.
   most_points = std::min(most_points, kMostValues / std::max<size_t>(run.steps.columns.size(), 1));
   ordered_json out = {{"name", name},
                       {"folder", run.folder.string()},

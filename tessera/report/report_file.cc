@@ -130,6 +130,7 @@ std::string picture_of(std::string_view page, int width, int height) {
   TESSERA_CHECK(browser, ErrorKind::kConfig,
                 "[report.picture] --png needs Chromium, but PATH has none. Install it (Debian: package chromium), or "
                 "set TESSERA_CHROMIUM to its path.");
+  // Page, log and the browser's profile are in a scratch folder: the browser does not touch the user's profile.
   const ScratchFolder scratch("report.picture");
   const auto html = scratch / "page.html", png = scratch / "page.png", log = scratch / "log";
   publish_file(html, page);

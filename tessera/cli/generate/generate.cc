@@ -153,6 +153,8 @@ Prompts::Prompts(const GenerateFlags& flags, int64_t token_rows)
     constexpr JsonLimits kLimits{.max_bytes = 16 << 20, .exact_numbers = true};
     const auto where = "[generate] " + flags.json_schema;
     const Json schema = parse_json(read_file(flags.json_schema, kLimits.max_bytes), where, kLimits);
+    // The schema becomes a grammar over bytes, compiled once with masks over the vocabulary; each sequence then has a
+    // constraint of its own (of_sequence()) that follows the grammar's state.
     text::GrammarBuilder build;
     text::JsonParts json(build);
     const auto root = text::JsonSchema(json, JsonReader(schema, where, ErrorKind::kConfig)).value();

@@ -49,6 +49,7 @@ Job job_of(std::string_view line, const std::string& where, const GenerateFlags&
     job.prompt = prompts.of_text(reader.string("prompt"), where);
     return job;
   }
+  // With --chat a plain prompt is a single user message; --system is put before the messages of every line.
   Json messages = reader.has("messages") ? data::openai_messages(row["messages"], "messages", where)
                                          : Json::array({{{"role", "user"}, {"content", reader.string("prompt")}}});
   if (!flags.system.empty()) messages.insert(messages.begin(), {{"role", "system"}, {"content", flags.system}});

@@ -109,6 +109,7 @@ std::string read_input(const std::string& path) {
 // Rank 0 reads the input (standard input exists only there) and broadcasts it. COLLECTIVE over the world.
 std::string shared_input(const std::string& path, comm::World& world) {
   if (world.size() == 1) return read_input(path);
+  // A file that rank 0 cannot read is an error on all ranks, before the broadcast that they would wait for.
   std::string own;
   comm::attempt_together(*world.group(), [&] {
     if (world.rank() == 0) own = read_input(path);
@@ -179,6 +180,7 @@ ordered_json record_result(const ScoreRecord& record, std::span<const std::vecto
     result.update(choices[0]);
     return result;
   }
+  // Of equal choices the first one is the best; a mean makes choices of different lengths comparable.
   size_t best = 0, best_per_token = 0;
   for (size_t i = 1; i < sums.size(); ++i) {
     if (sums[i].sum > sums[best].sum) best = i;

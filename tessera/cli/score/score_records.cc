@@ -105,6 +105,7 @@ class RecordReader {
   }
 
   ScoreSequence of_text(const std::string& text) const {
+    // The first token has no log-prob, as nothing comes before it; a text of no tokens has no scored tokens.
     ScoreSequence sequence{.tokens = checked(text::encode_document(tokenizer_, text).ids, "text")};
     sequence.first = std::min<size_t>(1, sequence.tokens.size());
     check_length(sequence, "text");

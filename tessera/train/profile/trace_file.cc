@@ -58,6 +58,7 @@ std::string trace_json(const TraceRecorder& recorder, const std::vector<TraceCol
   // Operations have times of the steady clock; this offset converts them to microseconds since time 0 of the traces.
   const double offset = static_cast<double>(facts.steady_offset_us - facts.base_us);
   std::unordered_map<uint32_t, std::string> names;
+  // Names are quoted as JSON once each: a trace has many events with few names.
   const auto name_of = [&](uint32_t id) -> const std::string& {
     auto& name = names[id];
     if (name.empty()) name = dump_json(recorder.name(id));

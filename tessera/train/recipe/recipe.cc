@@ -66,6 +66,7 @@ class RecipeReader {
     read_mapping(root, "");
   }
 
+  // Applies "section.key=value". The value is YAML, except for a text field, which takes the words as they are.
   void override_with(const std::string& text) {
     const size_t equals = text.find('=');
     TESSERA_CHECK(equals != text.npos && equals > 0, ErrorKind::kConfig,
@@ -94,6 +95,7 @@ class RecipeReader {
     parse_columns(recipe_.data.columns);
     expand_home("checkpoint.dir", dir);
     expand_home("checkpoint.resume", recipe_.checkpoint.resume);
+    // Checks of several keys together come last, when every value is final.
     for (const auto& key : recipe_keys()) check_required(key);
     check_duration();
     check_batch();
@@ -189,6 +191,7 @@ class RecipeReader {
     path = home + path.substr(1);
   }
 
+  // Sources are paths, or mappings that hold a path.
   void expand_home_of_sources(const char* key, std::vector<std::string>& sources) const {
     for (auto& item : sources) {
       std::string path = parse_source(item).path;

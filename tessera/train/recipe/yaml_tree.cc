@@ -59,6 +59,8 @@ class TreeBuilder : public YAML::EventHandler {
     const auto found = anchors_.find(anchor);
     TESSERA_CHECK(found != anchors_.end(), ErrorKind::kConfig, "[train.recipe] {}:{}: an alias inside its own anchor",
                   source_, line_of(mark));
+    // Weight and depth of the copy are known, so both limits are checked before it is made. Errors about values in the
+    // copy name the line of the alias.
     count(found->second.weight, line_of(mark));
     check_depth(found->second.depth, line_of(mark));
     YamlNode copy = found->second.node;
@@ -129,6 +131,8 @@ class TreeBuilder : public YAML::EventHandler {
     place(std::move(node));
   }
 
+  // Stores a copy of an anchored node. It is called when the node is complete, so an alias inside its own anchor finds
+  // no entry and is refused; trees cannot become cyclic.
   void remember(const YamlNode& node, YAML::anchor_t anchor) {
     if (!anchor) return;
     const size_t weight = weight_of(node);
