@@ -27,7 +27,7 @@ struct Pair {
   }
 };
 
-TEST(Connections, AnAnswerThatIsNotTakenIsCutOff) {
+TEST(Connections, AnAnswerThatTheClientDoesNotReadIsCutOff) {
   const Pair pair;
   Connections connections({.read_seconds = 0.1, .request_seconds = 1.9});
   const auto begin = std::chrono::steady_clock::now();
@@ -51,7 +51,7 @@ TEST(Connections, TheFirstHeaderHasATimeOfItsOwn) {
   EXPECT_FALSE(idle.is_shut());
 }
 
-TEST(Connections, SilentOnesMakeRoomAndAnswersAreNeverCutOff) {
+TEST(Connections, SilentConnectionsMakeRoomAndAnswersAreNeverCutOff) {
   std::vector<Pair> pairs(4);
   Connections connections({.connections = 3, .header_seconds = 1000, .read_seconds = 1000});
   const auto open = [&](size_t i) {
@@ -106,7 +106,7 @@ TEST(Connections, AnAddressHasALimitOfItsOwn) {
   EXPECT_TRUE(connections.admit("")) << "loopback has none";
 }
 
-TEST(Connections, AddressesAreThoseOfOneCustomer) {
+TEST(Connections, Ipv6AddressesCountByTheirFirst64Bits) {
   const auto limited = [](const char* text) {
     sockaddr_in v4{.sin_family = AF_INET, .sin_port = 0, .sin_addr = {}, .sin_zero = {}};
     sockaddr_in6 v6{};
@@ -126,7 +126,7 @@ TEST(Connections, AddressesAreThoseOfOneCustomer) {
 }
 
 // More than there are places, none of which closes by itself.
-TEST_F(Serve, SilentConnectionsKeepNobodyOut) {
+TEST_F(Serve, SilentConnectionsDoNotBlockNewClients) {
   start({.connections = 32, .header_seconds = 1000, .read_seconds = 1000}, "0123456789abcdef");
   const std::string token = "Content-Type: application/json\r\nAuthorization: Bearer 0123456789abcdef\r\n";
   std::vector<UniqueFd> silent;

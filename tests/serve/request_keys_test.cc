@@ -10,7 +10,7 @@ namespace tessera::serve {
 namespace {
 
 // Every optional key of OpenAI's two APIs, and ours.
-TEST_F(Serve, ANullIsAsGoodAsNoKey) {
+TEST_F(Serve, ANullCountsAsAnAbsentKey) {
   start();
   auto body = ask("the cat", 6);
   const auto text = answer(body)["choices"][0];
@@ -91,7 +91,7 @@ TEST_F(Serve, ANullIsAsGoodAsNoKey) {
   EXPECT_TRUE(streamed(post(chat, path).body).second);
 }
 
-TEST_F(Serve, OfAStreamWithUsageEveryChunkHasItAndTheLastAloneItsNumbers) {
+TEST_F(Serve, InAStreamOnlyTheLastChunkHasUsageNumbers) {
   start();
   nlohmann::json body = {{"messages", {{{"role", "user"}, {"content", "hi"}}}},
                          {"max_tokens", 4},
@@ -179,7 +179,7 @@ TEST_F(Serve, ParallelToolCallsIsRead) {
   expect_error(post(body, "/v1/chat/completions"), 400, "parallel_tool_calls");
 }
 
-TEST_F(Serve, AChoiceThatIsStoppedFreesItsPlaceBesideOthers) {
+TEST_F(Serve, AStoppedChoiceFreesItsPlaceWhileOthersRun) {
   start({}, "", kLongContext);
   StepGate gate(*rows_);
   auto body = ask("a", 3000);

@@ -234,7 +234,7 @@ TEST_F(Serve, AToolThatMustBeCalledIs) {
 }
 
 // Between the tags that a template teaches.
-TEST(AnswerForms, CallsStandBetweenTagsWhereTheModelWasTaughtThose) {
+TEST(AnswerForms, CallsAreBetweenTagsIfTheTemplateUsesThem) {
   const auto tokenizer = text::Tokenizer::from_json(testing::character_tokenizer(kJsonCharacters + "<>/"), "test");
   const Json any = Json::object();
   const Json tools = Json::array({{{"type", "function"}, {"function", {{"name", "f"}, {"parameters", any}}}}});
@@ -309,7 +309,7 @@ TEST_F(Serve, APromptIsEchoedWithTheLogProbsOfItsTokens) {
 }
 
 // Else the engine's loops would sleep where they should spin, and tokens take twice as long.
-TEST_F(Serve, TheThreadThatMadeItKeepsNoWorkersBesideTheEngine) {
+TEST_F(Serve, TheCreatingThreadKeepsNoOpenMpWorkers) {
   const auto threads = [] {
     namespace fs = std::filesystem;
     return std::distance(fs::directory_iterator("/proc/self/task"), fs::directory_iterator());
@@ -383,7 +383,7 @@ TEST_F(Serve, SeveralChoicesAndPromptsAreWhatEachWouldBeAlone) {
   expect_error(post(body), 400, "2 prompts, this server allows at most 6 choices");
 }
 
-TEST_F(Serve, MoreChoicesThanThereArePlacesAreRefused) {
+TEST_F(Serve, MoreChoicesThanPlacesAreRefused) {
   start({.sequences = 1, .queue = 1});
   auto body = ask("a", 2);
   body["n"] = 3;
@@ -419,7 +419,7 @@ TEST_F(Serve, ControlTokensInMessagesAreText) {
       << "a prompt is the client's own";
 }
 
-TEST(Responses, ToolCallsAreGivenAsOpenAiHasThem) {
+TEST(Responses, ToolCallsHaveOpenAisFormat) {
   const testing::TempFolder folder;
   const Served served{
       .name = "bytes", .config = {}, .defaults = {}, .tokenizer = data::make_byte_tokenizer(folder.path()), .chat = {}};
@@ -481,7 +481,7 @@ TEST_F(Serve, ManyClientsAtOnceGetWhatEachWouldGetAlone) {
   EXPECT_EQ(found, expected);
 }
 
-TEST_F(Serve, ModelsAndHealthAreTold) {
+TEST_F(Serve, ModelsAndHealthAreReported) {
   start();
   EXPECT_EQ(nlohmann::json::parse(http(port_, "GET", "/v1/models").body)["data"][0]["id"], "tiny");
   EXPECT_EQ(http(port_, "GET", "/v1/models/tiny").status, 200);
@@ -613,7 +613,7 @@ TEST_F(Serve, LimitsAreKept) {
   EXPECT_EQ(http(port_, "GET", "/health").status, 200);
 }
 
-TEST_F(Serve, ATokenIsWantedWhereOneIsSet) {
+TEST_F(Serve, ABearerTokenIsRequiredIfOneIsSet) {
   start({}, "0123456789abcdef");
   const auto with = [&](const std::string& value) {
     return http(port_, "POST", "/v1/completions", ask("a", 2).dump(),
@@ -631,14 +631,14 @@ TEST_F(Serve, ATokenIsWantedWhereOneIsSet) {
   }
 }
 
-TEST_F(Serve, WithoutATokenAPageInABrowserReachesNothing) {
+TEST_F(Serve, WithoutATokenABrowserPageIsRefused) {
   start();
   const auto socket = testing::connect_to(port_);
   testing::send_all(socket.get(), "GET /v1/models HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n");
   expect_error(testing::parse_reply(testing::read_all(socket.get())), 403, "localhost");
 }
 
-TEST_F(Serve, AFullQueueIsSaidAndAClientThatLeavesFreesItsPlace) {
+TEST_F(Serve, AFullQueueIsRefusedAndAClientThatLeavesFreesItsPlace) {
   start({.sequences = 1, .queue = 1}, "", kLongContext);
   auto body = ask("a", 4000);
   body["ignore_eos"] = true;
@@ -675,7 +675,7 @@ TEST_F(Serve, AClientThatSentMoreBeforeItLeftFreesItsPlaceToo) {
   EXPECT_LT(scheduler_->counts().new_tokens, 4000);
 }
 
-TEST_F(Serve, DrainingEndsWhatIsBegunAndTakesNothingNew) {
+TEST_F(Serve, DrainingCompletesCurrentRequestsAndRefusesNewOnes) {
   start({}, "", kLongContext);
   auto body = ask("the cat", 300);
   body["ignore_eos"] = true;

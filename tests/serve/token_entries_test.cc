@@ -86,7 +86,7 @@ TEST(TokenEntries, JoinToTheContent) {
   EXPECT_EQ(entries[0]["logprob"], -1.0) << "that of 'a'";
 }
 
-TEST(TokenEntries, OfATokenThatIsCutTheirPartIsTold) {
+TEST(TokenEntries, ACutTokenHasAnEntryWithItsPart) {
   auto file = nlohmann::json::parse(testing::character_tokenizer("abc"));
   file["model"]["vocab"]["abc"] = 3;
   file["added_tokens"] = nlohmann::json::array();
@@ -163,7 +163,7 @@ TEST_F(Serve, TheSampledTokenIsAlwaysAmongTheTopOnesAndOffsetsAreThoseOfTheText)
   }
 }
 
-TEST_F(Serve, LogProbsOfAChatJoinToItsContent) {
+TEST_F(Serve, BytesOfAChatsLogProbsJoinToItsContent) {
   start();
   const auto free = greedy("user: hi. ", 12);
   nlohmann::json body = {{"messages", {{{"role", "user"}, {"content", "hi"}}}},

@@ -50,7 +50,7 @@ class Masks : public ::testing::Test {
   std::optional<Tokenizer> tokenizer_;
 };
 
-TEST_F(Masks, AreThoseOfEachTokenByItself) {
+TEST_F(Masks, EqualTheChecksOfEachTokenAlone) {
   const auto vocabulary = std::make_shared<const SortedVocabulary>(*tokenizer_);
   const auto grammar = schema_grammar(R"({"type": "array", "items": {"anyOf": [{"type": "string", "maxLength": 4},
                                           {"type": "integer"}, {"type": "boolean"}, {"const": "<call>"}]}})");
@@ -91,7 +91,7 @@ TEST_F(Masks, AreThoseOfEachTokenByItself) {
   EXPECT_GT(wholes, 3);
 }
 
-TEST_F(Masks, StopTokensComeWhereTheTextIsWholeAndDeadEndsAreSaid) {
+TEST_F(Masks, StopTokensAreAllowedAtWholeTextsAndDeadEndsAreErrors) {
   const auto vocabulary = std::make_shared<const SortedVocabulary>(*tokenizer_);
   const auto numbers = std::make_shared<GrammarMasks>(schema_grammar(R"({"type": "integer"})"), vocabulary);
   const auto id = [&](const char* token) { return int64_t{*tokenizer_->token_to_id(token)}; };
@@ -109,7 +109,7 @@ TEST_F(Masks, StopTokensComeWhereTheTextIsWholeAndDeadEndsAreSaid) {
 }
 
 // Places stay where they are when states are forgotten meanwhile.
-TEST_F(Masks, LetGoOfStatesAndFindTheirPlacesAgain) {
+TEST_F(Masks, DropStatesAndKeepTheSequencesPositions) {
   const auto vocabulary = std::make_shared<const SortedVocabulary>(*tokenizer_);
   const auto masks =
       std::make_shared<GrammarMasks>(schema_grammar(R"({"type": "string", "maxLength": 200000})"), vocabulary);
@@ -135,7 +135,7 @@ std::string lengths(int count) {
   return schema + "]}";
 }
 
-TEST_F(Masks, ComeInSlicesAsTheyDoAtOnce) {
+TEST_F(Masks, InSlicesEqualThoseInOneCall) {
   const auto vocabulary = std::make_shared<const SortedVocabulary>(*tokenizer_);
   const auto grammar = schema_grammar(lengths(20));
   TokenConstraint whole(std::make_shared<GrammarMasks>(grammar, vocabulary), {2000});
@@ -153,7 +153,7 @@ TEST_F(Masks, ComeInSlicesAsTheyDoAtOnce) {
   }
 }
 
-TEST_F(Masks, TakeSoManyStepsAtMostAndFewWhereTheFormIsSimple) {
+TEST_F(Masks, StepsAreLimitedAndFewForSimpleGrammars) {
   const auto vocabulary = std::make_shared<const SortedVocabulary>(*tokenizer_);
   const std::vector<int64_t> quote = {*tokenizer_->token_to_id("\"")};
   TokenConstraint simple(

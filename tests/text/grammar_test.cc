@@ -33,7 +33,7 @@ TEST(Grammar, CountsRepetitionsWithinBounds) {
 }
 
 // Parts that take nothing come to an end, and those that begin with themselves to an error.
-TEST(Grammar, EndlessReadingsOfNothingEnd) {
+TEST(Grammar, RepetitionsOfTheEmptyTextEnd) {
   EXPECT_THROW(grammar_of([](auto& build) {
                  const auto self = build.forward();
                  build.define(self, build.choice({self, build.sequence({self})}));
@@ -144,7 +144,7 @@ TEST(JsonGrammar, NumbersLieBetweenTheirBounds) {
   for (const char* text : {"0", "0.0", "-1", "1e5", "00.5"}) EXPECT_FALSE(takes(above, text)) << text;
 }
 
-TEST(JsonGrammar, KeysOtherThanSomeAreAllOthers) {
+TEST(JsonGrammar, KeyOtherThanAcceptsAllOtherKeys) {
   const std::vector<std::string> names = {"a", "ab", "b\"c", "\xc3\xa9t\xc3\xa9", ""};
   GrammarStates states(grammar_of([&](auto& build) { return JsonParts(build).key_other_than(names); }));
   for (const auto& name : names) EXPECT_FALSE(takes(states, Json(name).dump())) << name;

@@ -24,7 +24,7 @@ struct Case {
   std::vector<std::string> taken, refused;
 };
 
-TEST(JsonSchema, TakesWhatItSays) {
+TEST(JsonSchema, AcceptsExactlyTheSupportedValues) {
   const std::vector<Case> cases = {
       {R"({"type": "string", "minLength": 2, "maxLength": 3})",
        {R"("ab")", R"("abc")", R"("\u00e9é")", R"("\ud83d\ude00x")"},
@@ -130,7 +130,7 @@ TEST(JsonSchema, TakesWhatItSays) {
   }
 }
 
-TEST(JsonSchema, NamesWhatItDoesNotKnow) {
+TEST(JsonSchema, NamesUnsupportedKeywords) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {R"({"type": "string", "pattern": "a+"})", "found 'pattern'"},
       {R"({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": true}}})",
@@ -197,7 +197,7 @@ TEST(JsonSchema, SizesAreLimited) {
 }
 
 // A schema of which no value ends is an error; as a part of another it is left out.
-TEST(JsonSchema, ValuesThatNeverEndAreNotBegun) {
+TEST(JsonSchema, AlternativesWithoutAFiniteValueAreLeftOut) {
   for (const char* schema : {R"({"$ref": "#"})", R"({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]})",
                              R"({"type": "array", "items": {"$ref": "#"}, "minItems": 1})",
                              R"({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]})"}) {

@@ -67,7 +67,7 @@ TEST(Tokenizer, MergesByRankThenFromTheLeft) {
   EXPECT_TRUE(tokenizer.encode("").empty());
 }
 
-TEST(Tokenizer, LongWordsAndShortOnesMergeAlike) {
+TEST(Tokenizer, LongAndShortWordsMergeInTheSameWay) {
   const auto tokenizer = load(character_file());
   std::string text;
   Ids expected;
@@ -139,7 +139,7 @@ TEST(Tokenizer, ConfigNamesBosEosAndPad) {
 }
 
 // As transformers 5 does, where older versions made a post-processor of both keys.
-TEST(Tokenizer, KeysThatAddTokensAreIgnoredAndToldOnceWhereTheyMatter) {
+TEST(Tokenizer, IgnoredAddTokenKeysAreWarnedAboutOnce) {
   const Json adds_bos = {
       {"type", "TemplateProcessing"},
       {"single", {{{"SpecialToken", {{"id", "<s>"}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}}},
@@ -278,7 +278,7 @@ TEST(Tokenizer, FolderWithoutTheFileIsAnIoErrorThatNamesIt) {
   }
 }
 
-TEST(StreamDecoder, PiecesAreCompleteAndJoinToTheWhole) {
+TEST(StreamDecoder, PiecesAreCompleteAndJoinToTheWholeText) {
   const auto tokenizer = load(character_file());
   std::mt19937 random(7);
   for (int round = 0; round < 200; ++round) {
@@ -362,7 +362,7 @@ struct Hostile {
   const char* named;  // what the message must name
 };
 
-TEST(Tokenizer, EveryHostileFileIsAFormatErrorThatNamesTheCulprit) {
+TEST(Tokenizer, EveryHostileFileIsAFormatErrorThatNamesTheCause) {
   const std::vector<Hostile> cases = {
       {"Unigram",
        [](Json& f) {
@@ -505,7 +505,7 @@ TEST(Tokenizer, GrowingDecoderIsRefusedBeforeItsTextIsMade) {
   EXPECT_EQ(tokenizer.decode(Ids{1}).size(), size_t{1} << 20);
 }
 
-TEST(Tokenizer, MessagesSpellWhatATerminalWouldObey) {
+TEST(Tokenizer, MessagesEscapeTerminalControlCharacters) {
   auto file = character_file();
   file["model"]["merges"] = {"\x1b[31m x"};
   try {
