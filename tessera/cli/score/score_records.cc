@@ -170,7 +170,7 @@ class RecordReader {
 std::vector<ScoreRecord> read_score_records(std::string_view content, const std::string& name, const ScoreKeys& keys,
                                             const text::Tokenizer& tokenizer, const ModelConfig& config) {
   std::vector<ScoreRecord> records;
-  if (content.starts_with("\xef\xbb\xbf")) content.remove_prefix(3);
+  if (content.starts_with("\xef\xbb\xbf")) content.remove_prefix(3);  // a byte order mark
   size_t number = 0;
   for (size_t at = 0; at < content.size();) {
     const size_t end = std::min(content.find('\n', at), content.size());
