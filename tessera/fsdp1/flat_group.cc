@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/parallel/layers/shown_parameters.h"
+#include "tessera/parallel/layers/forward_parameters.h"
 
 namespace tessera {
 namespace {
@@ -341,8 +341,8 @@ void FlatParamGroup::accumulate(const std::vector<size_t>& trainable, std::vecto
   // finished first.
   while (advance_reduction(/*at_end=*/true)) {
   }
-  reducer_.allocate_buffer();  // also without own gradients: other ranks may have gradients, and the reduction is
-                               // COLLECTIVE
+  // Also without own gradients: other ranks may have gradients, and the reduction is COLLECTIVE.
+  reducer_.allocate_buffer();
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) continue;
     reducer_.add(trainable[i], gradients[i]);

@@ -32,12 +32,12 @@ int64_t dim_ranks(const DeviceMesh& mesh, const std::string& dim) {
 
 // Context-parallel ranks hold the same parameters, so FSDP shards one copy over them, too. Turns (dp_replicate,
 // dp_shard, cp, tp) into (dp_replicate, dp_shard_cp, tp), over the existing process groups.
-MeshPtr sharded_over_context(const MeshPtr& given, const std::string& shard) {
+MeshPtr merge_shard_and_cp_dims(const MeshPtr& mesh, const std::string& shard) {
   std::vector<std::string> names, kept;
   for (const auto& name : {std::string("dp_replicate"), shard, std::string("cp"), std::string("tp")}) {
-    if (given->has_dim(name)) names.push_back(name);
+    if (mesh->has_dim(name)) names.push_back(name);
   }
-  const auto stage = given->slice(names);  // the ranks of this rank's pipeline stage
+  const auto stage = mesh->slice(names);  // the ranks of this rank's pipeline stage
   std::vector<std::shared_ptr<comm::Group>> groups;
   std::vector<int64_t> shape, joined;
   for (const auto& name : names) {
@@ -49,31 +49,31 @@ MeshPtr sharded_over_context(const MeshPtr& given, const std::string& shard) {
     groups.push_back(is_last_joined ? stage->group(joined) : stage->group(dim));
     shape.push_back(groups.back()->size());
   }
-  return mesh_from_groups(given->world(), c10::DeviceTypeName(given->device_type(), /*lower_case=*/true), groups,
+  return mesh_from_groups(mesh->world(), c10::DeviceTypeName(mesh->device_type(), /*lower_case=*/true), groups,
                           stage->ranks(), shape, kept);
 }
 
-ModelMesh model_mesh(const MeshPtr& given) {
-  TESSERA_CHECK(given != nullptr, ErrorKind::kShape,
+ModelMesh model_mesh(const MeshPtr& mesh) {
+  TESSERA_CHECK(mesh != nullptr, ErrorKind::kShape,
                 "[parallel.parallelize_model] no mesh given. Make one with init_device_mesh.");
   ModelMesh out;
-  out.all = given;
-  std::string shard = given->has_dim("dp_shard") || !given->has_dim("dp") ? "dp_shard" : "dp";
-  if (dim_ranks(*given, "cp") > 1) {
-    out.all = sharded_over_context(given, shard);
+  out.all = mesh;
+  std::string shard = mesh->has_dim("dp_shard") || !mesh->has_dim("dp") ? "dp_shard" : "dp";
+  if (dim_ranks(*mesh, "cp") > 1) {
+    out.all = merge_shard_and_cp_dims(mesh, shard);
     shard = "dp_shard_cp";
   }
   const bool replicated = out.all->has_dim("dp_replicate"), sharded = out.all->has_dim(shard);
-  TESSERA_CHECK(replicated || sharded || given->has_dim("tp"), ErrorKind::kShape,
+  TESSERA_CHECK(replicated || sharded || mesh->has_dim("tp"), ErrorKind::kShape,
                 "[parallel.parallelize_model] mesh {}: found none of the dims dp_replicate, dp_shard, cp and tp. Pass "
                 "these dim names to init_device_mesh.",
-                given->to_string());
+                mesh->to_string());
   // The code below needs a shard dim: a mesh without one gets a dim of one rank.
   if (!sharded) {
     const std::string last = replicated ? "dp_replicate" : "tp";
     const int64_t size = dim_ranks(*out.all, last);
-    out.all = replicated ? given->unflatten(last, {size, 1}, {last, shard})
-                         : given->unflatten(last, {1, size}, {shard, last});
+    out.all =
+        replicated ? mesh->unflatten(last, {size, 1}, {last, shard}) : mesh->unflatten(last, {1, size}, {shard, last});
   }
   out.replicas = std::max<int64_t>(dim_ranks(*out.all, "dp_replicate"), 1);
   out.shards = dim_ranks(*out.all, shard);
@@ -127,13 +127,13 @@ void apply_plan(CausalLM& model, const ModelMesh& mesh, const ParallelizeModelOp
     plan = with_overlap(model, plan);
   }
   if (config.num_key_value_heads < mesh.tensor_ranks) replicate_key_values(plan, config.num_key_value_heads);
-  const bool speaks = mesh.all->rank() == mesh.all->ranks().front();
-  parallelize_module(model, mesh.tensor_parallel, plan, {.warn_unmatched = custom && speaks});
+  const bool is_logging_rank = mesh.all->rank() == mesh.all->ranks().front();
+  parallelize_module(model, mesh.tensor_parallel, plan, {.warn_unmatched = custom && is_logging_rank});
 }
 
 // The embedding and the head as FSDP units of their own, with true for the head, which stays gathered after forward
 // because its backward comes first. Empty if they share a weight: a tied parameter must be in one unit, the root's.
-std::vector<std::pair<nn::Module*, bool>> units_of_vocabulary(nn::Module& model) {
+std::vector<std::pair<nn::Module*, bool>> vocabulary_units(nn::Module& model) {
   std::vector<std::pair<nn::Module*, bool>> out;  // module, and whether it stays gathered after forward
   std::vector<at::Tensor> weights;
   for (const auto& [path, module] : model.named_modules()) {
@@ -151,7 +151,7 @@ std::vector<std::pair<nn::Module*, bool>> units_of_vocabulary(nn::Module& model)
 
 // The root's mixed-precision policy. In a pipeline the hidden states that a stage sends must keep their dtype, so the
 // root must not cast its outputs: a hook on the head casts the head's outputs instead.
-MixedPrecisionPolicy policy_of_root(CausalLM& model, const ParallelizeModelOptions& options) {
+MixedPrecisionPolicy root_mp_policy(CausalLM& model, const ParallelizeModelOptions& options) {
   auto policy = options.mp_policy;
   const bool is_cut = static_cast<int64_t>(model.blocks().size()) < model.config().num_hidden_layers;
   if (!is_cut || !policy.output_dtype) return policy;
@@ -163,8 +163,8 @@ MixedPrecisionPolicy policy_of_root(CausalLM& model, const ParallelizeModelOptio
   return policy;
 }
 
-void graph_layers_of(CausalLM& model, const std::vector<nn::Module*>& layers, const ModelMesh& mesh,
-                     const ParallelizeModelOptions& options) {
+void apply_layer_graphs(CausalLM& model, const std::vector<nn::Module*>& layers, const ModelMesh& mesh,
+                        const ParallelizeModelOptions& options) {
   TESSERA_CHECK(mesh.tensor_ranks == 1 && dim_ranks(*options.mesh, "cp") <= 1 && model.config().experts.count == 0,
                 ErrorKind::kConfig,
                 "[parallel.parallelize_model] layer_graphs with tensor or context parallelism, or experts: the layers "
@@ -190,13 +190,13 @@ void shard_units(CausalLM& model, const std::vector<nn::Module*>& layers, const 
   auto of_layers = inner;
   of_layers.fixed_addresses = options.layer_graphs;
   for (auto* layer : layers) fully_shard(*layer, of_layers);
-  for (const auto& [module, stays] : units_of_vocabulary(model)) {
+  for (const auto& [module, keeps_gathered] : vocabulary_units(model)) {
     auto unit = inner;
-    if (stays) unit.reshard_after_forward = false;
+    if (keeps_gathered) unit.reshard_after_forward = false;
     fully_shard(*module, unit);
   }
   auto root = inner;
-  root.mp_policy = policy_of_root(model, options);
+  root.mp_policy = root_mp_policy(model, options);
   fully_shard(model, root);
 }
 
@@ -226,12 +226,12 @@ void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options) 
   // before have made, and its hooks gather them around the wrapped forward.
   auto mesh = model_mesh(options.mesh);
   const bool on_cpu = mesh.all->device_type() == c10::DeviceType::CPU;
-  const bool speaks = mesh.all->rank() == mesh.all->ranks().front();
+  const bool is_logging_rank = mesh.all->rank() == mesh.all->ranks().front();
   mesh.experts = expert_mesh(model, mesh, options.ep);
   if (mesh.experts) check_expert_parallel(model, expert_options(mesh, options));
   if (mesh.tensor_ranks > 1) {
     apply_plan(model, mesh, options);
-  } else if (options.sequence_parallel && speaks) {
+  } else if (options.sequence_parallel && is_logging_rank) {
     log_warning("[parallel.parallelize_model] sequence_parallel has no effect, because tp is 1.");
   }
   if (mesh.experts) apply_expert_parallel(model, expert_options(mesh, options));
@@ -245,8 +245,8 @@ void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options) 
   std::vector<nn::Module*> layers;
   for (const auto& block : model.blocks()) layers.push_back(block.get());
   checkpoint_layers(layers, options.activation_checkpointing);
-  if (options.layer_graphs) graph_layers_of(model, layers, mesh, options);
-  if (options.cpu_offload && on_cpu && speaks) {
+  if (options.layer_graphs) apply_layer_graphs(model, layers, mesh, options);
+  if (options.cpu_offload && on_cpu && is_logging_rank) {
     log_info("[parallel.parallelize_model] cpu_offload has no effect: the mesh's device is the CPU.");
   }
   if (mesh.tensor_ranks == 1 && mesh.replicas > 1 && mesh.shards == 1 && !mesh.experts) {
@@ -257,7 +257,7 @@ void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options) 
         mesh.all->to_string());
     auto replica = options.replicate;
     replica.mesh = mesh.all->slice({"dp_replicate"});
-    replica.mp_policy = policy_of_root(model, options);
+    replica.mp_policy = root_mp_policy(model, options);
     replica.fixed_addresses = options.layer_graphs;
     return replicate(model, replica);
   }

@@ -97,7 +97,7 @@ StepOutcome balanced_outcome(CausalLM& model, int64_t rows, int64_t length, int6
               static_cast<double>(rows * length);
   StepOutcome out;
   if (world != nullptr) {
-    out.loss = settle_router_statistics(*statistics, *world).item<double>();
+    out.loss = reduce_router_statistics(*statistics, *world).item<double>();
   } else {
     statistics->finish(statistics->sums());
     out.loss = statistics->loss().item<double>();

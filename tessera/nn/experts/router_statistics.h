@@ -8,7 +8,7 @@
 //
 //   statistics->begin();                                               // forwards are counted from here on
 //   auto loss = model->loss_sum(inputs, labels) / labels_of_all_ranks;
-//   at::Tensor balance = settle_router_statistics(*statistics, group);   // COLLECTIVE; parallel/experts
+//   at::Tensor balance = reduce_router_statistics(*statistics, group);   // COLLECTIVE; parallel/experts
 //   loss.backward();                                                   // gradients of loss + balance
 //   statistics->end();                                                 // forwards are not counted (validation)
 //

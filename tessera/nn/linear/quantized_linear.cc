@@ -21,7 +21,7 @@ void PackedWeight::pack(const at::Tensor& values) {
   take(kernels::QuantizedWeight::nf4(values, {.double_quant = how.double_quant}));
 }
 
-// The serial number changes with every weight, so that a recorded graph of a layer (parallel/layers/graphed_layer.h)
+// The serial number changes with every weight, so that a recorded graph of a layer (parallel/layers/layer_snapshot.h)
 // notices a new weight.
 void PackedWeight::take(const kernels::QuantizedWeight& packed) {
   static std::atomic<uint64_t> taken{0};

@@ -14,8 +14,8 @@ namespace {
 
 thread_local nn::RotateMethod scope_rotate_method = nn::RotateMethod::kAllGather;
 
-bool holds_tensor(const std::vector<at::Tensor>& tensors, const at::Tensor& wanted) {
-  return std::ranges::any_of(tensors, [&](const at::Tensor& each) { return each.is_same(wanted); });
+bool contains_tensor(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor) {
+  return std::ranges::any_of(tensors, [&](const at::Tensor& each) { return each.is_same(tensor); });
 }
 
 void check_sequences(const char* verb, const std::vector<at::Tensor>& buffers, const std::vector<int64_t>& seq_dims) {
@@ -39,7 +39,7 @@ void check_sequences(const char* verb, const std::vector<at::Tensor>& buffers, c
 
 // Replaces the data of the tensor and increments its version. set_data alone keeps the version, and a graph that saved
 // the tensor would read the new data without an error.
-void show(const at::Tensor& buffer, const at::Tensor& data) {
+void replace_data(const at::Tensor& buffer, const at::Tensor& data) {
   buffer.set_data(data);
   buffer.unsafeGetTensorImpl()->bump_version();
 }
@@ -48,7 +48,7 @@ void show(const at::Tensor& buffer, const at::Tensor& data) {
 
 ContextParallel::ContextParallel(const MeshPtr& mesh, const ContextParallelOptions& options) {
   check_one_dim_mesh(mesh, "parallel.context_parallel", "cp");
-  const auto &buffers = options.buffers, &kept = options.no_restore_buffers;
+  const auto &buffers = options.buffers, &no_restore = options.no_restore_buffers;
   TESSERA_CHECK(
       !buffers.empty(), ErrorKind::kShape,
       "[parallel.context_parallel] found no buffers. The length of the sequence is taken from the first buffer: pass "
@@ -60,8 +60,8 @@ ContextParallel::ContextParallel(const MeshPtr& mesh, const ContextParallelOptio
                   "ContextLayout::shard, which is differentiable.",
                   c10::str(buffer.sizes()));
   }
-  for (const auto& buffer : kept) {
-    TESSERA_CHECK(holds_tensor(buffers, buffer), ErrorKind::kShape,
+  for (const auto& buffer : no_restore) {
+    TESSERA_CHECK(contains_tensor(buffers, buffer), ErrorKind::kShape,
                   "[parallel.context_parallel] `no_restore_buffers` must be a subset of `buffers`. Found a tensor of "
                   "shape {} that "
                   "is not in `buffers`.",
@@ -75,16 +75,16 @@ ContextParallel::ContextParallel(const MeshPtr& mesh, const ContextParallelOptio
   }
   // The shards and the scope are made before the first buffer is replaced, so an error leaves every buffer as it was.
   const auto layout = kernels::ContextLayout::of_pytorch(buffers[0].size(options.buffer_seq_dims[0]), mesh->size());
-  const nn::ContextParallelism how{.group = mesh->group(0), .rotate = scope_rotate_method};
+  const nn::ContextParallelism context_options{.group = mesh->group(0), .rotate = scope_rotate_method};
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> parts;
   for (size_t i = 0; i < buffers.size(); ++i) {
     parts.push_back(layout.shard(buffers[i].detach(), options.buffer_seq_dims[i], mesh->local_rank(0)));
   }
-  scope_ = std::make_unique<nn::ContextScope>(how, layout);
+  scope_ = std::make_unique<nn::ContextScope>(context_options, layout);
   for (size_t i = 0; i < buffers.size(); ++i) {
-    if (!holds_tensor(kept, buffers[i])) restored_.push_back({buffers[i], buffers[i].detach()});
-    show(buffers[i], parts[i]);
+    if (!contains_tensor(no_restore, buffers[i])) saved_buffers_.push_back({buffers[i], buffers[i].detach()});
+    replace_data(buffers[i], parts[i]);
   }
 }
 
@@ -92,7 +92,7 @@ ContextParallel::~ContextParallel() {
   scope_.reset();
   const c10::NoGradGuard no_grad;
   // The scope has ended first, so no attention runs over ranks with whole buffers.
-  for (const auto& each : restored_) show(each.buffer, each.whole);
+  for (const auto& each : saved_buffers_) replace_data(each.buffer, each.whole);
 }
 
 at::Tensor scaled_dot_product_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

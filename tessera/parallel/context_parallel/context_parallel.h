@@ -49,10 +49,10 @@ class ContextParallel {
   ContextParallel& operator=(const ContextParallel&) = delete;
 
  private:
-  struct Restored {
+  struct SavedBuffer {
     at::Tensor buffer, whole;
   };
-  std::vector<Restored> restored_;
+  std::vector<SavedBuffer> saved_buffers_;
   std::unique_ptr<nn::ContextScope> scope_;
 };
 

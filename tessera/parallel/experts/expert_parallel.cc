@@ -21,8 +21,8 @@ void check_expert_mesh(const MeshPtr& mesh) {
                 mesh ? mesh->to_string() : "no mesh");
 }
 
-void check_block(const std::string& path, nn::MoE& block, int64_t ranks, bool cuts_sequences) {
-  TESSERA_CHECK(block.capacity_factor() == 0 || !cuts_sequences, ErrorKind::kConfig,
+void check_block(const std::string& path, nn::MoE& block, int64_t ranks, bool shards_sequences) {
+  TESSERA_CHECK(block.capacity_factor() == 0 || !shards_sequences, ErrorKind::kConfig,
                 "[parallel.experts] {}: found capacity_factor {} with tensor parallelism: the capacity is counted per "
                 "whole sequence, but a rank routes only a part of each. Set it to 0, or parallel.tp to 1.",
                 path, block.capacity_factor());
@@ -66,9 +66,9 @@ void check_expert_parallel(nn::Module& model, const ExpertParallelOptions& optio
       "tensor_parallel, or sequence_parallel to false.");
   const int64_t ranks = options.mesh->size(options.mesh->dim_of("ep"));
   // With tensor parallelism a rank routes only its share of each sequence, so it cannot count a capacity per sequence.
-  const bool cuts_sequences = replicas && replicas->size() > 1;
+  const bool shards_sequences = replicas && replicas->size() > 1;
   // All checks run before apply_expert_parallel changes the first block: an error leaves the model as it was.
-  for (const auto& [path, block] : nn::modules_of<nn::MoE>(model)) check_block(path, *block, ranks, cuts_sequences);
+  for (const auto& [path, block] : nn::modules_of<nn::MoE>(model)) check_block(path, *block, ranks, shards_sequences);
 }
 
 void apply_expert_parallel(nn::Module& model, const ExpertParallelOptions& options) {
@@ -103,7 +103,7 @@ void shard_experts(nn::Module& model, const MeshPtr& mesh, FullyShardOptions opt
   for (auto* unit : expert_units(model)) fully_shard(*unit, options);
 }
 
-at::Tensor settle_router_statistics(nn::RouterStatistics& statistics, comm::Group& group, c10::Device device) {
+at::Tensor reduce_router_statistics(nn::RouterStatistics& statistics, comm::Group& group, c10::Device device) {
   // An all-gather instead of an all-reduce: every rank adds the counts in rank order, so all ranks get the same bits.
   const auto own = statistics.sums(group.carries(device.type()) ? device : c10::Device(c10::kCPU));
   auto all = at::empty({group.size(), own.numel()}, own.options());

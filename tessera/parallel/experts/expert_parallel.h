@@ -58,7 +58,7 @@ void shard_experts(nn::Module& model, const MeshPtr& mesh, FullyShardOptions opt
 // stages; a rank without a router passes statistics for the same number of experts. `device`: the model's device. If
 // the group supports tensors of that device, the sums stay there and the host does not wait; otherwise they are
 // exchanged through host memory.
-at::Tensor settle_router_statistics(nn::RouterStatistics& statistics, comm::Group& group,
+at::Tensor reduce_router_statistics(nn::RouterStatistics& statistics, comm::Group& group,
                                     c10::Device device = c10::kCPU);
 
 }  // namespace tessera

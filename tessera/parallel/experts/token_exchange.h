@@ -17,14 +17,14 @@ class AllToAllExchange : public nn::TokenExchange {
  private:
   // The block's output for rows [N, width] that only this rank holds, from sequences of `length` tokens. mask [N]: true
   // for tokens that are not padding; undefined: all.
-  at::Tensor of_own_rows(nn::MoE& block, const at::Tensor& rows, int64_t length, const at::Tensor& mask) const;
+  at::Tensor forward_local_rows(nn::MoE& block, const at::Tensor& rows, int64_t length, const at::Tensor& mask) const;
   // The experts' results for `sorted`, rows sorted by expert: sends the rows to the experts and the results back.
   // counts: int64 [all experts] on the CPU, the rows of each expert.
-  at::Tensor results_of(nn::MoE& block, const at::Tensor& sorted, const at::Tensor& counts) const;
+  at::Tensor run_experts(nn::MoE& block, const at::Tensor& sorted, const at::Tensor& counts) const;
   // The block's output for x [B, T, width], a DTensor Shard(1) over `replicas`; the output has the same placement.
-  at::Tensor of_sequence_shards(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const;
+  at::Tensor forward_sequence_shard(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const;
   // The block's output for a plain x that is equal along `replicas`: each rank computes a share of the rows.
-  at::Tensor of_replicas(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const;
+  at::Tensor forward_replicated(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const;
 
   MeshPtr experts_, replicas_;
   bool sequence_parallel_;

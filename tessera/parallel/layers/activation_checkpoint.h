@@ -33,6 +33,6 @@ void checkpoint_activations(nn::Module& module, bool selective = false);
 bool keeps_inputs_only(const nn::Module& module);
 
 // Checkpoints decoder layers. Error kConfig for kMlp and a layer without a child named mlp.
-void checkpoint_layers(const std::vector<nn::Module*>& layers, ActivationCheckpointing how);
+void checkpoint_layers(const std::vector<nn::Module*>& layers, ActivationCheckpointing mode);
 
 }  // namespace tessera

@@ -119,7 +119,7 @@ at::Tensor TrainStep::count_routes(const std::vector<ModelInputs>& micro_batches
   routers_->begin();
   pipeline_.evaluate(micro_batches);
   if (dropout) *dropout = before;
-  return settle_router_statistics(*routers_, *group_, device_of(model_));
+  return reduce_router_statistics(*routers_, *group_, device_of(model_));
 }
 
 // One all-gather before the step: token counts, which the loss is divided by; flags; and a wrong label, if there is

@@ -1,4 +1,4 @@
-#include "tessera/parallel/layers/shown_parameters.h"
+#include "tessera/parallel/layers/forward_parameters.h"
 
 #include <algorithm>
 #include <iterator>
@@ -38,7 +38,7 @@ void remove_unregistered_member(const nn::Module& module, at::Tensor* member) {
 }
 
 // Tied parameters are one tensor with several members, so gradients of all their uses arrive together.
-void ShownParameters::add_own(nn::Module& module) {
+void ForwardParameters::add_own(nn::Module& module) {
   const auto add = [this](at::Tensor* member) {
     const auto found = std::ranges::find_if(tensors, [&](const at::Tensor& each) { return each.is_same(*member); });
     if (found != tensors.end()) {
@@ -58,27 +58,28 @@ void ShownParameters::add_own(nn::Module& module) {
   }
 }
 
-ShownParameters shown_parameters(nn::Module& module) {
-  ShownParameters out;
+ForwardParameters forward_parameters(nn::Module& module) {
+  ForwardParameters out;
   module.for_each_module([&](nn::Module& each) { out.add_own(each); });
   return out;
 }
 
 // Members are replaced, not registered slots, so parameters() and optimizers still see the parameters.
-ShowLeaves::ShowLeaves(const ShownParameters& shown, const std::vector<at::Tensor>& leaves) {
+LeafParametersScope::LeafParametersScope(const ForwardParameters& parameters, const std::vector<at::Tensor>& leaves) {
   for (size_t i = 0; i < leaves.size(); ++i) {
-    for (at::Tensor* member : shown.members[i]) {
+    for (at::Tensor* member : parameters.members[i]) {
       before_.emplace_back(member, *member);
       *member = leaves[i];
     }
   }
 }
 
-ShowLeaves::~ShowLeaves() {
+LeafParametersScope::~LeafParametersScope() {
   for (auto& [member, shown] : before_) *member = shown;
 }
 
-std::vector<at::Tensor> that_require_grad(const std::vector<at::Tensor>& first, const std::vector<at::Tensor>& second) {
+std::vector<at::Tensor> tensors_requiring_grad(const std::vector<at::Tensor>& first,
+                                               const std::vector<at::Tensor>& second) {
   std::vector<at::Tensor> out;
   for (const auto* each : {&first, &second}) {
     std::copy_if(each->begin(), each->end(), std::back_inserter(out),
@@ -87,7 +88,7 @@ std::vector<at::Tensor> that_require_grad(const std::vector<at::Tensor>& first, 
   return out;
 }
 
-std::vector<at::Tensor> leaves_of(const std::vector<at::Tensor>& tensors) {
+std::vector<at::Tensor> as_leaves(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> out;
   for (const auto& tensor : tensors) {
     out.push_back(tensor.defined() ? tensor.detach().set_requires_grad(tensor.requires_grad()) : tensor);

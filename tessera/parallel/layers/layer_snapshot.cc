@@ -1,4 +1,4 @@
-#include "tessera/parallel/layers/graphed_layer.h"
+#include "tessera/parallel/layers/layer_snapshot.h"
 
 #include <ATen/Context.h>
 
@@ -14,11 +14,11 @@
 namespace tessera {
 namespace {
 
-void refuse_if(bool found, const char* what, const char* advice) {
+void refuse_if(bool found, const char* feature, const char* advice) {
   TESSERA_CHECK(!found, ErrorKind::kConfig,
                 "[parallel.layer_graphs] a layer with {}: its kernels depend on more than shapes, so it cannot be a "
                 "graph. {}, or do not graph layers (train.layer_graphs=false).",
-                what, advice);
+                feature, advice);
 }
 
 void refuse_tensor_parallel_if(bool found) { refuse_if(found, "tensor-parallel parameters", "Set parallel.tp to 1"); }
@@ -33,8 +33,8 @@ void append_shape(const at::Tensor& tensor, std::vector<int64_t>& out) {
 
 }  // namespace
 
-GraphedLayer look_at(nn::Module& layer) {
-  GraphedLayer out;
+LayerSnapshot inspect_layer(nn::Module& layer) {
+  LayerSnapshot out;
   layer.for_each_module([&](nn::Module& module) {
     refuse_if(dynamic_cast<nn::MoE*>(&module) != nullptr, "experts", "Train a dense model");
     refuse_if(dynamic_cast<nn::Float8Linear*>(&module) != nullptr, "float8 products", "Set precision.fp8 to false");
@@ -50,27 +50,27 @@ GraphedLayer look_at(nn::Module& layer) {
     out.hooked |= module.has_registered_hooks() || module.forward_replay();
     out.sharded |= module.sharding() != nullptr;
   });
-  const auto& shown = out.parameters.tensors;
+  const auto& parameters = out.parameters.tensors;
   // Sharded modules below the layer hold their shards, which are DTensors, outside their own hooks; this is no tensor
   // parallelism.
-  refuse_tensor_parallel_if(!out.sharded && std::ranges::any_of(shown, is_dtensor));
+  refuse_tensor_parallel_if(!out.sharded && std::ranges::any_of(parameters, is_dtensor));
   return out;
 }
 
-RecordingKind kind_of(const nn::Module& module, const nn::ForwardCall& call, const GraphedLayer& layer) {
-  RecordingKind kind{.shapes = {module.training(), at::globalContext().deterministicAlgorithms()},
-                     .packed = layer.packed,
-                     .parameters = addresses(layer.parameters.tensors),
-                     .buffers = addresses(layer.buffers)};
-  for (const auto* tensor : call.tensors) append_shape(*tensor, kind.shapes);
-  for (const auto* stays : {&layer.parameters.tensors, &layer.buffers}) {
-    for (const auto& tensor : *stays) {
-      append_shape(tensor, kind.shapes);
-      if (tensor.defined()) kind.shapes.insert(kind.shapes.end(), tensor.strides().begin(), tensor.strides().end());
+RecordingKey recording_key(const nn::Module& module, const nn::ForwardCall& call, const LayerSnapshot& layer) {
+  RecordingKey key{.shapes = {module.training(), at::globalContext().deterministicAlgorithms()},
+                   .packed = layer.packed,
+                   .parameters = addresses(layer.parameters.tensors),
+                   .buffers = addresses(layer.buffers)};
+  for (const auto* tensor : call.tensors) append_shape(*tensor, key.shapes);
+  for (const auto* tensors : {&layer.parameters.tensors, &layer.buffers}) {
+    for (const auto& tensor : *tensors) {
+      append_shape(tensor, key.shapes);
+      if (tensor.defined()) key.shapes.insert(key.shapes.end(), tensor.strides().begin(), tensor.strides().end());
     }
   }
-  kind.shapes.insert(kind.shapes.end(), call.numbers->begin(), call.numbers->end());
-  return kind;
+  key.shapes.insert(key.shapes.end(), call.numbers->begin(), call.numbers->end());
+  return key;
 }
 
 std::vector<const void*> addresses(const std::vector<at::Tensor>& tensors) {

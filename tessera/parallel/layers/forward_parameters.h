@@ -17,31 +17,32 @@ void add_unregistered_member(const nn::Module& module, at::Tensor* member);
 void remove_unregistered_member(const nn::Module& module, at::Tensor* member);
 
 // The distinct parameters, and for each of them all module members that hold it.
-struct ShownParameters {
+struct ForwardParameters {
   std::vector<at::Tensor> tensors;
   std::vector<std::vector<at::Tensor*>> members;
   void add_own(nn::Module& module);  // adds the parameters of this module, without those of its children
 };
 // The parameters that the members hold now: unsharded ones inside the hooks of sharding, else shards.
-ShownParameters shown_parameters(nn::Module& module);
+ForwardParameters forward_parameters(nn::Module& module);
 
 // While this object lives, the members hold `leaves`, one for each parameter.
-class ShowLeaves {
+class LeafParametersScope {
  public:
-  ShowLeaves(const ShownParameters& shown, const std::vector<at::Tensor>& leaves);
-  ~ShowLeaves();
-  ShowLeaves(const ShowLeaves&) = delete;
-  ShowLeaves& operator=(const ShowLeaves&) = delete;
+  LeafParametersScope(const ForwardParameters& parameters, const std::vector<at::Tensor>& leaves);
+  ~LeafParametersScope();
+  LeafParametersScope(const LeafParametersScope&) = delete;
+  LeafParametersScope& operator=(const LeafParametersScope&) = delete;
 
  private:
   std::vector<std::pair<at::Tensor*, at::Tensor>> before_;  // each member, and the tensor that it held before
 };
 
 // The defined tensors that require a gradient, of `first` and then of `second`.
-std::vector<at::Tensor> that_require_grad(const std::vector<at::Tensor>& first, const std::vector<at::Tensor>& second);
+std::vector<at::Tensor> tensors_requiring_grad(const std::vector<at::Tensor>& first,
+                                               const std::vector<at::Tensor>& second);
 
 // The same values as leaves of a new graph, which require a gradient where the given tensors do. Undefined tensors stay
 // undefined.
-std::vector<at::Tensor> leaves_of(const std::vector<at::Tensor>& tensors);
+std::vector<at::Tensor> as_leaves(const std::vector<at::Tensor>& tensors);
 
 }  // namespace tessera
