@@ -46,7 +46,7 @@ struct CheckpointOptions {
   // The ranks that hold the same tensors as this rank: the ranks of its pipeline stage. They divide the writing of
   // replicated tensors among them. A DTensor whose mesh covers only some of these ranks is written by the mesh with the
   // lowest rank. Empty: all ranks.
-  std::vector<int> holders = {};
+  std::vector<int> stage_ranks = {};
 };
 
 struct Manifest;  // checkpoint/manifest.h

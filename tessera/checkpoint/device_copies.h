@@ -2,10 +2,9 @@
 // computing stream waits for them only before it changes the tensors. Internal to checkpoint.
 //
 //   DeviceCopies copies;
-//   { const auto entered = copies.of(tensor); copy = pool.copy(tensor); }    // for each, on the owner's thread
-//   copies.launched();
-//   copies.hold_current();              // the owner's thread, before it changes one of them
-//   copies.wait();                      // any thread: the copies may be read
+//   { const auto entered = copies.enter_copy_stream(tensor); copy = pool.copy(tensor); }    // for each, on the owner's
+//   thread copies.record_launched(); copies.block_current_stream();              // the owner's thread, before it
+//   changes one of them copies.wait();                      // any thread: the copies may be read
 //
 // For CPU tensors all functions do nothing.
 #pragma once
@@ -21,11 +20,11 @@ namespace tessera {
 class DeviceCopies {
  public:
   // Makes the copy stream current until the returned guard is destroyed. At the first tensor of a snapshot, the copy
-  // stream waits for all work that this thread has launched. Keeps `tensor` alive until hold_current(). Does nothing
-  // for a CPU tensor.
-  [[nodiscard]] c10::OptionalStreamGuard of(const at::Tensor& tensor);
-  void launched() { done_ = stream_.record_event(); }
-  void hold_current();
+  // stream waits for all work that this thread has launched. Keeps `tensor` alive until block_current_stream(). Does
+  // nothing for a CPU tensor.
+  [[nodiscard]] c10::OptionalStreamGuard enter_copy_stream(const at::Tensor& tensor);
+  void record_launched() { done_ = stream_.record_event(); }
+  void block_current_stream();
   void wait() const { done_.wait(); }
 
  private:

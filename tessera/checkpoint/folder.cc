@@ -72,19 +72,19 @@ std::optional<std::string> CheckpointFolder::latest_name(const fs::path& folder)
   return name;
 }
 
-fs::path CheckpointFolder::find(const fs::path& path) {
+fs::path CheckpointFolder::resolve_latest(const fs::path& path) {
   for (const auto& folder : {path, path / "checkpoints"}) {
     if (const auto name = latest_name(folder)) return folder / *name;
   }
   return path;
 }
 
-bool CheckpointFolder::is_of_a_run(const fs::path& path) {
+bool CheckpointFolder::is_run_checkpoint(const fs::path& path) {
   const auto plain = path.has_filename() ? path : path.parent_path();
   return is_step_name(plain.filename().string()) && fs::exists(fs::absolute(plain).parent_path() / kLatest);
 }
 
-void CheckpointFolder::sweep() noexcept {
+void CheckpointFolder::remove_leftovers() noexcept {
   try {
     if (!fs::is_directory(folder_)) return;
     for (const auto& entry : fs::directory_iterator(folder_)) {
@@ -96,13 +96,13 @@ void CheckpointFolder::sweep() noexcept {
   }
 }
 
-fs::path CheckpointFolder::stage(int64_t step) {
+fs::path CheckpointFolder::create_staged(int64_t step) {
   std::error_code failed;
   fs::create_directories(folder_, failed);  // an error is reported by create_temporary()
   return create_temporary(folder_, step_name(step), make_folder);
 }
 
-void CheckpointFolder::drop(const fs::path& staged) noexcept {
+void CheckpointFolder::discard_staged(const fs::path& staged) noexcept {
   std::error_code ignored;
   fs::remove_all(staged, ignored);
 }
@@ -111,7 +111,7 @@ void CheckpointFolder::drop(const fs::path& staged) noexcept {
 // LATEST on a complete checkpoint. If LATEST cannot be written, the rename is undone, because save() reports this
 // checkpoint as failed.
 std::string CheckpointFolder::publish(const fs::path& staged, Manifest manifest) {
-  look_around();
+  refresh_known();
   manifest.number = 1;
   for (const auto& [name, known] : known_) manifest.number = std::max(manifest.number, known.number + 1);
   publish_file(staged / kManifest, manifest.dump());
@@ -126,7 +126,7 @@ std::string CheckpointFolder::publish(const fs::path& staged, Manifest manifest)
   } catch (const std::exception&) {
     std::error_code ignored;
     fs::rename(folder_ / name, staged, ignored);
-    drop(staged);
+    discard_staged(staged);
     throw;
   }
   known_[name] = {true, manifest.number, manifest.step, manifest.validation_loss};
@@ -135,7 +135,7 @@ std::string CheckpointFolder::publish(const fs::path& staged, Manifest manifest)
 
 // Whether a folder was written by a save alone: it has a valid manifest and no file that the manifest does not list.
 // Anything else is kept, because it may hold a user's files.
-CheckpointFolder::Known CheckpointFolder::examine(const std::string& name) const {
+CheckpointFolder::PublishedCheckpoint CheckpointFolder::examine(const std::string& name) const {
   const auto path = folder_ / name;
   try {
     const auto manifest = Manifest::parse(read_file(path / kManifest), path / kManifest);
@@ -153,8 +153,8 @@ CheckpointFolder::Known CheckpointFolder::examine(const std::string& name) const
 }
 
 // Updates known_ to the present contents of the folder. Each checkpoint is examined once.
-void CheckpointFolder::look_around() {
-  std::map<std::string, Known> found;
+void CheckpointFolder::refresh_known() {
+  std::map<std::string, PublishedCheckpoint> found;
   for (const auto& entry : fs::directory_iterator(folder_)) {
     const auto name = entry.path().filename().string();
     if (!is_step_name(name) || !fs::is_directory(entry.symlink_status())) continue;
@@ -166,15 +166,16 @@ void CheckpointFolder::look_around() {
 
 // LATEST is changed before later checkpoints are moved. So an interruption leaves LATEST on the chosen checkpoint, with
 // some of the later checkpoints still in the folder.
-std::vector<std::string> CheckpointFolder::go_back_to(const std::string& name, const std::function<fs::path()>& aside) {
-  look_around();
+std::vector<std::string> CheckpointFolder::rewind_to(const std::string& name,
+                                                     const std::function<fs::path()>& make_archive_folder) {
+  refresh_known();
   const auto manifest = folder_ / name / kManifest;
   const int64_t step = Manifest::parse(read_file(manifest), manifest).step;
   std::vector<std::string> later;
   for (const auto& [each, known] : known_) {
     if (known.ours && known.step > step) later.push_back(each);
   }
-  const auto into = later.empty() ? fs::path() : aside();
+  const auto into = later.empty() ? fs::path() : make_archive_folder();
   TESSERA_CHECK(later.empty() || on_one_device(folder_, into), ErrorKind::kIo,
                 "[checkpoint.resume] {}: later checkpoints cannot be moved to {}, which is on another file system. "
                 "Move them yourself, or resume into another checkpoint.dir.",
@@ -214,7 +215,7 @@ void unlink_files(const fs::path& folder) {
 }  // namespace
 
 // Renames the folder to a staged name before deleting, so a visible checkpoint is always complete. An interrupted
-// deletion is finished by sweep().
+// deletion is finished by remove_leftovers().
 void CheckpointFolder::remove(const std::string& name) const {
   const auto hidden = create_temporary(folder_, name, make_folder);
   std::error_code failed;
@@ -231,8 +232,8 @@ void CheckpointFolder::prune(int64_t keep_last, int64_t keep_best) noexcept {
   if (keep_last <= 0) return;
   try {
     const auto latest = latest_name(folder_);
-    look_around();
-    using Item = std::map<std::string, Known>::value_type;
+    refresh_known();
+    using Item = std::map<std::string, PublishedCheckpoint>::value_type;
     std::vector<const Item*> ours, ranked;
     for (const auto& item : known_) {
       if (item.second.ours) ours.push_back(&item);

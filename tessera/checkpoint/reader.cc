@@ -5,7 +5,7 @@
 #include "tessera/base/files/file.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/folder.h"
-#include "tessera/checkpoint/held_boxes.h"
+#include "tessera/checkpoint/local_boxes.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
@@ -73,7 +73,7 @@ Checkpoint Checkpoint::open(const std::filesystem::path& checkpoint) {
   TESSERA_CHECK(
       std::filesystem::is_directory(checkpoint), ErrorKind::kFormat, "[checkpoint.load] {}: is no folder{}",
       checkpoint.string(),
-      CheckpointFolder::is_of_a_run(checkpoint)
+      CheckpointFolder::is_run_checkpoint(checkpoint)
           ? ", although LATEST is next to it. Take another checkpoint, in a recipe with checkpoint.resume=PATH."
           : "");
   const auto path = checkpoint / "manifest.json";
@@ -84,7 +84,7 @@ Checkpoint Checkpoint::open(const std::filesystem::path& checkpoint) {
       "interrupted.",
       checkpoint.string());
   TESSERA_CHECK(
-      has_manifest || !CheckpointFolder::is_of_a_run(checkpoint), ErrorKind::kFormat,
+      has_manifest || !CheckpointFolder::is_run_checkpoint(checkpoint), ErrorKind::kFormat,
       "[checkpoint.load] {}: manifest.json is missing, so there are no hashes to compare and no state from which a run "
       "could resume. The checkpoint is damaged; take another one, in a recipe with checkpoint.resume=PATH, or move the "
       "folder out of the run's folder to load its tensors unchecked.",
@@ -128,7 +128,7 @@ void Checkpoint::load(const NamedTensors& tensors) const {
   }
   for (const auto& [name, tensor] : tensors) {
     const at::Tensor local = is_dtensor(tensor) ? to_local(tensor) : tensor;
-    for (const auto& box : held_boxes(tensor)) contents_->read(name, box.offset, held_part(local, box));
+    for (const auto& box : local_boxes(tensor)) contents_->read(name, box.offset, local_box_view(local, box));
   }
 }
 

@@ -3,8 +3,8 @@
 // checkpoint.
 //
 //   SnapshotGate gate(tensors);              // the owner's thread
-//   gate.copied(); ... gate.wait_settled();  // the writer thread: "" or the problem
-//   gate.settle();                           // the owner's thread, before it changes a tensor
+//   gate.mark_copied(); ... gate.wait_for_check();  // the writer thread: "" or the problem
+//   gate.wait_and_check();                           // the owner's thread, before it changes a tensor
 //
 // Changes are detected by PyTorch's version counters. In-place operations, collectives and optimizers increase the
 // counter after they have written, so only the owner's thread can know that no write is in progress. Writes through a
@@ -28,26 +28,26 @@ class SnapshotGate {
   explicit SnapshotGate(const NamedTensors& tensors);
 
   // The writer thread has made its copies, or has failed. May be called several times.
-  void copied();
-  // Waits for copied(), then compares the version counters. The owner's thread calls this; only the first call has an
-  // effect.
-  void settle();
-  // Waits for settle(). Returns "", or a message that names the tensor that was changed too early.
-  std::string wait_settled();
+  void mark_copied();
+  // Waits for mark_copied(), then compares the version counters. The owner's thread calls this; only the first call has
+  // an effect.
+  void wait_and_check();
+  // Waits for wait_and_check(). Returns "", or a message that names the tensor that was changed too early.
+  std::string wait_for_check();
 
  private:
-  struct Seen {
+  struct TrackedTensor {
     std::string name;
     at::Tensor tensor;  // the tensor, and below its local shard: a write may increase either counter
     at::Tensor local;
     uint64_t version;
   };
-  static uint64_t version_of(const Seen& seen);
+  static uint64_t version_of(const TrackedTensor& tracked);
 
-  std::vector<Seen> seen_;
+  std::vector<TrackedTensor> tracked_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool copied_ = false, settled_ = false;
+  bool copied_ = false, checked_ = false;
   std::string problem_;
 };
 

@@ -2,7 +2,7 @@
 // Internal to checkpoint.
 //
 //   at::Tensor copy = pool.copy(parameter);     // afterwards a CPU parameter may change
-//   pool.give_back(copy);                       // when the copy is written
+//   pool.recycle(copy);                       // when the copy is written
 //
 // Not thread-safe.
 #pragma once
@@ -20,7 +20,7 @@ class SnapshotPool {
   // A contiguous CPU copy of a plain tensor. The copy of an accelerator's tensor goes into pinned memory and is only
   // launched, on the current stream.
   at::Tensor copy(const at::Tensor& tensor);
-  void give_back(const at::Tensor& copy);
+  void recycle(const at::Tensor& copy);
 
  private:
   std::multimap<std::tuple<bool, c10::ScalarType, int64_t>, at::Tensor>

@@ -12,8 +12,8 @@
 #include "tessera/base/files/staged.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/manifest.h"
+#include "tessera/checkpoint/rank_snapshot.h"
 #include "tessera/checkpoint/record_file.h"
-#include "tessera/checkpoint/share.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/formats/companions.h"
 #include "tessera/formats/torch/dcp_folder.h"
@@ -22,11 +22,11 @@ namespace tessera {
 namespace {
 
 // A DCP folder that is being written, rank by rank, so only one file is open at a time.
-class DcpInProgress {
+class DcpFolderWriter {
  public:
   using ReadBox = std::function<void(c10::IntArrayRef offset, const at::Tensor& into)>;
 
-  DcpInProgress(const std::filesystem::path& dir, int ranks) : folder_(dir), ranks_(ranks) {
+  DcpFolderWriter(const std::filesystem::path& dir, int ranks) : folder_(dir), ranks_(ranks) {
     TESSERA_CHECK(ranks > 0 && ranks <= 65536, ErrorKind::kConfig, "[checkpoint.write] {} ranks, wanted 1 to 65536",
                   ranks);
   }
@@ -101,7 +101,7 @@ class DcpInProgress {
 }  // namespace
 
 void write_dcp(const TensorFiles& from, const std::filesystem::path& dir, const WriteDcpOptions& options) {
-  DcpInProgress out(dir, options.ranks);
+  DcpFolderWriter out(dir, options.ranks);
   for (const auto& [name, stored] : from.tensors()) {
     out.add_tensor(options.prefix + name, planner_path(options.prefix + name), stored,
                    [&, &name = name](c10::IntArrayRef offset, const at::Tensor& into) {
@@ -118,7 +118,7 @@ void reshard(const std::filesystem::path& from, const std::filesystem::path& dir
   checkpoint.verify();  // throws for damaged data, which must not get new hashes
   const auto& source = checkpoint.contents();
   const DcpLookup lookup(source.metadata());
-  DcpInProgress out(dir, ranks);
+  DcpFolderWriter out(dir, ranks);
   for (const auto& entry : source.metadata().entries) {
     const auto* path = lookup.find_path(entry.name);
     const auto whole_path = path ? *path : DcpPath{entry.name};

@@ -69,7 +69,7 @@ Found train_two_steps(const RunLayout& layout, int ranks, const std::filesystem:
     own.validation = run.validate();
     const at::NoGradGuard no_grad;
     for (const auto& parameter : run.model->parameters()) own.values.push_back(full_tensor(parameter).clone());
-    CheckpointWriter writer({.folder = checkpoints, .world = world, .holders = run.place.stage_ranks()});
+    CheckpointWriter writer({.folder = checkpoints, .world = world, .stage_ranks = run.place.stage_ranks()});
     writer.save(2, training_state(*run.model, *run.optimizer).tensors, {});
     writer.finish();
     if (world->rank() == 0) {

@@ -112,7 +112,7 @@ int print_comparison(const ComparedFiles& compared) {
 
 // The newest checkpoint if `path` is the folder of a run, else `path`.
 std::string found(const std::string& path) {
-  auto checkpoint = CheckpointFolder::find(path).string();
+  auto checkpoint = CheckpointFolder::resolve_latest(path).string();
   if (checkpoint != path) log_info("[ckpt] {}: its newest checkpoint is {}", path, checkpoint);
   return checkpoint;
 }

@@ -146,7 +146,7 @@ fs::path RunFolder::put_aside_history() {
 fs::path RunFolder::put_aside_beyond(const fs::path& checkpoint) {
   fs::path into;
   on_disk("later checkpoints cannot be put aside", [&] {
-    CheckpointFolder(checkpoints()).go_back_to(checkpoint.filename().string(), [&] {
+    CheckpointFolder(checkpoints()).rewind_to(checkpoint.filename().string(), [&] {
       into = next_previous() / "checkpoints";
       fs::create_directory(into);
       return into;

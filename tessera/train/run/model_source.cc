@@ -60,7 +60,7 @@ void resolve_model_source(Recipe& recipe) {
   // 3. If that folder has no config.json but weights, it is a checkpoint of a run: they become model.weights, and
   //    model.path becomes the base that the checkpoint records.
   auto &path = recipe.model.path, &weights = recipe.model.weights;
-  if (!weights.empty()) weights = CheckpointFolder::find(weights).string();
+  if (!weights.empty()) weights = CheckpointFolder::resolve_latest(weights).string();
   const auto resolve = [&](const std::string& given) {
     path = resolve_model_path(given, "model.path");
     recipe.model.name = path == given ? "" : given;
@@ -69,7 +69,7 @@ void resolve_model_source(Recipe& recipe) {
   resolve(given);
   if (is_gguf(given) && path != given && weights.empty()) weights = given;
   if (fs::exists(fs::path(path) / "config.json")) return;
-  const auto found = CheckpointFolder::find(path);
+  const auto found = CheckpointFolder::resolve_latest(path);
   if (!TensorFiles::is_there(found)) return;  // the reader of config.json will report the missing file
   TESSERA_CHECK(weights.empty(), ErrorKind::kConfig,
                 "[train.model] model.path: {} holds only weights, and model.weights names {}. Name a folder with "

@@ -46,7 +46,7 @@ class RunMesh {
   data::Batch own_tokens(const data::Batch& rows) const;
   // The mesh of the ranks of this rank's pipeline; null without pipeline parallelism.
   MeshPtr pipeline() const;
-  // The ranks of this rank's pipeline stage, which hold the same parameters: CheckpointOptions::holders.
+  // The ranks of this rank's pipeline stage, which hold the same parameters: CheckpointOptions::stage_ranks.
   std::vector<int> stage_ranks() const;
 
  private:

@@ -138,7 +138,7 @@ Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_worl
                                                                      .keep_best = recipe.checkpoint.keep_best,
                                                                      .async = recipe.checkpoint.async,
                                                                      .defer_copy = true,
-                                                                     .holders = place.stage_ranks()});
+                                                                     .stage_ranks = place.stage_ranks()});
   if (data.validation) validation_batches = share_of_rows(*data.validation, recipe.train.local_batch_size, place);
   resume();
   place_dropout();
@@ -242,7 +242,7 @@ void Trainer::Impl::resume() {
                     "[train.resume] checkpoint.resume: found {}, wanted auto, never, or the folder of a checkpoint or "
                     "of a run.",
                     wanted);
-      if (group.rank() == 0) path = CheckpointFolder::find(wanted).string();
+      if (group.rank() == 0) path = CheckpointFolder::resolve_latest(wanted).string();
     });
     checkpoint = Checkpoint::open(comm::broadcast_bytes(group, path), group);
   }

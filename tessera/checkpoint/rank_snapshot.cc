@@ -1,4 +1,4 @@
-#include "tessera/checkpoint/share.h"
+#include "tessera/checkpoint/rank_snapshot.h"
 
 #include <ATen/core/grad_mode.h>
 #include <fmt/ranges.h>
@@ -10,7 +10,7 @@
 #include "tessera/base/text/json.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/base/text/random_hex.h"
-#include "tessera/checkpoint/held_boxes.h"
+#include "tessera/checkpoint/local_boxes.h"
 #include "tessera/checkpoint/record_file.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/formats/torch/pickler.h"
@@ -23,10 +23,10 @@ namespace {
 constexpr JsonLimits kReportLimits{.max_bytes = size_t{1} << 30, .max_depth = 8, .max_keys = 20'000'000};
 
 // This rank's boxes of a tensor, as views.
-std::vector<Share::Chunk> held_chunks(const at::Tensor& tensor) {
+std::vector<RankSnapshot::SnapshotChunk> local_chunks(const at::Tensor& tensor) {
   const at::Tensor local = is_dtensor(tensor) ? to_local(tensor) : tensor;
-  std::vector<Share::Chunk> chunks;
-  for (const auto& box : held_boxes(tensor)) chunks.push_back({box.offset, held_part(local.detach(), box)});
+  std::vector<RankSnapshot::SnapshotChunk> chunks;
+  for (const auto& box : local_boxes(tensor)) chunks.push_back({box.offset, local_box_view(local.detach(), box)});
   return chunks;
 }
 
@@ -92,75 +92,76 @@ void check_placements(const NamedTensors& tensors) {
   }
 }
 
-// An item is listed by every rank, with chunks or without, so rank 0 learns of tensors that no rank wrote. A tensor
+// A tensor is listed by every rank, with chunks or without, so rank 0 learns of tensors that no rank wrote. A tensor
 // without elements has one empty chunk, written by the first holder.
-Share plan_share(const NamedTensors& tensors, const NamedObjects& objects, Writers writers) {
+RankSnapshot plan_snapshot(const NamedTensors& tensors, const NamedObjects& objects, WriterAssignment assignment) {
   const at::NoGradGuard no_grad;
-  Share share;
+  RankSnapshot snapshot;
   std::unordered_map<const void*, size_t> known;
   for (const auto& [name, tensor] : tensors) {
-    auto& item = share.items.emplace_back(Share::Item{name, tensor.scalar_type(), tensor.sizes().vec()});
-    const auto [first, is_new] = known.try_emplace(tensor_identity(tensor), share.items.size() - 1);
+    auto& entry =
+        snapshot.tensors.emplace_back(RankSnapshot::SnapshotTensor{name, tensor.scalar_type(), tensor.sizes().vec()});
+    const auto [first, is_new] = known.try_emplace(tensor_identity(tensor), snapshot.tensors.size() - 1);
     if (!is_new) {
-      item.same_as = first->second;
+      entry.same_as = first->second;
     } else if (tensor.numel() == 0) {
-      if (writers.first()) {
-        item.chunks.push_back(
-            {std::vector<int64_t>(item.shape.size(), 0), at::empty(item.shape, at::TensorOptions(item.dtype))});
+      if (assignment.is_first_holder()) {
+        entry.chunks.push_back(
+            {std::vector<int64_t>(entry.shape.size(), 0), at::empty(entry.shape, at::TensorOptions(entry.dtype))});
       }
-    } else if (writers.write_here(tensor, share.items.size() - 1)) {
-      item.chunks = held_chunks(tensor);
+    } else if (assignment.assign(tensor, snapshot.tensors.size() - 1)) {
+      entry.chunks = local_chunks(tensor);
     }
   }
-  if (writers.first()) share.objects = objects;
-  return share;
+  if (assignment.is_first_holder()) snapshot.objects = objects;
+  return snapshot;
 }
 
 // A CPU tensor can be copied later by the writer thread, unless it was made in inference mode: such a tensor has no
 // version counter, so SnapshotGate could not detect a change.
-void copy_share(Share& share, SnapshotPool& pool, DeviceCopies& copies, CopyWhat what) {
+void copy_snapshot(RankSnapshot& snapshot, SnapshotPool& pool, DeviceCopies& copies, SnapshotCopyMode mode) {
   const at::NoGradGuard no_grad;
-  for (auto& item : share.items) {
-    for (auto& chunk : item.chunks) {
+  for (auto& entry : snapshot.tensors) {
+    for (auto& chunk : entry.chunks) {
       const bool can_wait = chunk.data.is_cpu() && !chunk.data.is_inference();
-      if (chunk.is_copy || (what == CopyWhat::kWhatCannotWait && can_wait)) continue;
-      const auto beside = copies.of(chunk.data);
+      if (chunk.is_copy || (mode == SnapshotCopyMode::kOnlyUndeferrable && can_wait)) continue;
+      const auto entered = copies.enter_copy_stream(chunk.data);
       chunk.data = pool.copy(chunk.data);
       chunk.is_copy = true;
     }
   }
-  copies.launched();
+  copies.record_launched();
 }
 
 // Returns the memory of the copies for the next snapshot.
-void give_back(const Share& share, SnapshotPool& pool) {
-  for (const auto& item : share.items) {
-    for (const auto& chunk : item.chunks) {
-      if (chunk.is_copy) pool.give_back(chunk.data);
+void recycle_memory(const RankSnapshot& snapshot, SnapshotPool& pool) {
+  for (const auto& entry : snapshot.tensors) {
+    for (const auto& chunk : entry.chunks) {
+      if (chunk.is_copy) pool.recycle(chunk.data);
     }
   }
 }
 
-std::string write_share(const Share& share, const std::filesystem::path& staged, int rank) {
+std::string write_snapshot(const RankSnapshot& snapshot, const std::filesystem::path& staged, int rank) {
   RecordFile file(staged / fmt::format("__{}_0.distcp", rank));
   nlohmann::json tensors = nlohmann::json::array(), objects = nlohmann::json::array();
-  for (const auto& item : share.items) {
+  for (const auto& entry : snapshot.tensors) {
     nlohmann::json chunks = nlohmann::json::array();
-    for (const auto& chunk : item.chunks) {
+    for (const auto& chunk : entry.chunks) {
       const auto data = chunk.data.contiguous();
       const auto place = file.append([&](const ByteSink& sink) { write_tensor_record(data, sink); });
       chunks.push_back(place_to_json(place));
       chunks.back()["offset"] = chunk.offset;
       chunks.back()["shape"] = chunk.data.sizes().vec();
     }
-    if (item.same_as != Share::kItself) chunks = tensors.at(item.same_as).at("chunks");
-    tensors.push_back({{"name", item.name},
-                       {"dtype", static_cast<int>(item.dtype)},
-                       {"shape", item.shape},
+    if (entry.same_as != RankSnapshot::kNotTied) chunks = tensors.at(entry.same_as).at("chunks");
+    tensors.push_back({{"name", entry.name},
+                       {"dtype", static_cast<int>(entry.dtype)},
+                       {"shape", entry.shape},
                        {"chunks", std::move(chunks)}});
   }
   std::map<std::string, DcpStorageInfo> written;  // by pickle: equal objects share a record
-  for (const auto& [name, value] : share.objects) {
+  for (const auto& [name, value] : snapshot.objects) {
     const auto object = to_pickle(value);
     const auto [found, is_new] = written.try_emplace(pickle(object, {.protocol = 2}));
     if (is_new) found->second = file.append([&](const ByteSink& sink) { write_object_record(object, sink); });
@@ -190,19 +191,19 @@ void add_tensor(CheckpointContents& contents, const std::string& file, const Jso
   const auto dtype = report.at("dtype").as_unsigned();
   TESSERA_CHECK(dtype < static_cast<uint64_t>(c10::ScalarType::NumOptions), ErrorKind::kFormat, "{}: dtype {}",
                 quote(name), dtype);
-  DcpTensor told;
-  told.dtype = static_cast<c10::ScalarType>(dtype);
-  told.size = report.integers("shape", 0, INT64_MAX);
+  DcpTensor reported;
+  reported.dtype = static_cast<c10::ScalarType>(dtype);
+  reported.size = report.integers("shape", 0, INT64_MAX);
   const bool is_new = !contents.position.contains(name);
   auto& entry =
       is_new ? contents.entry_of(name, planner_path(name)) : contents.metadata.entries[contents.position.at(name)];
   TESSERA_CHECK(is_new || entry.tensor, ErrorKind::kShape, "{}: is a tensor on one rank and an object on another",
                 quote(name));
-  if (is_new) entry.tensor = told;
+  if (is_new) entry.tensor = reported;
   const auto& tensor = *entry.tensor;
-  TESSERA_CHECK(tensor.dtype == told.dtype && tensor.size == told.size, ErrorKind::kShape,
+  TESSERA_CHECK(tensor.dtype == reported.dtype && tensor.size == reported.size, ErrorKind::kShape,
                 "{}: {} [{}] on one rank, {} [{}] on another", name, c10::toString(tensor.dtype),
-                fmt::join(tensor.size, ", "), c10::toString(told.dtype), fmt::join(told.size, ", "));
+                fmt::join(tensor.size, ", "), c10::toString(reported.dtype), fmt::join(reported.size, ", "));
   for (const auto& chunk : report.at("chunks").items()) {
     contents.add_chunk(entry, {chunk.integers("offset", 0, INT64_MAX), chunk.integers("shape", 0, INT64_MAX)},
                        place_in(file, chunk));

@@ -1,4 +1,4 @@
-#include "tessera/checkpoint/share.h"
+#include "tessera/checkpoint/rank_snapshot.h"
 
 #include <gtest/gtest.h>
 
@@ -9,12 +9,13 @@
 namespace tessera {
 namespace {
 
-Share share_of(const NamedTensors& tensors, const NamedObjects& objects, int rank, const std::vector<int>& holders) {
+RankSnapshot snapshot_of(const NamedTensors& tensors, const NamedObjects& objects, int rank,
+                         const std::vector<int>& holders) {
   SnapshotPool pool;
-  auto share = plan_share(tensors, objects, Writers(rank, holders));
+  auto snapshot = plan_snapshot(tensors, objects, WriterAssignment(rank, holders));
   DeviceCopies none;
-  copy_share(share, pool, none);
-  return share;
+  copy_snapshot(snapshot, pool, none);
+  return snapshot;
 }
 
 // What two ranks that hold the same report.
@@ -22,14 +23,14 @@ CheckpointContents saved_by_two(const std::filesystem::path& folder, const Named
                                 const NamedObjects& objects = {}) {
   CheckpointContents contents;
   for (const int rank : {0, 1}) {
-    add_report(contents, write_share(share_of(tensors, objects, rank, {0, 1}), folder, rank));
+    add_report(contents, write_snapshot(snapshot_of(tensors, objects, rank, {0, 1}), folder, rank));
   }
   contents.metadata.check("test");
   publish_file(folder / ".metadata", contents.metadata.dump());
   return contents;
 }
 
-TEST(Share, EachTensorIsWrittenByOneRankAndTheWorkIsShared) {
+TEST(RankSnapshot, EachTensorIsWrittenByOneRankAndTheWorkIsShared) {
   const testing::TempFolder folder;
   const NamedTensors tensors = {{"w", at::rand({200, 30})},
                                 {"v", at::rand({100, 60})},
@@ -46,7 +47,7 @@ TEST(Share, EachTensorIsWrittenByOneRankAndTheWorkIsShared) {
   EXPECT_EQ(saved->find_tensor("scalar")->dtype, at::kDouble);
 }
 
-TEST(Share, ChangedValuesAreFoundByTheirChecksumsWithoutAManifest) {
+TEST(RankSnapshot, ChangedValuesAreFoundByTheirChecksumsWithoutAManifest) {
   const testing::TempFolder folder;
   saved_by_two(folder.path(), {{"model.w", at::full({10}, 3.0F)}, {"model.v", at::full({10}, 5.0F)}});
   EXPECT_EQ(DcpFolder::open(folder.path())->check_records(), 0U);
@@ -73,7 +74,7 @@ TEST(Share, ChangedValuesAreFoundByTheirChecksumsWithoutAManifest) {
   EXPECT_EQ(found, 1);
 }
 
-TEST(Share, RecordsThatAnExtensionTransformedAreRefusedByName) {
+TEST(RankSnapshot, RecordsThatAnExtensionTransformedAreRefusedByName) {
   const testing::TempFolder folder;
   auto contents = saved_by_two(folder.path(), {{"model.w", at::ones({10})}});
   contents.metadata.storage_data[0].second.transform_descriptors = {"stream.zstd/1"};
@@ -90,7 +91,7 @@ TEST(Share, RecordsThatAnExtensionTransformedAreRefusedByName) {
   }
 }
 
-TEST(Share, TiedTensorsAndEqualObjectsAreWrittenOnce) {
+TEST(RankSnapshot, TiedTensorsAndEqualObjectsAreWrittenOnce) {
   const testing::TempFolder folder;
   const auto tied = at::rand({1000});
   const NamedObjects objects = {{"optim.param_groups.a.lr", 0.5}, {"optim.param_groups.b.lr", 0.5}};
@@ -102,7 +103,7 @@ TEST(Share, TiedTensorsAndEqualObjectsAreWrittenOnce) {
   EXPECT_EQ(saved->object("optim.param_groups.b.lr").as_float(), 0.5);
 }
 
-TEST(Share, PathsAreThoseOfTorchStateDicts) {
+TEST(RankSnapshot, PathsAreThoseOfTorchStateDicts) {
   const testing::TempFolder folder;
   const auto contents = saved_by_two(folder.path(), {{"model.layers.0.w", at::ones({1})}, {"modelling", at::ones({1})}},
                                      {{"optim.x", 1}});
@@ -112,11 +113,11 @@ TEST(Share, PathsAreThoseOfTorchStateDicts) {
   EXPECT_EQ(*lookup.find_path("optim.x"), (DcpPath{"optim", "x"}));
 }
 
-TEST(Share, MemoryOfASnapshotServesTheNext) {
+TEST(RankSnapshot, MemoryOfASnapshotServesTheNext) {
   SnapshotPool pool;
   const auto first = pool.copy(at::ones({2, 3}));
   const auto* memory = first.const_data_ptr();
-  pool.give_back(first);
+  pool.recycle(first);
   EXPECT_NE(pool.copy(at::ones({6}, at::kDouble)).const_data_ptr(), memory);
   const auto second = pool.copy(at::arange(6, at::kFloat).view({3, 2}).t());
   EXPECT_EQ(second.const_data_ptr(), memory);

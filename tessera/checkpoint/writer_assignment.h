@@ -2,8 +2,8 @@
 // many bytes. Internal to checkpoint.
 //
 //   const auto claims = all_gather(partial_mesh_claims(tensors, holders));
-//   Writers writers(world->rank(), holders, choose_meshes(claims, holders));
-//   for (size_t i = 0; i < tensors.size(); ++i) if (writers.write_here(tensors[i].second, i)) ...
+//   WriterAssignment assignment(world->rank(), holders, choose_meshes(claims, holders));
+//   for (size_t i = 0; i < tensors.size(); ++i) if (assignment.assign(tensors[i].second, i)) ...
 //
 // `holders` are the ranks with the same tensor names as this rank. Each of them must make the same calls in the same
 // order; then their answers agree. A replica is written by the rank with the fewest bytes so far. A DTensor whose mesh
@@ -29,19 +29,19 @@ std::string partial_mesh_claims(const NamedTensors& tensors, const std::vector<i
 using ChosenMeshes = std::map<size_t, int>;
 ChosenMeshes choose_meshes(const std::vector<std::string>& claims, const std::vector<int>& holders);
 
-class Writers {
+class WriterAssignment {
  public:
-  Writers(int rank, const std::vector<int>& holders, ChosenMeshes chosen = {});
+  WriterAssignment(int rank, const std::vector<int>& holders, ChosenMeshes chosen = {});
 
-  // Whether this rank writes its part of the tensor at this position.
-  bool write_here(const at::TensorBase& tensor, size_t position);
+  // Assigns the tensor at this position. Returns whether this rank writes its part of it.
+  bool assign(const at::TensorBase& tensor, size_t position);
   // Whether this rank writes the objects and empty tensors, which are too small to balance.
-  bool first() const { return rank_ == holders_.front(); }
+  bool is_first_holder() const { return rank_ == holders_.front(); }
 
  private:
-  bool write_plain(int64_t bytes);
-  bool write_part(const at::TensorBase& tensor);
-  bool write_part_of_some(const at::TensorBase& tensor, size_t position) const;
+  bool assign_replicated(int64_t bytes);
+  bool assign_shards(const at::TensorBase& tensor);
+  bool is_chosen_replica(const at::TensorBase& tensor, size_t position) const;
 
   int rank_;
   std::vector<int> holders_;      // ascending

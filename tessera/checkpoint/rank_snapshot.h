@@ -2,10 +2,10 @@
 // Internal to checkpoint.
 //
 //   check_placements(tensors);
-//   Share share = plan_share(tensors, objects, Writers(rank, holders, chosen));  // views
-//   copy_share(share, pool, device_copies);                                      // now the tensors may change
-//   std::string report = write_share(share, staged, rank);                       // JSON for the metadata
-//   add_report(contents, report);                                                // on rank 0, for each rank
+//   RankSnapshot snapshot = plan_snapshot(tensors, objects, WriterAssignment(rank, holders, chosen));  // views
+//   copy_snapshot(snapshot, pool, device_copies);                 // now the tensors may change
+//   std::string report = write_snapshot(snapshot, staged, rank);  // JSON for the metadata
+//   add_report(contents, report);                                 // on rank 0, for each rank
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -20,26 +20,26 @@
 #include "tessera/checkpoint/device_copies.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/checkpoint/snapshot_pool.h"
-#include "tessera/checkpoint/writers.h"
+#include "tessera/checkpoint/writer_assignment.h"
 #include "tessera/formats/torch/dcp_metadata.h"
 
 namespace tessera {
 
-struct Share {
-  struct Chunk {
+struct RankSnapshot {
+  struct SnapshotChunk {
     std::vector<int64_t> offset;  // of the box in the global tensor
     at::Tensor data;              // the box: a view of the tensor, or a contiguous CPU copy
     bool is_copy = false;
   };
-  struct Item {
+  struct SnapshotTensor {
     std::string name;
     c10::ScalarType dtype;
-    std::vector<int64_t> shape;      // global shape
-    std::vector<Chunk> chunks = {};  // empty when other ranks write the tensor
-    size_t same_as = kItself;        // index of the item that is the same tensor under another name
+    std::vector<int64_t> shape;              // global shape
+    std::vector<SnapshotChunk> chunks = {};  // empty when other ranks write the tensor
+    size_t same_as = kNotTied;               // index of the tensor that is the same tensor under another name
   };
-  static constexpr size_t kItself = SIZE_MAX;
-  std::vector<Item> items;
+  static constexpr size_t kNotTied = SIZE_MAX;
+  std::vector<SnapshotTensor> tensors;
   NamedObjects objects;  // the objects that this rank writes
 };
 
@@ -64,17 +64,18 @@ DcpPath planner_path(const std::string& name);
 // Error kShape for placements that cannot be saved.
 void check_placements(const NamedTensors& tensors);
 // Selects the tensors and objects that this rank writes, as views.
-Share plan_share(const NamedTensors& tensors, const NamedObjects& objects, Writers writers);
-enum class CopyWhat { kAll, kWhatCannotWait };
-// Replaces views by copies. kWhatCannotWait copies only tensors that the writer thread could not copy later (tensors of
-// a device, whose work is ordered by the caller's stream) or whose changes could not be detected (tensors made in
+RankSnapshot plan_snapshot(const NamedTensors& tensors, const NamedObjects& objects, WriterAssignment assignment);
+enum class SnapshotCopyMode { kAll, kOnlyUndeferrable };
+// Replaces views by copies. kOnlyUndeferrable copies only tensors that the writer thread could not copy later (tensors
+// of a device, whose work is ordered by the caller's stream) or whose changes could not be detected (tensors made in
 // inference mode). Copies of a device's tensors are only launched: see `copies`.
-void copy_share(Share& share, SnapshotPool& pool, DeviceCopies& copies, CopyWhat what = CopyWhat::kAll);
+void copy_snapshot(RankSnapshot& snapshot, SnapshotPool& pool, DeviceCopies& copies,
+                   SnapshotCopyMode mode = SnapshotCopyMode::kAll);
 // Returns the memory of the copies to the pool.
-void give_back(const Share& share, SnapshotPool& pool);
+void recycle_memory(const RankSnapshot& snapshot, SnapshotPool& pool);
 // Writes the rank's file into `staged` and syncs it. Tensors that are still views must not change during the call.
 // Returns the report for rank 0. Errors kIo or kFormat.
-std::string write_share(const Share& share, const std::filesystem::path& staged, int rank);
+std::string write_snapshot(const RankSnapshot& snapshot, const std::filesystem::path& staged, int rank);
 // The report of a rank whose copy or file failed.
 std::string failure_report(int rank, const std::exception& error);
 // Adds a rank's report to the contents. Errors: kIo for a failure report, kFormat for an invalid report, kShape for a

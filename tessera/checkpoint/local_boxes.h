@@ -1,7 +1,7 @@
 // The boxes of a tensor that this rank holds. Internal to checkpoint.
 //
 //   const at::Tensor local = to_local(tensor);
-//   for (const HeldBox& box : held_boxes(tensor)) use(box.offset, held_part(local, box));
+//   for (const LocalTensorBox& box : local_boxes(tensor)) use(box.offset, local_box_view(local, box));
 //
 // A plain tensor, a replica, and a contiguous shard are one box; a strided shard can be several; no box where the rank
 // holds no element. No communication.
@@ -14,13 +14,13 @@
 
 namespace tessera {
 
-struct HeldBox {
+struct LocalTensorBox {
   std::vector<int64_t> offset;  // index of the box's first element in the global tensor
   std::vector<int64_t> shape;
-  std::vector<int64_t> at;  // index of the box's first element in the local tensor
+  std::vector<int64_t> local_offset;  // index of the box's first element in the local tensor
 };
-std::vector<HeldBox> held_boxes(const at::Tensor& tensor);
+std::vector<LocalTensorBox> local_boxes(const at::Tensor& tensor);
 // A view of the box in the local tensor.
-at::Tensor held_part(const at::Tensor& local, const HeldBox& box);
+at::Tensor local_box_view(const at::Tensor& local, const LocalTensorBox& box);
 
 }  // namespace tessera

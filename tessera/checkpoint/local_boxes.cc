@@ -1,4 +1,4 @@
-#include "tessera/checkpoint/held_boxes.h"
+#include "tessera/checkpoint/local_boxes.h"
 
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/dtensor/tensor/layout.h"
@@ -7,7 +7,7 @@ namespace tessera {
 namespace {
 
 // The index ranges of one dimension that this rank holds.
-IndexSpans held_runs(const at::Tensor& tensor, int64_t dim) {
+IndexSpans local_runs(const at::Tensor& tensor, int64_t dim) {
   const int64_t n = tensor.size(dim);
   if (is_dtensor(tensor)) {
     const auto& mesh = *device_mesh(tensor);
@@ -20,19 +20,19 @@ IndexSpans held_runs(const at::Tensor& tensor, int64_t dim) {
 
 // The boxes are the cross product of the ranges of all dimensions. Along each dimension the ranges are stored one after
 // another in the local tensor.
-std::vector<HeldBox> held_boxes(const at::Tensor& tensor) {
+std::vector<LocalTensorBox> local_boxes(const at::Tensor& tensor) {
   if (is_dtensor(tensor) && !device_mesh(tensor)->coordinate()) return {};
-  std::vector<HeldBox> boxes(1);
+  std::vector<LocalTensorBox> boxes(1);
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
-    const auto runs = held_runs(tensor, dim);
-    std::vector<HeldBox> cut;
+    const auto runs = local_runs(tensor, dim);
+    std::vector<LocalTensorBox> cut;
     for (const auto& box : boxes) {
       int64_t at = 0;
       for (const auto& run : runs) {
         cut.push_back(box);
         cut.back().offset.push_back(run.start);
         cut.back().shape.push_back(run.size);
-        cut.back().at.push_back(at);
+        cut.back().local_offset.push_back(at);
         at += run.size;
       }
     }
@@ -41,9 +41,10 @@ std::vector<HeldBox> held_boxes(const at::Tensor& tensor) {
   return boxes;
 }
 
-at::Tensor held_part(const at::Tensor& local, const HeldBox& box) {
+at::Tensor local_box_view(const at::Tensor& local, const LocalTensorBox& box) {
   at::Tensor part = local;
-  for (size_t d = 0; d < box.at.size(); ++d) part = part.narrow(static_cast<int64_t>(d), box.at[d], box.shape[d]);
+  for (size_t d = 0; d < box.local_offset.size(); ++d)
+    part = part.narrow(static_cast<int64_t>(d), box.local_offset[d], box.shape[d]);
   return part;
 }
 
