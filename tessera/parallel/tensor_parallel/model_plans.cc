@@ -15,7 +15,9 @@ namespace {
 const LayoutOptions kVocabRows{.input_layout = Replicate()};
 const LayoutOptions kShardedLogits{.output_layout = Shard(-1), .use_local_output = false};
 
-std::string inner_of(const CausalLM& model) { return std::string(family_of(model.config().architecture).plan.inner); }
+std::string decoder_prefix(const CausalLM& model) {
+  return std::string(family_of(model.config().architecture).plan.inner);
+}
 
 // The plan with a replicated residual stream. The input of attention and of the MLP becomes a DTensor once for all
 // projections that read it, so its gradient is all-reduced once.
@@ -47,8 +49,8 @@ struct PlanShape {
   bool head_norms = false;  // q_norm and k_norm
   // With sequence parallelism: norms whose output is gathered for the projections, the other norms of a layer, and the
   // rotary embeddings.
-  std::vector<std::string> norms_before{};
-  std::vector<std::string> norms_behind{};
+  std::vector<std::string> gathering_norms{};
+  std::vector<std::string> other_norms{};
   std::vector<std::string> rotary{};
 };
 
@@ -65,10 +67,10 @@ void add_sequence_parallelism(ParallelPlan& plan, const std::string& inner, cons
            std::make_shared<RowwiseParallel>(
                LayoutOptions{.input_layout = Replicate(), .output_layout = Shard(1), .use_local_output = false}));
   plan.set(inner + ".norm", std::make_shared<SequenceParallel>());
-  for (const auto& name : shape.norms_before) {
+  for (const auto& name : shape.gathering_norms) {
     plan.set(layer + name, std::make_shared<SequenceParallelAllGatherActivation>());
   }
-  for (const auto& name : shape.norms_behind) plan.set(layer + name, std::make_shared<SequenceParallel>());
+  for (const auto& name : shape.other_norms) plan.set(layer + name, std::make_shared<SequenceParallel>());
   plan.set(layer + "self_attn.o_proj", scattered_rows);
   plan.set(layer + "mlp.down_proj", scattered_rows);
   plan.set("lm_head", std::make_shared<ColwiseParallel>(LayoutOptions{
@@ -81,7 +83,7 @@ void add_sequence_parallelism(ParallelPlan& plan, const std::string& inner, cons
 
 PlanFunction plan_of_shape(PlanShape shape) {
   return [shape = std::move(shape)](const CausalLM& model, bool sequence_parallel) {
-    const auto inner = inner_of(model);
+    const auto inner = decoder_prefix(model);
     auto plan = base_plan(inner, shape.head_norms);
     if (sequence_parallel) add_sequence_parallelism(plan, inner, shape);
     return plan;
@@ -91,17 +93,17 @@ PlanFunction plan_of_shape(PlanShape shape) {
 PlanFunctions make_plan_functions() {
   const std::vector<std::string> around = {"input_layernorm", "post_attention_layernorm"};
   const std::map<std::string_view, PlanShape> shapes = {
-      {"llama", {.norms_before = around}},
-      {"qwen", {.head_norms = true, .norms_before = around, .rotary = {"rotary_emb"}}},
+      {"llama", {.gathering_norms = around}},
+      {"qwen", {.head_norms = true, .gathering_norms = around, .rotary = {"rotary_emb"}}},
       {"qwen_moe",  // experts take the sequence shard of their rank
        {.head_norms = true,
-        .norms_before = {"input_layernorm"},
-        .norms_behind = {"post_attention_layernorm"},
+        .gathering_norms = {"input_layernorm"},
+        .other_norms = {"post_attention_layernorm"},
         .rotary = {"rotary_emb"}}},
       {"gemma3",
        {.head_norms = true,
-        .norms_before = {"input_layernorm", "pre_feedforward_layernorm"},
-        .norms_behind = {"post_attention_layernorm", "post_feedforward_layernorm"},
+        .gathering_norms = {"input_layernorm", "pre_feedforward_layernorm"},
+        .other_norms = {"post_attention_layernorm", "post_feedforward_layernorm"},
         .rotary = {"rotary_emb", "rotary_emb_local"}}}};
   PlanFunctions functions;
   for (const auto* family : model_families()) {
@@ -124,7 +126,7 @@ const std::map<std::string, StylePtr, std::less<>>& known_styles() {
 }
 
 // Whether a style of transformers' plans is for experts, which have a mesh of their own here (parallel/experts).
-bool is_of_experts(std::string_view style) {
+bool is_expert_style(std::string_view style) {
   static const std::set<std::string_view> known = {
       "grouped_gemm", "moe_tp_experts", "moe_identity_expert", "packed_colwise", "packed_rowwise", "local", "gather"};
   return known.contains(style) || style.starts_with("ep_") || style.starts_with("local_");
@@ -157,7 +159,7 @@ const PlanFunctions& PARALLIZE_FUNCTIONS() {
 // Each block (attention, MLP) gets one OverlappedBlock instead of the styles of its projections. The norms before the
 // blocks no longer all-gather, because the block gathers in chunks.
 ParallelPlan with_overlap(const CausalLM& model, const ParallelPlan& plan) {
-  const std::string layer = inner_of(model) + ".layers.*.";
+  const std::string layer = decoder_prefix(model) + ".layers.*.";
   ParallelPlan out = plan;
   bool gathered = false;
   for (const auto& [pattern, style] : plan.entries()) {
@@ -207,7 +209,7 @@ ParallelPlan get_hf_tp_plan(const CausalLM& model) {
       config.architecture);
   ParallelPlan plan;
   for (const auto& [pattern, style] : styles) {
-    if (config.experts.count > 0 && is_of_experts(style)) continue;
+    if (config.experts.count > 0 && is_expert_style(style)) continue;
     const bool head = pattern == "lm_head" || pattern == "language_model.lm_head";
     const bool gathers = style == "colwise_rep" || style == "colwise_gather_output";
     plan.set(pattern,

@@ -24,7 +24,7 @@ struct SharedProducts {
   at::Tensor input;
   std::vector<at::Tensor> ready;
 
-  at::Tensor take(size_t index, const at::Tensor& x) {
+  at::Tensor take_product(size_t index, const at::Tensor& x) {
     if (!input.defined() || !input.is_same(x) || !ready[index].defined()) compute(x);
     at::Tensor result = std::exchange(ready[index], at::Tensor());
     const auto waits = [](const at::Tensor& tensor) { return tensor.defined(); };
@@ -58,7 +58,7 @@ struct GatheredLinear : nn::Linear {
       : Linear(former, /*with_weight=*/true), shared(std::move(products)), index(shared->members.size()) {
     shared->members.push_back(this);
   }
-  at::Tensor forward(const at::Tensor& x) override { return shared->take(index, x); }
+  at::Tensor forward(const at::Tensor& x) override { return shared->take_product(index, x); }
 };
 
 // A row-wise Linear whose product is reduce-scattered over the sequence. The bias is added after the sum, once.
@@ -110,13 +110,13 @@ void OverlappedBlock::apply(nn::Module& module, const StyleContext& context) con
   shared->chunks = options_.chunks;
   const auto replace = [&](const std::string& name, const auto& make) {
     auto& former = linear_child(module, name, context.path);
-    detail::claim(former, context.path + "." + name);
+    detail::mark_distributed_once(former, context.path + "." + name);
     const bool rows = name == options_.scattered;
     for (auto& slot : former.own_parameters()) {
       context.distribute(slot, !rows ? Shard(0) : slot.parameter.dim() == 2 ? Shard(1) : Replicate());
     }
     const std::shared_ptr<nn::Linear> made = make(former);
-    detail::claim(*made, context.path + "." + name);
+    detail::mark_distributed_once(*made, context.path + "." + name);
     module.replace_child(name, made);
     if (context.styled != nullptr) context.styled->insert(made.get());
   };

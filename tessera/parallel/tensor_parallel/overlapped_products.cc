@@ -17,47 +17,47 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// How the tokens of all ranks are split into chunks. Every rank is padded to `most` tokens, so collectives have equal
-// sizes: rank r holds the rows from r * most of a list of ranks * most tokens. Chunk c contains the rows begin(c) to
-// begin(c + 1) of every rank. Tokens are the first dim here, so a chunk is contiguous.
+// How the tokens of all ranks are split into chunks. Every rank is padded to `max_tokens` tokens, so collectives have
+// equal sizes: rank r holds the rows from r * max_tokens of a list of ranks * max_tokens tokens. Chunk c contains the
+// rows begin(c) to begin(c + 1) of every rank. Tokens are the first dim here, so a chunk is contiguous.
 struct ChunkedTokens {
   OverlapOptions options;
-  int64_t ranks, most, chunks;
+  int64_t ranks, max_tokens, chunks;
 
-  explicit ChunkedTokens(const OverlapOptions& given)
-      : options(given),
-        ranks(given.along.mesh->size(given.along.mesh_dim)),
-        most((given.tokens + ranks - 1) / ranks),
-        chunks(std::max<int64_t>(std::min(given.chunks, most), 1)) {}
+  explicit ChunkedTokens(const OverlapOptions& options)
+      : options(options),
+        ranks(options.along.mesh->size(options.along.mesh_dim)),
+        max_tokens((options.tokens + ranks - 1) / ranks),
+        chunks(std::max<int64_t>(std::min(options.chunks, max_tokens), 1)) {}
 
   comm::Group& group() const { return *options.along.mesh->group(options.along.mesh_dim); }
   int64_t own() const {
     return local_range(options.tokens, ranks, options.along.mesh->local_rank(options.along.mesh_dim)).size;
   }
-  int64_t begin(int64_t chunk) const { return most * chunk / chunks; }
+  int64_t begin(int64_t chunk) const { return max_tokens * chunk / chunks; }
   int64_t length(int64_t chunk) const { return begin(chunk + 1) - begin(chunk); }
 
-  // [B, own, d] to [most, B, d], with zeros after the own tokens.
+  // [B, own, d] to [max_tokens, B, d], with zeros after the own tokens.
   at::Tensor own_rows(const at::Tensor& x) const {
     const auto rows = x.transpose(0, 1);
-    if (own() == most) return rows.contiguous();
-    auto padded = at::zeros({most, x.size(0), x.size(2)}, x.options());
+    if (own() == max_tokens) return rows.contiguous();
+    auto padded = at::zeros({max_tokens, x.size(0), x.size(2)}, x.options());
     padded.narrow(0, 0, own()).copy_(rows);
     return padded;
   }
-  // [B, tokens, d] to [ranks, most, B, d], with zeros after the last token.
+  // [B, tokens, d] to [ranks, max_tokens, B, d], with zeros after the last token.
   at::Tensor all_rows(const at::Tensor& x) const {
     auto rows = x.transpose(0, 1);
-    if (ranks * most != options.tokens) {
-      auto padded = at::zeros({ranks * most, x.size(0), x.size(2)}, x.options());
+    if (ranks * max_tokens != options.tokens) {
+      auto padded = at::zeros({ranks * max_tokens, x.size(0), x.size(2)}, x.options());
       padded.narrow(0, 0, options.tokens).copy_(rows);
       rows = padded;
     }
-    return rows.reshape({ranks, most, x.size(0), x.size(2)});
+    return rows.reshape({ranks, max_tokens, x.size(0), x.size(2)});
   }
   // The inverses of all_rows and own_rows, without the padding.
   at::Tensor from_all_rows(const at::Tensor& rows) const {
-    return rows.view({ranks * most, rows.size(2), rows.size(3)}).narrow(0, 0, options.tokens).transpose(0, 1);
+    return rows.view({ranks * max_tokens, rows.size(2), rows.size(3)}).narrow(0, 0, options.tokens).transpose(0, 1);
   }
   at::Tensor from_own_rows(const at::Tensor& rows) const { return rows.narrow(0, 0, own()).transpose(0, 1); }
 };
@@ -98,7 +98,7 @@ class GatheredChunks {
 class ScatteredChunks {
  public:
   ScatteredChunks(const ChunkedTokens& tokens, int64_t batch, int64_t width, const at::TensorOptions& options)
-      : tokens_(tokens), rows_(at::empty({tokens.most, batch, width}, options)) {}
+      : tokens_(tokens), rows_(at::empty({tokens.max_tokens, batch, width}, options)) {}
   // Starts the reduce-scatter of the next chunk, [ranks, length, B, d].
   void add(const at::Tensor& chunk) {
     const auto begin = tokens_.begin(added_), length = tokens_.length(added_);
@@ -141,7 +141,7 @@ struct GatheredProducts : torch::autograd::Function<GatheredProducts> {
     GatheredChunks chunks(tokens, tokens.own_rows(x));
     variable_list saved, outputs;
     for (const auto& weight : weights) {
-      outputs.push_back(at::empty({tokens.ranks, tokens.most, x.size(0), weight.size(0)}, x.options()));
+      outputs.push_back(at::empty({tokens.ranks, tokens.max_tokens, x.size(0), weight.size(0)}, x.options()));
     }
     for (int64_t c = 0; c < tokens.chunks; ++c) {
       const auto chunk = chunks.next();

@@ -33,7 +33,7 @@ void match_below(nn::Module& module, const std::string& path, std::string_view p
 
 // A module without a style must not have a DTensor parameter: it would combine plain inputs with a DTensor. This
 // happens when its parameter is tied to a parameter that the plan shards.
-void check_nothing_left(nn::Module& root, const std::set<nn::Module*>& styled) {
+void check_all_have_styles(nn::Module& root, const std::set<nn::Module*>& styled) {
   for (const auto& [path, module] : root.named_modules()) {
     if (styled.contains(module)) continue;
     for (const auto& slot : module->own_parameters()) {
@@ -67,7 +67,7 @@ std::vector<std::string> parallelize_module(nn::Module& module, const MeshPtr& m
     return unmatched;
   }
   // All patterns are matched before the first style is applied, so nothing changes if no pattern matches.
-  std::vector<std::pair<const ParallelStyle*, Matches>> work;
+  std::vector<std::pair<const ParallelStyle*, Matches>> matched_styles;
   for (const auto& [pattern, style] : plan.entries()) {
     TESSERA_CHECK(style != nullptr, ErrorKind::kConfig,
                   "[parallel.parallelize_module] pattern '{}': found a null style, wanted a ParallelStyle.", pattern);
@@ -75,11 +75,11 @@ std::vector<std::string> parallelize_module(nn::Module& module, const MeshPtr& m
     if (matches.empty()) {
       unmatched.push_back(pattern);
     } else {
-      work.emplace_back(style.get(), std::move(matches));
+      matched_styles.emplace_back(style.get(), std::move(matches));
     }
   }
   TESSERA_CHECK(
-      !work.empty(), ErrorKind::kConfig,
+      !matched_styles.empty(), ErrorKind::kConfig,
       "[parallel.parallelize_module] no pattern of the plan ({}) matches a module; the root's children are {}. Write "
       "patterns as \"layers.*.mlp.up_proj\".",
       fmt::join(unmatched, ", "), [&] {
@@ -100,8 +100,8 @@ std::vector<std::string> parallelize_module(nn::Module& module, const MeshPtr& m
       styled.insert(each);
     }
   }
-  const TiedSlots tied(module);
-  for (const auto& [style, matches] : work) {
+  const TiedParameters tied(module);
+  for (const auto& [style, matches] : matched_styles) {
     for (const auto& [path, each] : matches) {
       style->apply(
           *each,
@@ -109,7 +109,7 @@ std::vector<std::string> parallelize_module(nn::Module& module, const MeshPtr& m
       styled.insert(each);
     }
   }
-  check_nothing_left(module, styled);
+  check_all_have_styles(module, styled);
   return unmatched;
 }
 

@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-constexpr size_t kMostPlanBytes = 1 << 20;
+constexpr size_t kMaxPlanBytes = 1 << 20;
 
 [[noreturn]] void refuse_plan(const std::string& plan, const std::string& why) {
   raise(ErrorKind::kConfig,
@@ -31,13 +31,13 @@ Placement parse_layout(const std::string& text, const std::string& where) {
         quote(text));
 }
 
-std::string scalar_of(const YAML::Node& node, const std::string& where) {
+std::string require_scalar(const YAML::Node& node, const std::string& where) {
   TESSERA_CHECK(node.IsScalar(), ErrorKind::kConfig, "[parallel.plan] {}: found a list or map, wanted a word.", where);
   return node.Scalar();
 }
 
-bool boolean_of(const YAML::Node& node, const std::string& where) {
-  const auto text = scalar_of(node, where);
+bool parse_boolean(const YAML::Node& node, const std::string& where) {
+  const auto text = require_scalar(node, where);
   TESSERA_CHECK(text == "true" || text == "false", ErrorKind::kConfig,
                 "[parallel.plan] {}: found {}, wanted true or false.", where, quote(text));
   return text == "true";
@@ -49,15 +49,15 @@ StylePtr style_with_layouts(const YAML::Node& node, const std::string& where) {
   LayoutOptions options;
   std::optional<bool> local;
   for (const auto& entry : node) {
-    const auto key = scalar_of(entry.first, where), path = where + "." + key;
+    const auto key = require_scalar(entry.first, where), path = where + "." + key;
     if (key == "style") {
-      name = scalar_of(entry.second, path);
+      name = require_scalar(entry.second, path);
     } else if (key == "input") {
-      options.input_layout = parse_layout(scalar_of(entry.second, path), path);
+      options.input_layout = parse_layout(require_scalar(entry.second, path), path);
     } else if (key == "output") {
-      options.output_layout = parse_layout(scalar_of(entry.second, path), path);
+      options.output_layout = parse_layout(require_scalar(entry.second, path), path);
     } else if (key == "local") {
-      local = options.use_local_output = boolean_of(entry.second, path);
+      local = options.use_local_output = parse_boolean(entry.second, path);
     } else {
       raise(ErrorKind::kConfig, "[parallel.plan] {}: unknown key {}. Known: style, input, output, local.", where,
             quote(key));
@@ -129,7 +129,7 @@ ResolvedPlan resolve_plan(const CausalLM& model, const PlanChoice& choice, bool 
   if (const auto* file = std::get_if<PlanFile>(&choice)) {
     std::string text;
     try {
-      text = read_file(file->path, kMostPlanBytes);
+      text = read_file(file->path, kMaxPlanBytes);
     } catch (const Error& problem) {
       refuse_plan(quote(file->path.string()), fmt::format("it cannot be read: {}", problem.what()));
     }

@@ -25,9 +25,9 @@ namespace tessera {
 
 // For every parameter of a module, all slots that share the same tensor. A style that shards one of several tied
 // parameters thus shards all of them.
-class TiedSlots {
+class TiedParameters {
  public:
-  explicit TiedSlots(nn::Module& root);
+  explicit TiedParameters(nn::Module& root);
   // All slots tied to `slot`, including `slot` itself. Correct while the slots hold the tensors that they held when
   // this object was made.
   std::vector<nn::ParameterSlot*> of(nn::ParameterSlot& slot) const;
@@ -42,7 +42,7 @@ struct StyleContext {
   MeshPtr mesh;                      // 1-d
   std::string path;                  // of the module in the model, for messages
   std::optional<int> src_data_rank;  // rank whose values are used; none: every rank shards its own values
-  const TiedSlots* tied = nullptr;
+  const TiedParameters* tied = nullptr;
   std::set<nn::Module*>* styled = nullptr;  // modules that have a style; a style that creates modules adds them
 
   // Makes a parameter, and all parameters tied to it, DTensors with this placement. On the meta device nothing is
@@ -50,11 +50,11 @@ struct StyleContext {
   // mesh with src_data_rank.
   void distribute(nn::ParameterSlot& slot, const Placement& placement) const;
   // Makes all plain parameters and buffers of the module replicated DTensors with this rank's values. No communication.
-  void replicate_rest(nn::Module& module) const;
+  void replicate_plain(nn::Module& module) const;
 
  private:
   // Replaces a parameter, and all parameters tied to it, by `made`.
-  void show(nn::ParameterSlot& slot, at::Tensor made) const;
+  void replace_tied(nn::ParameterSlot& slot, at::Tensor made) const;
 };
 
 class ParallelStyle {

@@ -13,6 +13,6 @@ std::pair<int64_t, int64_t> weight_sizes(nn::Linear& linear);
 // all are replicated. The gradients of the adapter reach these placements where data parallelism reduces gradients. A
 // packed weight stays whole on every rank; the mesh and placement are recorded in it. Other modules are not changed.
 // COLLECTIVE as StyleContext::distribute.
-void distribute_beside(nn::Module& module, const Placement& weight, const StyleContext& context);
+void distribute_adapter(nn::Module& module, const Placement& weight, const StyleContext& context);
 
 }  // namespace tessera::detail

@@ -1,4 +1,4 @@
-#include "tessera/parallel/tensor_parallel/detail/beside_weight.h"
+#include "tessera/parallel/tensor_parallel/detail/adapter_placement.h"
 
 #include "tessera/nn/linear/lora.h"
 #include "tessera/nn/linear/quantized_linear.h"
@@ -13,7 +13,7 @@ std::pair<int64_t, int64_t> weight_sizes(nn::Linear& linear) {
 // The adapter computes B (A x) in parallel to the weight's product. With a row shard of the weight, B needs the same
 // rows, and A is replicated. With a column shard, the input is sharded, so A needs the same columns; its product is a
 // partial sum like the weight's.
-void distribute_beside(nn::Module& module, const Placement& weight, const StyleContext& context) {
+void distribute_adapter(nn::Module& module, const Placement& weight, const StyleContext& context) {
   if (auto* const packed = nn::packed_weight_of(module)) {
     packed->mesh = context.mesh;
     packed->lies = weight;
