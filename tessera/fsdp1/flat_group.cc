@@ -92,7 +92,7 @@ FlatParamGroup::FlatParamGroup(nn::Module& module, std::shared_ptr<comm::Group> 
 // Waits for an all-gather in flight before its memory is freed.
 FlatParamGroup::~FlatParamGroup() {
   if (state_ != State::kSharded && has_unsharded_storage()) {
-    { const comm::Pending abandoned = std::move(pending_); }  // the destructor waits
+    { const comm::PendingCollective abandoned = std::move(pending_); }  // the destructor waits
     free_unsharded();
   }
   for (const auto& removed : removed_slots_) remove_unregistered_member(*removed.owner, removed.slot.slot);

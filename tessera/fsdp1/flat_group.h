@@ -154,7 +154,7 @@ class FlatParamGroup : public ShardedParamGroup {
   DeviceEvent cast_done_;                   // event after the cast
   std::vector<RemovedSlot> removed_slots_;  // sorted by module and index
   std::optional<SummonedParams> summoned_;
-  comm::Pending pending_;
+  comm::PendingCollective pending_;
 };
 
 // Returns whether a tensor is part of the flat parameter of any unit in this process.

@@ -21,7 +21,7 @@ constexpr int64_t kAlignBytes = 16;
 constexpr int kPaddingValue = 42;
 
 // Number of elements from `numel` to the next multiple of `unit`.
-int64_t numel_up_to(int64_t numel, int64_t unit) { return (unit - numel % unit) % unit; }
+int64_t padding_to_multiple(int64_t numel, int64_t unit) { return (unit - numel % unit) % unit; }
 
 // Whether the elements fill their memory without gaps or overlaps, in any order of the dims. Sorted by stride, each dim
 // must start where the product of the smaller dims ends.
@@ -99,12 +99,12 @@ FlatParameterLayout FlatParameterLayout::make(std::vector<FlatMember> members, s
   };
   for (auto& member : members) {
     complete(member);
-    append(numel_up_to(total, unit), true);
+    append(padding_to_multiple(total, unit), true);
     layout.offsets_.push_back(total);
     append(member.numel, false);
     layout.requires_grad_ = layout.requires_grad_ || member.requires_grad;
   }
-  if (options.use_orig_params) append(numel_up_to(total, world_size), true);
+  if (options.use_orig_params) append(padding_to_multiple(total, world_size), true);
   layout.members_ = std::move(members);
   layout.shared_ = std::move(shared);
   layout.unpadded_numel_ = total;

@@ -107,8 +107,9 @@ FlatGradReducer::ReducedGradient FlatGradReducer::finish(const std::vector<size_
   } else if (!std::ranges::all_of(requested_members, [&](size_t member) { return filled_[member]; })) {
     const at::Tensor flags =
         output.narrow(0, values_numel_, static_cast<int64_t>(filled_.size())).to(at::kCPU, at::kFloat);
-    for (size_t i = 0; i < filled_.size(); ++i)
+    for (size_t i = 0; i < filled_.size(); ++i) {
       reduced.has_gradient[i] = filled_[i] || flags.const_data_ptr<float>()[i] > 0;
+    }
   }
   if (post_scale_ != 1.0) reduced.values.mul_(post_scale_);
   return reduced;

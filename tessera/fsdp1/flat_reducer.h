@@ -24,7 +24,7 @@
 
 namespace tessera {
 
-class FlatReducer {
+class FlatGradReducer {
  public:
   struct Options {
     bool sharded = true;  // false: every rank gets the whole sum
@@ -36,17 +36,17 @@ class FlatReducer {
     std::shared_ptr<comm::Group> replicas = {};
   };
   // Keeps a reference to `layout`, which must outlive the reducer.
-  FlatReducer(const FlatParameterLayout& layout, std::shared_ptr<comm::Group> group, c10::Device device,
-              Options options);
+  FlatGradReducer(const FlatParameterLayout& layout, std::shared_ptr<comm::Group> group, c10::Device device,
+                  Options options);
   // Sets the pool and the streams, which the units below one root share. COLLECTIVE over the group when the second
   // group does not exist yet.
   void join(std::shared_ptr<BufferPool> pool, std::shared_ptr<CommStreams> streams);
 
   // Allocates the gradient buffer, filled with zeros, unless it exists.
-  void open();
+  void allocate_buffer();
   // Adds a gradient of the member's shape, with any strides.
   void add(size_t member, const at::Tensor& gradient);
-  bool is_open() const { return parts_.defined(); }  // whether there is a gradient buffer
+  bool has_buffer() const { return buffer_.defined(); }  // whether there is a gradient buffer
   // Starts the reduction. The sum over the ranks is divided by `divide`.
   void start(double divide, const std::string& subject);
   bool in_flight() const { return stages_.in_flight(); }
@@ -54,18 +54,19 @@ class FlatReducer {
   // the replicas.
   bool advance(const std::string& subject) { return stages_.advance(subject, /*at_end=*/true); }
 
-  struct Sum {
-    at::Tensor values;      // gradient of the shard, or of the whole flat parameter
-    std::vector<bool> has;  // for each member, whether any rank had a gradient; all true without flags
+  struct ReducedGradient {
+    at::Tensor values;               // gradient of the shard, or of the whole flat parameter
+    std::vector<bool> has_gradient;  // for each member, whether any rank had a gradient; all true without flags
   };
-  // Returns the result. The host waits for the reduced flags when this rank had no gradient for a member in `asked`.
-  Sum finish(const std::vector<size_t>& asked);
-  void drop();  // after an error: waits for the reduction in flight and discards it
-  int64_t bytes() const { return is_open() ? static_cast<int64_t>(parts_.nbytes()) : 0; }
+  // Returns the result. The host waits for the reduced flags when this rank had no gradient for a member in
+  // `requested_members`.
+  ReducedGradient finish(const std::vector<size_t>& requested_members);
+  void discard();  // after an error: waits for the reduction in flight and discards it
+  int64_t bytes() const { return has_buffer() ? static_cast<int64_t>(buffer_.nbytes()) : 0; }
 
  private:
   // A range of a member's elements, from `start` on, and its place in a part of the buffer.
-  struct Piece {
+  struct BufferRange {
     int64_t part, offset, start, numel;
   };
 
@@ -74,11 +75,11 @@ class FlatReducer {
   c10::Device device_;
   Options options_;
   std::shared_ptr<BufferPool> pool_ = std::make_shared<BufferPool>();
-  std::vector<std::vector<Piece>> pieces_;  // for each member
+  std::vector<std::vector<BufferRange>> ranges_;  // for each member
   int64_t parts_count_;
   int64_t values_numel_;  // elements of a part; the flags follow them
   std::vector<bool> filled_;
-  at::Tensor parts_;  // parts_count_ parts in one 1-d tensor; each part has values, then flags
+  at::Tensor buffer_;  // parts_count_ parts in one 1-d tensor; each part has values, then flags
   double post_scale_ = 1;
   ReductionStages stages_;
 };

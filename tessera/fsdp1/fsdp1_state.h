@@ -25,7 +25,7 @@ class Fsdp1State : public ShardingState, public StateDictHandler {
   Fsdp1State(nn::Module& module, ShardingStrategy strategy, MixedPrecision precision,
              std::shared_ptr<FlatParamGroup> group);
 
-  // StateDictHandler; defined in fsdp1/state/state_dict_handover.cc.
+  // StateDictHandler; defined in fsdp1/state/fsdp1_state_dict_handler.cc.
   bool has_parameters() const override { return group_ != nullptr; }
   StateDict get_model_state_dict(nn::Module& model, const StateDictOptions& options) const override;
   IncompatibleKeys set_model_state_dict(nn::Module& model, const StateDict& values,

@@ -1,4 +1,4 @@
-#include "tessera/fsdp1/flat_sources.h"
+#include "tessera/fsdp1/original_params.h"
 
 #include <map>
 #include <set>
@@ -17,7 +17,7 @@ namespace {
 
 // Collects the modules of a unit with tensors on the meta device, and the slots that share a meta tensor. After
 // param_init_fn these slots must share one real tensor again. Nested units are skipped.
-struct MetaWalk {
+struct MetaTensorCollector {
   std::vector<std::pair<std::string, nn::Module*>> modules;
   // Slots by the meta tensor in them. `alive` keeps these tensors, so that no address is reused.
   std::map<c10::TensorImpl*, std::vector<std::pair<std::string, SlotRef>>> slots;
@@ -48,14 +48,14 @@ bool is_truly_contiguous(const at::Tensor& tensor) {
 
 // Walks the modules in pre-order and collects each parameter once, in the order in which upstream flattens. A parameter
 // that is seen again is a shared name; a slot is recorded once although modules may be shared.
-struct FlatWalk {
-  FlatSources found;
+struct OriginalParamCollector {
+  OriginalParams found;
   std::unordered_set<const c10::TensorImpl*> managed, originals;  // of nested units
   std::unordered_map<const c10::TensorImpl*, size_t> seen;
   std::set<std::pair<nn::Module*, size_t>> slots;
 
   void check(const std::string& name, const at::Tensor& tensor) const {
-    TESSERA_CHECK(!lies_in_flat_parameter(tensor), ErrorKind::kShape,
+    TESSERA_CHECK(!is_in_flat_parameter(tensor), ErrorKind::kShape,
                   "[fsdp1.wrap] {}: Cannot flatten a `FlatParameter`. It is part of one already: wrap nested modules "
                   "before the module around them.",
                   name);
@@ -79,22 +79,22 @@ struct FlatWalk {
       const at::Tensor tensor = own[i].parameter;
       if (managed.contains(tensor.unsafeGetTensorImpl())) continue;
       const std::string name = prefix + own[i].name;
-      const auto [at, fresh] = seen.emplace(tensor.unsafeGetTensorImpl(), found.sources.size());
+      const auto [at, fresh] = seen.emplace(tensor.unsafeGetTensorImpl(), found.params.size());
       if (fresh) {
         check(name, tensor);
-        found.sources.push_back({.member = {.fqn = name,
-                                            .shape = tensor.sizes().vec(),
-                                            .contiguous = is_truly_contiguous(tensor),
-                                            .strides = tensor.strides().vec(),
-                                            .dtype = tensor.scalar_type(),
-                                            .device = tensor.device(),
-                                            .requires_grad = tensor.requires_grad()},
-                                 .tensor = tensor,
-                                 .slots = {}});
+        found.params.push_back({.member = {.fqn = name,
+                                           .shape = tensor.sizes().vec(),
+                                           .contiguous = is_truly_contiguous(tensor),
+                                           .strides = tensor.strides().vec(),
+                                           .dtype = tensor.scalar_type(),
+                                           .device = tensor.device(),
+                                           .requires_grad = tensor.requires_grad()},
+                                .tensor = tensor,
+                                .slots = {}});
       } else {
-        found.shared.push_back({name, found.sources[at->second].member.fqn});
+        found.shared.push_back({name, found.params[at->second].member.fqn});
       }
-      if (slots.insert({&module, i}).second) found.sources[at->second].slots.push_back({&module, i});
+      if (slots.insert({&module, i}).second) found.params[at->second].slots.push_back({&module, i});
     }
     for (const auto& [name, child] : module.named_children()) visit(*child, prefix + name + ".");
   }
@@ -103,16 +103,16 @@ struct FlatWalk {
 }  // namespace
 
 void materialise(nn::Module& module, const std::function<void(nn::Module&)>& param_init_fn) {
-  MetaWalk walk;
-  walk.visit(module, "", true);
-  for (const auto& [path, each] : walk.modules) param_init_fn(*each);
-  for (const auto& [path, each] : walk.modules) {
+  MetaTensorCollector collector;
+  collector.visit(module, "", true);
+  for (const auto& [path, each] : collector.modules) param_init_fn(*each);
+  for (const auto& [path, each] : collector.modules) {
     for (const auto& buffer : each->own_buffers()) {
       TESSERA_CHECK(!buffer.slot->defined() || !buffer.slot->is_meta(), ErrorKind::kShape,
                     "[fsdp1.wrap] {}{}: param_init_fn left this buffer on the meta device", path, buffer.name);
     }
   }
-  for (const auto& [tensor, slots] : walk.slots) {
+  for (const auto& [tensor, slots] : collector.slots) {
     const auto& [first_name, first] = slots[0];
     for (const auto& [name, slot] : slots) {
       TESSERA_CHECK(!slot.get().parameter.is_meta(), ErrorKind::kShape,
@@ -127,16 +127,16 @@ void materialise(nn::Module& module, const std::function<void(nn::Module&)>& par
   }
 }
 
-FlatSources flat_sources(nn::Module& module, const std::vector<FlatGroup*>& nested) {
-  FlatWalk walk;
+OriginalParams collect_original_params(nn::Module& module, const std::vector<FlatParamGroup*>& nested) {
+  OriginalParamCollector collector;
   for (const auto* group : nested) {
-    for (const auto& leaf : group->all_leaves()) walk.managed.insert(leaf.unsafeGetTensorImpl());
+    for (const auto& leaf : group->all_leaves()) collector.managed.insert(leaf.unsafeGetTensorImpl());
     for (const auto& original : group->originals()) {
-      if (!original.expired()) walk.originals.insert(original._unsafe_get_target());
+      if (!original.expired()) collector.originals.insert(original._unsafe_get_target());
     }
   }
-  walk.visit(module, "");
-  return std::move(walk.found);
+  collector.visit(module, "");
+  return std::move(collector.found);
 }
 
 }  // namespace tessera

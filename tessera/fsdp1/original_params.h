@@ -15,14 +15,14 @@ namespace tessera {
 // when a shared parameter has become two tensors. No communication.
 void materialise(nn::Module& module, const std::function<void(nn::Module&)>& param_init_fn);
 
-struct FlatSources {
-  std::vector<FlatSource> sources;
+struct OriginalParams {
+  std::vector<OriginalParam> params;
   std::vector<SharedFlatMember> shared;
 };
 
 // Returns the parameters below `module` that are in no unit of `nested`; a shared parameter is listed once. Names are
 // relative to `module`. Errors kShape: DTensors, parameters on the meta device, parts of other flat parameters,
 // parameters shared with a nested unit.
-FlatSources flat_sources(nn::Module& module, const std::vector<FlatGroup*>& nested);
+OriginalParams collect_original_params(nn::Module& module, const std::vector<FlatParamGroup*>& nested);
 
 }  // namespace tessera

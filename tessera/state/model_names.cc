@@ -140,8 +140,9 @@ StateDict gather_or_offload(const StateDict& state_dict, const ModelTensorNames&
                             const StateDictOptions& options) {
   // With cpu_offload the result is for rank 0 alone. Without a group, for a plain model, every rank gets the result.
   IterateOptions iterate_options{.cpu_offload = options.cpu_offload, .group = options.group};
-  if (!options.full_state_dict)
+  if (!options.full_state_dict) {
     return options.cpu_offload ? offload_state_dict_to_cpu(state_dict, iterate_options) : state_dict;
+  }
   if (options.cpu_offload) iterate_options.group = group_of(model, options);
   if (options.cpu_offload && iterate_options.group) iterate_options.ranks_only = {0};
   return gather_state_dict(state_dict, iterate_options);

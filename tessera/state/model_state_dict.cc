@@ -64,8 +64,9 @@ class ModelLoad {
   // shards; other tensors without values are not compared.
   bool differ(const StateValue& a, const StateValue& b) const {
     if (!a.is_tensor() || !b.is_tensor()) return false;
-    if (is_announced(a.tensor()) && is_announced(b.tensor()))
+    if (is_announced(a.tensor()) && is_announced(b.tensor())) {
       return incoming_->are_known_to_differ(a.tensor(), b.tensor());
+    }
     const bool has_values = !a.tensor().is_meta() && !b.tensor().is_meta();
     return has_values && !same_values(a, b);
   }
@@ -92,8 +93,9 @@ class ModelLoad {
     if (!value) {
       const bool may_miss = options_.ignore_frozen_params && entry.parameter && !entry.tensor().requires_grad();
       if (!may_miss) keys_.missing_keys.insert(keys_.missing_keys.end(), entry.names.begin(), entry.names.end());
-      if (is_meta)
+      if (is_meta) {
         mismatches_ += fmt::format(" {} is on the meta device, and the dict has no value for it.", quote(name));
+      }
       return;
     }
     fills_meta_ |= is_meta;

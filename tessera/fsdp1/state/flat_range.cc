@@ -78,7 +78,7 @@ std::optional<FlatRange> range_of_box(at::IntArrayRef shape, at::IntArrayRef off
   return FlatRange{begin, begin + numel_of(sizes)};
 }
 
-std::vector<FlatRange> first_holders(std::vector<FlatRange> ranges) {
+std::vector<FlatRange> keep_first_holders(std::vector<FlatRange> ranges) {
   for (size_t rank = 1; rank < ranges.size(); ++rank) {
     for (size_t before = 0; before < rank; ++before) {
       if (ranges[before] == ranges[rank]) ranges[rank] = {};
@@ -99,8 +99,8 @@ bool covers_once(std::vector<FlatRange> ranges, int64_t numel) {
 }
 
 // One all-to-all. Both sides compute the sizes of all parts from the ranges, so no sizes are sent.
-at::Tensor exchange_ranges(comm::Group& group, const at::Tensor& piece, const std::vector<FlatRange>& have,
-                           const std::vector<FlatRange>& want, std::string_view subject) {
+at::Tensor all_to_all_ranges(comm::Group& group, const at::Tensor& piece, const std::vector<FlatRange>& have,
+                             const std::vector<FlatRange>& want, std::string_view subject) {
   check_covered(have, want, subject);
   const auto ranks = static_cast<size_t>(group.size()), rank = static_cast<size_t>(group.rank());
   const FlatRange &mine = have.at(rank), &wanted = want.at(rank);
@@ -130,14 +130,14 @@ at::Tensor exchange_ranges(comm::Group& group, const at::Tensor& piece, const st
   return ordered;
 }
 
-at::Tensor gather_ranges(comm::Group& group, const at::Tensor& piece, const std::vector<FlatRange>& have, int64_t numel,
-                         std::string_view subject) {
+at::Tensor all_gather_ranges(comm::Group& group, const at::Tensor& piece, const std::vector<FlatRange>& have,
+                             int64_t numel, std::string_view subject) {
   check_covered(have, {FlatRange{0, numel}}, subject);
   check_piece(piece, have.at(static_cast<size_t>(group.rank())), subject);
   const at::Tensor whole = piece.new_empty({numel});
   // One broadcast per rank, directly into its place in the result: an all-gather would need equal sizes, and so padding
   // and a second buffer. All broadcasts are started before the first wait.
-  std::vector<comm::Pending> pending;
+  std::vector<comm::PendingCollective> pending;
   for (int rank = 0; rank < group.size(); ++rank) {
     const FlatRange& range = have[static_cast<size_t>(rank)];
     if (range.empty()) continue;

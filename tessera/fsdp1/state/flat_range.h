@@ -4,7 +4,7 @@
 // parameter.
 //
 //   auto have = member_ranges, want = chunk_ranges({5, 3}, 2);         // {[0, 9), [9, 15)}
-//   at::Tensor mine = exchange_ranges(*group, piece, have, want, "a.weight.exp_avg");   // rows of this rank, flattened
+//   at::Tensor mine = all_to_all_ranges(*group, piece, have, want, "a.weight.exp_avg");   // rows of this rank, as 1-d
 //
 // The functions on ranges alone do not communicate and give the same result on every rank.
 #pragma once
@@ -41,7 +41,7 @@ std::vector<FlatRange> chunk_ranges(at::IntArrayRef shape, int64_t ranks);
 // is {0, 0}.
 std::optional<FlatRange> range_of_box(at::IntArrayRef shape, at::IntArrayRef offsets, at::IntArrayRef sizes);
 // Empties each range that an earlier rank has too, so that equal ranges are sent once, by the first rank.
-std::vector<FlatRange> first_holders(std::vector<FlatRange> ranges);
+std::vector<FlatRange> keep_first_holders(std::vector<FlatRange> ranges);
 // Returns whether the ranges cover each element of [0, numel) exactly once.
 bool covers_once(std::vector<FlatRange> ranges, int64_t numel);
 
@@ -50,11 +50,11 @@ bool covers_once(std::vector<FlatRange> ranges, int64_t numel);
 // rank and are the same on all ranks. Ranges of `have` are disjoint; ranges of `want` may overlap. Each element is sent
 // only to ranks that want it. COLLECTIVE over the group. Error kShape, on all ranks, when a rank wants an element that
 // no rank has; error kShape for a piece of another size.
-at::Tensor exchange_ranges(comm::Group& group, const at::Tensor& piece, const std::vector<FlatRange>& have,
-                           const std::vector<FlatRange>& want, std::string_view subject);
+at::Tensor all_to_all_ranges(comm::Group& group, const at::Tensor& piece, const std::vector<FlatRange>& have,
+                             const std::vector<FlatRange>& want, std::string_view subject);
 // Returns all numel elements on every rank and allocates no more than these. COLLECTIVE over the group. Errors as
-// exchange_ranges.
-at::Tensor gather_ranges(comm::Group& group, const at::Tensor& piece, const std::vector<FlatRange>& have, int64_t numel,
-                         std::string_view subject);
+// all_to_all_ranges.
+at::Tensor all_gather_ranges(comm::Group& group, const at::Tensor& piece, const std::vector<FlatRange>& have,
+                             int64_t numel, std::string_view subject);
 
 }  // namespace tessera

@@ -6,7 +6,7 @@
 #include "tessera/base/log.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/fsdp1/state/flatten_optim_state.h"
-#include "tessera/fsdp1/state/placed_values.h"
+#include "tessera/fsdp1/state/state_dict_values.h"
 #include "tessera/state/hyperparameter_values.h"
 
 namespace tessera {
@@ -38,8 +38,8 @@ class SavedGroups {
             "[fsdp1.load] a parameter group names {}, which is not in the model or not in its optimizer. Load the "
             "state of this model.",
             scalar_text(name));
-        auto& homes = homes_[parameter->name];
-        if (homes.empty() || homes.back().group != i) homes.push_back({i, name.string()});
+        auto& memberships = memberships_[parameter->name];
+        if (memberships.empty() || memberships.back().group != i) memberships.push_back({i, name.string()});
       }
     }
   }
@@ -48,26 +48,27 @@ class SavedGroups {
   // parameters were in no saved group. A flat parameter can come from several saved groups, one per member.
   StateDict settings_of(const std::vector<std::string>& parameters) const {
     if (parameters.empty()) return settings_of_empty();
-    const Home* first = nullptr;
+    const GroupMembership* first = nullptr;
     std::set<size_t> compared;
     for (const auto& parameter : parameters) {
-      const auto found = homes_.find(parameter);
-      if (found == homes_.end()) continue;
-      for (const auto& home : found->second) {
-        if (!first) first = &home;
-        if (!compared.insert(home.group).second || home.group == first->group) continue;
-        TESSERA_CHECK(same_hyperparameters(groups_[first->group].dict(), groups_[home.group].dict()), ErrorKind::kShape,
+      const auto found = memberships_.find(parameter);
+      if (found == memberships_.end()) continue;
+      for (const auto& membership : found->second) {
+        if (!first) first = &membership;
+        if (!compared.insert(membership.group).second || membership.group == first->group) continue;
+        TESSERA_CHECK(same_hyperparameters(groups_[first->group].dict(), groups_[membership.group].dict()),
+                      ErrorKind::kShape,
                       "[fsdp1.load] {} and {} are in one parameter group here, but were saved in groups with different "
                       "hyper-parameters. Make the groups as they were saved, or leave param_groups out of the dict to "
                       "keep this optimizer's.",
-                      quote(first->fqn), quote(home.fqn));
+                      quote(first->fqn), quote(membership.fqn));
       }
     }
     return first ? groups_[first->group].dict() : StateDict();
   }
 
  private:
-  struct Home {
+  struct GroupMembership {
     size_t group;
     std::string fqn;  // one parameter of the group, for messages
   };
@@ -82,7 +83,7 @@ class SavedGroups {
 
   const StateList& groups_;
   // For each parameter; several for the members of a flat parameter.
-  std::unordered_map<std::string, std::vector<Home>> homes_;
+  std::unordered_map<std::string, std::vector<GroupMembership>> memberships_;
   std::vector<size_t> empty_;
 };
 

@@ -11,7 +11,7 @@
 #include "tessera/base/text/quote.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/fsdp1/state/placed_values.h"
+#include "tessera/fsdp1/state/state_dict_values.h"
 #include "tessera/state/state_message.h"
 
 namespace tessera {
@@ -22,7 +22,7 @@ using SavedParameter = Fsdp1Units::Parameter;
 // Returns the number of elements that this rank's state tensors of a parameter have.
 int64_t local_numel(const Fsdp1Units& model, const SavedParameter& parameter) {
   const auto& unit = model.units()[*parameter.unit];
-  if (model.use_orig_params()) return unit.place(parameter.first_member).own().numel();
+  if (model.use_orig_params()) return unit.member_layout(parameter.first_member).own().numel();
   return unit.sharded() ? unit.layout().sharded_numel() : unit.layout().unpadded_numel();
 }
 
@@ -30,17 +30,17 @@ int64_t local_numel(const Fsdp1Units& model, const SavedParameter& parameter) {
 bool holds(const Fsdp1Units& model, const SavedParameter& parameter, size_t rank) {
   const auto& unit = model.units()[*parameter.unit];
   if (!model.use_orig_params()) return true;
-  const auto& place = unit.place(parameter.first_member);
-  return place.numel() == 0 || !place.ranges[rank].empty();
+  const auto& layout = unit.member_layout(parameter.first_member);
+  return layout.numel() == 0 || !layout.ranges[rank].empty();
 }
 
 void check_local_state(const Fsdp1Units& model, const SavedParameter& parameter, const StateDict& state) {
   const int64_t numel = local_numel(model, parameter);
   for (size_t i = 0; i < parameter.fqns.size(); ++i) {
-    const auto& place = model.units()[*parameter.unit].place(parameter.first_member + i);
-    TESSERA_CHECK(state.empty() || !place.shape.empty(), ErrorKind::kShape,
+    const auto& layout = model.units()[*parameter.unit].member_layout(parameter.first_member + i);
+    TESSERA_CHECK(state.empty() || !layout.shape.empty(), ErrorKind::kShape,
                   "[fsdp1.save] {}: Flattening a zero-dimension parameter is not supported. Give it shape [1].",
-                  place.name);
+                  layout.name);
   }
   for (const auto& [key, value] : state) {
     TESSERA_CHECK(std::holds_alternative<std::string>(key), ErrorKind::kShape,
@@ -79,9 +79,9 @@ const SavedParameter& parameter_of_peer(const Fsdp1Units& model, const StateKey&
 
 // For each rank: the state of each parameter by name, with meta tensors in place of tensors with dims, and None for
 // parameters outside FSDP units.
-using Summaries = std::vector<StateDict>;
+using RankStateMetadata = std::vector<StateDict>;
 
-Summaries gather_summaries(const LocalStates& local, comm::Group& group) {
+RankStateMetadata all_gather_state_metadata(const LocalOptimStates& local, comm::Group& group) {
   std::string packed;
   comm::attempt_together(group, [&] {
     StateDict own;
@@ -90,13 +90,13 @@ Summaries gather_summaries(const LocalStates& local, comm::Group& group) {
     }
     packed = encode_state(own, TensorsInMessage::kShapes);
   });
-  Summaries all;
+  RankStateMetadata all;
   for (const auto& bytes : comm::all_gather_bytes(group, packed)) all.push_back(decode_state(bytes).dict());
   return all;
 }
 
 // The state of a flat parameter is one value over all ranks, so every rank must have the keys of rank 0 and no others.
-void check_keys_of_rank0(const Fsdp1Units& model, const Summaries& all, const comm::Group& group) {
+void check_keys_of_rank0(const Fsdp1Units& model, const RankStateMetadata& all, const comm::Group& group) {
   std::string missing, unexpected;
   for (size_t rank = 1; rank < all.size(); ++rank) {
     std::vector<std::string> lacks, has;
@@ -126,9 +126,9 @@ void check_keys_of_rank0(const Fsdp1Units& model, const Summaries& all, const co
 // Merges the ranks' states of one parameter. The first rank with elements and state is the reference; every other rank
 // with elements must have the same names, dtypes and scalars. Ranks without elements are ignored. Every rank merges the
 // same summaries, so all ranks throw or none does.
-AgreedState agree_on_state(const Fsdp1Units& model, const SavedParameter& parameter, const Summaries& all,
-                           const comm::Group& group) {
-  AgreedState agreed;
+MergedOptimState merge_parameter_state(const Fsdp1Units& model, const SavedParameter& parameter,
+                                       const RankStateMetadata& all, const comm::Group& group) {
+  MergedOptimState merged;
   std::map<std::string, StateValue> scalars, others;
   const StateDict* reference = nullptr;
   size_t reference_rank = 0;
@@ -138,7 +138,7 @@ AgreedState agree_on_state(const Fsdp1Units& model, const SavedParameter& parame
     reference = &found->dict();
     reference_rank = rank;
   }
-  if (!reference) return agreed;
+  if (!reference) return merged;
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (!holds(model, parameter, rank)) continue;
     const auto* found = all[rank].find(parameter.name);
@@ -165,7 +165,7 @@ AgreedState agree_on_state(const Fsdp1Units& model, const SavedParameter& parame
         differ(name, describe_value(*own), describe_value(value));
       }
       if (has_dims) {
-        agreed.tensors[name] = shape->dtype;
+        merged.tensors[name] = shape->dtype;
       } else {
         (shape ? scalars : others)[name] = value;
       }
@@ -174,9 +174,9 @@ AgreedState agree_on_state(const Fsdp1Units& model, const SavedParameter& parame
       if (!reference->contains(key)) differ(to_string(key), describe_value(value), "nothing");
     }
   }
-  for (auto& [name, value] : scalars) agreed.others.set(name, value);
-  for (auto& [name, value] : others) agreed.others.set(name, value);
-  return agreed;
+  for (auto& [name, value] : scalars) merged.others.set(name, value);
+  for (auto& [name, value] : others) merged.others.set(name, value);
+  return merged;
 }
 
 // Throws for a trained member that has no state on any rank although other members of its unit have state.
@@ -186,7 +186,7 @@ void check_unit_complete(const Fsdp1Units& model, const std::set<std::string>& h
     if (std::ranges::none_of(unit.fqns, has)) continue;
     const auto trained = unit.trained();
     for (size_t member = 0; member < unit.fqns.size(); ++member) {
-      if (has(unit.fqns[member]) || !trained[member] || unit.place(member).numel() == 0) continue;
+      if (has(unit.fqns[member]) || !trained[member] || unit.member_layout(member).numel() == 0) continue;
       std::vector<std::string> with_state;
       std::copy_if(unit.fqns.begin(), unit.fqns.end(), std::back_inserter(with_state), has);
       raise(ErrorKind::kShape,
@@ -208,9 +208,9 @@ const StateDict& states_of(const StateDict& optim_state_dict, const char* where)
   return states->dict();
 }
 
-LocalStates find_local_states(const Fsdp1Units& model, const std::vector<std::string>& optimizer_parameters,
-                              const StateDict& saved) {
-  LocalStates local;
+LocalOptimStates find_local_optim_states(const Fsdp1Units& model, const std::vector<std::string>& optimizer_parameters,
+                                         const StateDict& saved) {
+  LocalOptimStates local;
   const auto& dict = states_of(saved, "[fsdp1.save]");
   // The dict of a named optimizer has no ids. In a dict with ids, keys that are text are user-defined state.
   const bool named =
@@ -250,9 +250,9 @@ LocalStates find_local_states(const Fsdp1Units& model, const std::vector<std::st
   return local;
 }
 
-AgreedStates agree_on_states(const Fsdp1Units& model, const LocalStates& local, comm::Group& group) {
-  const auto all = gather_summaries(local, group);
-  AgreedStates agreed;
+MergedOptimStates merge_states_of_ranks(const Fsdp1Units& model, const LocalOptimStates& local, comm::Group& group) {
+  const auto all = all_gather_state_metadata(local, group);
+  MergedOptimStates merged;
   // With use_orig_params a rank has state only for parameters with elements on it. The union of all ranks, sorted by
   // name, gives one order. Flat parameters are on all ranks, so rank 0's order is used.
   if (model.use_orig_params()) {
@@ -263,35 +263,35 @@ AgreedStates agree_on_states(const Fsdp1Units& model, const LocalStates& local, 
         sorted[parameter.fqns[0]] = &parameter;
       }
     }
-    for (const auto& [fqn, parameter] : sorted) agreed.parameters.push_back(parameter);
+    for (const auto& [fqn, parameter] : sorted) merged.parameters.push_back(parameter);
   } else {
     check_keys_of_rank0(model, all, group);
-    for (const auto& [key, state] : all[0]) agreed.parameters.push_back(&parameter_of_peer(model, key));
+    for (const auto& [key, state] : all[0]) merged.parameters.push_back(&parameter_of_peer(model, key));
     for (const auto& [parameter, state] : local.entries) {
-      if (!parameter->unit && !all[0].contains(parameter->name)) agreed.parameters.push_back(parameter);
+      if (!parameter->unit && !all[0].contains(parameter->name)) merged.parameters.push_back(parameter);
     }
   }
   std::set<std::string> have;
-  for (const auto* parameter : agreed.parameters) {
+  for (const auto* parameter : merged.parameters) {
     if (!parameter->unit) continue;
-    agreed.states[parameter] = agree_on_state(model, *parameter, all, group);
+    merged.states[parameter] = merge_parameter_state(model, *parameter, all, group);
     have.insert(parameter->fqns.begin(), parameter->fqns.end());
   }
   if (model.use_orig_params()) check_unit_complete(model, have);
-  return agreed;
+  return merged;
 }
 
-at::Tensor saved_piece(const Fsdp1Units& model, const Fsdp1Units::Parameter& parameter, size_t index,
-                       const StateDict* state, const std::string& name, c10::ScalarType dtype) {
+at::Tensor local_state_range(const Fsdp1Units& model, const Fsdp1Units::Parameter& parameter, size_t index,
+                             const StateDict* state, const std::string& name, c10::ScalarType dtype) {
   const auto& unit = model.units()[*parameter.unit];
-  const auto& place = unit.place(parameter.first_member + index);
+  const auto& layout = unit.member_layout(parameter.first_member + index);
   const auto* value = state ? state->find(name) : nullptr;
-  if (!value || place.own().empty()) return at::empty({0}, at::TensorOptions().dtype(dtype).device(place.device));
-  const at::Tensor tensor = value->tensor().detach().to(place.device);
+  if (!value || layout.own().empty()) return at::empty({0}, at::TensorOptions().dtype(dtype).device(layout.device));
+  const at::Tensor tensor = value->tensor().detach().to(layout.device);
   // The state of a flat parameter has the layout of the shard, so a member's part is found as in the shard. The state
   // of an original parameter is the range itself, or has the parameter's shape without sharding.
-  if (!model.use_orig_params()) return unit.piece(tensor.reshape({-1}), index);
-  return tensor.sizes() == at::IntArrayRef(place.shape) ? storage_order(place, tensor) : tensor.reshape({-1});
+  if (!model.use_orig_params()) return unit.member_shard(tensor.reshape({-1}), index);
+  return tensor.sizes() == at::IntArrayRef(layout.shape) ? to_storage_order(layout, tensor) : tensor.reshape({-1});
 }
 
 }  // namespace tessera

@@ -17,7 +17,7 @@ namespace tessera {
 const StateDict& states_of(const StateDict& optim_state_dict, const char* where);
 
 // The entries of an optimizer's dict with their parameters.
-struct LocalStates {
+struct LocalOptimStates {
   std::vector<std::pair<const Fsdp1Units::Parameter*, const StateDict*>> entries;  // in the order of the ids
   std::unordered_map<const Fsdp1Units::Parameter*, const StateDict*> by_parameter;
   std::vector<StateKey> user_keys;
@@ -29,26 +29,26 @@ struct LocalStates {
   }
 };
 // Errors kShape: ids of no parameter; states that are not dicts, or are not laid out as the parameter on this rank.
-LocalStates find_local_states(const Fsdp1Units& model, const std::vector<std::string>& optimizer_parameters,
-                              const StateDict& saved);
+LocalOptimStates find_local_optim_states(const Fsdp1Units& model, const std::vector<std::string>& optimizer_parameters,
+                                         const StateDict& saved);
 
 // The state of one parameter, as far as it is equal on all ranks that have a part of the parameter.
-struct AgreedState {
+struct MergedOptimState {
   std::map<std::string, c10::ScalarType> tensors;  // dtype of each tensor with dims
   StateDict others;                                // tensors without dims, then other values, each sorted by name
 };
-struct AgreedStates {
+struct MergedOptimStates {
   // The parameters with state on any rank, in the order of the result.
   std::vector<const Fsdp1Units::Parameter*> parameters;
-  std::map<const Fsdp1Units::Parameter*, AgreedState> states;  // for parameters in FSDP units
+  std::map<const Fsdp1Units::Parameter*, MergedOptimState> states;  // for parameters in FSDP units
 };
 // Combines the states of all ranks. COLLECTIVE over the group; throws the same Error kShape on all ranks.
-AgreedStates agree_on_states(const Fsdp1Units& model, const LocalStates& local, comm::Group& group);
+MergedOptimStates merge_states_of_ranks(const Fsdp1Units& model, const LocalOptimStates& local, comm::Group& group);
 
 // Returns this rank's elements of a member in state `name`, 1-d in storage order; empty when this rank has no elements.
 // `index` is the index of the member in the parameter; `state` is this rank's state of the parameter, or null. A view
 // where possible.
-at::Tensor saved_piece(const Fsdp1Units& model, const Fsdp1Units::Parameter& parameter, size_t index,
-                       const StateDict* state, const std::string& name, c10::ScalarType dtype);
+at::Tensor local_state_range(const Fsdp1Units& model, const Fsdp1Units::Parameter& parameter, size_t index,
+                             const StateDict* state, const std::string& name, c10::ScalarType dtype);
 
 }  // namespace tessera

@@ -86,7 +86,7 @@ class StateDictTypeScope {
 
  private:
   nn::Module& root_;
-  StateDictSettings before_;
+  StateDictSettings previous_;
 };
 [[nodiscard]] inline StateDictTypeScope state_dict_type(nn::Module& root, const StateDictSettings& settings) {
   return StateDictTypeScope(root, settings);

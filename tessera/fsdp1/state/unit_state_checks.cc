@@ -6,7 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/fsdp1/state/flatten_optim_state.h"
-#include "tessera/fsdp1/state/placed_values.h"
+#include "tessera/fsdp1/state/state_dict_values.h"
 #include "tessera/state/model_names.h"
 #include "tessera/state/state_dict_structure.h"
 #include "tessera/state/state_message.h"
@@ -79,7 +79,7 @@ class StateCheck {
                   "parameter names {}. Convert them.",
                   fmt::join(dtypes, ", "), quote(name_), quoted_list(unit_.fqns));
     for (const auto& [member, value] : values_) {
-      const auto& shape = unit_.places[member].shape;
+      const auto& shape = unit_.member_layouts[member].shape;
       TESSERA_CHECK(value_shape(*value)->shape == shape, ErrorKind::kShape,
                     "[fsdp1.load] {} of {}: Tensor optimizer state does not have same shape as its parameter: [{}] "
                     "[{}]. Load the state of this model.",
@@ -87,10 +87,10 @@ class StateCheck {
                     fmt::join(shape, ", "));
     }
     if (!missing_ || unit_.layout().use_orig_params()) return;
-    for (const auto& place : unit_.places) {
-      TESSERA_CHECK(!place.shape.empty(), ErrorKind::kShape,
+    for (const auto& layout : unit_.member_layouts) {
+      TESSERA_CHECK(!layout.shape.empty(), ErrorKind::kShape,
                     "[fsdp1.load] {}: Flattening a zero-dimension parameter is not supported. Give it shape [1].",
-                    place.name);
+                    layout.name);
     }
   }
 
@@ -135,7 +135,7 @@ void check_unit_states(const Fsdp1Unit& unit, const UnitStates& states, bool par
   const auto names = state_names(states.begin()->second, unit.fqns[states.begin()->first]);
   for (const auto& [member, state] : states) {
     const auto own = state_names(state, unit.fqns[member]);
-    TESSERA_CHECK(own.empty() || !unit.places[member].shape.empty(), ErrorKind::kShape,
+    TESSERA_CHECK(own.empty() || !unit.member_layouts[member].shape.empty(), ErrorKind::kShape,
                   "[fsdp1.load] {}: Flattening a zero-dimension parameter is not supported. Give it shape [1].",
                   unit.fqns[member]);
     TESSERA_CHECK(
@@ -148,7 +148,8 @@ void check_unit_states(const Fsdp1Unit& unit, const UnitStates& states, bool par
   if (unit.layout().use_orig_params() && !partial) {
     const auto trained = unit.trained();
     for (size_t member = 0; member < unit.fqns.size(); ++member) {
-      TESSERA_CHECK(states.contains(member) || !trained[member] || unit.place(member).numel() == 0, ErrorKind::kShape,
+      TESSERA_CHECK(states.contains(member) || !trained[member] || unit.member_layout(member).numel() == 0,
+                    ErrorKind::kShape,
                     "[fsdp1.load] {} has no state in the optimizer state dict, while {} of the same unit has. Save all "
                     "trained parameters, or freeze it before loading.",
                     unit.fqns[member], unit.fqns[states.begin()->first]);

@@ -7,14 +7,14 @@
 
 namespace tessera {
 
-FlatPlace FlatPlace::named(const std::string& suffix) const {
-  FlatPlace copy = *this;
+FlatTensorLayout FlatTensorLayout::named(const std::string& suffix) const {
+  FlatTensorLayout copy = *this;
   copy.name += "." + suffix;
   return copy;
 }
 
-FlatPlace replicated_place(const std::string& name, const at::Tensor& tensor,
-                           const std::shared_ptr<comm::Group>& group) {
+FlatTensorLayout replicated_layout(const std::string& name, const at::Tensor& tensor,
+                                   const std::shared_ptr<comm::Group>& group) {
   return {.name = name,
           .shape = tensor.sizes().vec(),
           .strides = {},
@@ -24,8 +24,8 @@ FlatPlace replicated_place(const std::string& name, const at::Tensor& tensor,
           .device = tensor.device()};
 }
 
-// The places are computed from the layout alone, for every rank of the group. Without sharding every range is the whole
-// member.
+// The members' layouts are computed from layout() alone, for every rank of the group. Without sharding every range is
+// the whole member.
 Fsdp1Unit::Fsdp1Unit(std::shared_ptr<FlatParameterHandle> of) : handle(std::move(of)) {
   const auto& group = handle->group();
   const auto ranks = static_cast<size_t>(group->size()), own = static_cast<size_t>(group->rank());
@@ -33,14 +33,14 @@ Fsdp1Unit::Fsdp1Unit(std::shared_ptr<FlatParameterHandle> of) : handle(std::move
   const c10::Device device = handle->shard().device();
   for (const auto& member : layout().members()) {
     fqns.push_back(prefix + member.fqn);
-    places.push_back({.name = fqns.back(),
-                      .shape = member.shape,
-                      .strides = member.strides,
-                      .contiguous = member.contiguous,
-                      .ranges = std::vector<FlatRange>(ranks, {0, member.numel}),
-                      .sharded = sharded(),
-                      .group = group,
-                      .device = device});
+    member_layouts.push_back({.name = fqns.back(),
+                              .shape = member.shape,
+                              .strides = member.strides,
+                              .contiguous = member.contiguous,
+                              .ranges = std::vector<FlatRange>(ranks, {0, member.numel}),
+                              .sharded = sharded(),
+                              .group = group,
+                              .device = device});
     offsets.push_back(layout().offset(fqns.size() - 1));
   }
   for (const auto& alias : layout().shared()) {
@@ -54,7 +54,7 @@ Fsdp1Unit::Fsdp1Unit(std::shared_ptr<FlatParameterHandle> of) : handle(std::move
     for (size_t i = 0; i < infos.size(); ++i) {
       const auto& info = infos[i];
       const bool holds = info.in_shard && info.numel_in_shard > 0;
-      places[i].ranges[rank] =
+      member_layouts[i].ranges[rank] =
           holds ? FlatRange{info.intra_param_start, info.intra_param_start + info.numel_in_shard} : FlatRange{};
       if (rank == own) offsets[i] = holds ? info.offset_in_shard : 0;
     }
@@ -62,24 +62,24 @@ Fsdp1Unit::Fsdp1Unit(std::shared_ptr<FlatParameterHandle> of) : handle(std::move
 }
 
 // Ranges end at unpadded_numel(), so the padding at the end of the last shards belongs to no rank.
-FlatPlace Fsdp1Unit::flat_place() const {
+FlatTensorLayout Fsdp1Unit::flat_layout() const {
   const int64_t numel = layout().unpadded_numel(), shard = layout().sharded_numel();
-  FlatPlace place{.name = handle->prefix() + "_flat_param",
-                  .shape = {numel},
-                  .strides = {1},
-                  .ranges = {},
-                  .sharded = sharded(),
-                  .group = handle->group(),
-                  .device = handle->shard().device()};
+  FlatTensorLayout flat{.name = handle->prefix() + "_flat_param",
+                        .shape = {numel},
+                        .strides = {1},
+                        .ranges = {},
+                        .sharded = sharded(),
+                        .group = handle->group(),
+                        .device = handle->shard().device()};
   for (int64_t rank = 0; rank < handle->group()->size(); ++rank) {
     const auto range = sharded() ? intersection({0, numel}, {rank * shard, (rank + 1) * shard}) : FlatRange{0, numel};
-    place.ranges.push_back(range);
+    flat.ranges.push_back(range);
   }
-  return place;
+  return flat;
 }
 
-at::Tensor Fsdp1Unit::piece(const at::Tensor& shard, size_t member) const {
-  return shard.narrow(0, offsets[member], places[member].own().numel());
+at::Tensor Fsdp1Unit::member_shard(const at::Tensor& shard, size_t member) const {
+  return shard.narrow(0, offsets[member], member_layouts[member].own().numel());
 }
 
 std::vector<std::string> Fsdp1Unit::names(size_t member) const {
@@ -186,13 +186,13 @@ std::vector<UnmanagedTensor> unmanaged_tensors(nn::Module& root, const Fsdp1Unit
   std::unordered_map<const void*, std::optional<size_t>> found;
   for (const auto& parameter : root.named_parameters(/*all=*/true)) {
     const at::Tensor& tensor = parameter.slot->parameter;
-    const auto [place, is_new] = found.try_emplace(tensor.unsafeGetTensorImpl());
+    const auto [entry, is_new] = found.try_emplace(tensor.unsafeGetTensorImpl());
     const auto* known = model.find(parameter.name);
     if (is_new && known && !known->unit) {
-      place->second = tensors.size();
+      entry->second = tensors.size();
       tensors.push_back({.names = {}, .tensor = tensor});
     }
-    if (place->second) tensors[*place->second].names.push_back(parameter.name);
+    if (entry->second) tensors[*entry->second].names.push_back(parameter.name);
   }
   for (const auto& [path, module] : root.named_modules()) {
     for (const auto& buffer : module->own_buffers()) {

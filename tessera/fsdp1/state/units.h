@@ -1,10 +1,10 @@
-// The FSDP1 units of a model for state-dict functions: the place of each original parameter, and the optimizer's name
+// The FSDP1 units of a model for state-dict functions: the layout of each original parameter, and the optimizer's name
 // for it. No communication.
 //
 //   const auto model = Fsdp1Units::of(*root);
-// as the optimizer sees them
+//   for (const auto& parameter : model.parameters()) ...   // as the optimizer sees them
 //   const auto& unit = model.units().at(0);
-// member i, and the elements of it that a rank has
+//   unit.member_layout(i).ranges[rank];                    // the elements of member i that a rank has
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,7 +26,7 @@
 namespace tessera {
 
 // A tensor of which each rank of a group has a range of elements, in the order of its storage.
-struct FlatPlace {
+struct FlatTensorLayout {
   std::string name;
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;
@@ -38,24 +38,24 @@ struct FlatPlace {
 
   int64_t numel() const { return numel_of(shape); }
   const FlatRange& own() const { return ranges[static_cast<size_t>(group->rank())]; }
-  // Returns the same place with a name for messages: "a.weight" becomes "a.weight" and the name of a state.
-  FlatPlace named(const std::string& suffix) const;
+  // Returns the same layout with a name for messages: "a.weight" becomes "a.weight" and the name of a state.
+  FlatTensorLayout named(const std::string& suffix) const;
 };
 
-// Returns the place of a contiguous tensor that every rank of the group has whole.
-FlatPlace replicated_place(const std::string& name, const at::Tensor& tensor,
-                           const std::shared_ptr<comm::Group>& group);
+// Returns the layout of a contiguous tensor that every rank of the group has whole.
+FlatTensorLayout replicated_layout(const std::string& name, const at::Tensor& tensor,
+                                   const std::shared_ptr<comm::Group>& group);
 
 struct Fsdp1Unit {
   explicit Fsdp1Unit(std::shared_ptr<FlatParameterHandle> of);
 
   const FlatParameterLayout& layout() const { return handle->layout(); }
   bool sharded() const { return handle->sharding_strategy() != ShardingStrategy::kNoShard; }
-  const FlatPlace& place(size_t member) const { return places[member]; }
-  // The place of the whole flat parameter as a 1-d tensor of unpadded_numel() elements.
-  FlatPlace flat_place() const;
+  const FlatTensorLayout& member_layout(size_t member) const { return member_layouts[member]; }
+  // The layout of the whole flat parameter as a 1-d tensor of unpadded_numel() elements.
+  FlatTensorLayout flat_layout() const;
   // Returns a view of a member's piece in a tensor with the layout of the shard.
-  at::Tensor piece(const at::Tensor& shard, size_t member) const;
+  at::Tensor member_shard(const at::Tensor& shard, size_t member) const;
   // Returns all names of a member from the root, its FQN first.
   std::vector<std::string> names(size_t member) const;
   // Returns for each member whether it requires a gradient now.
@@ -63,7 +63,7 @@ struct Fsdp1Unit {
 
   std::shared_ptr<FlatParameterHandle> handle;
   std::vector<std::string> fqns;  // of the members, from the root
-  std::vector<FlatPlace> places;
+  std::vector<FlatTensorLayout> member_layouts;
   std::vector<int64_t> offsets;  // of each member's piece in this rank's shard
   // Further names of members, from the root.
   std::vector<std::pair<std::string, size_t>> aliases;

@@ -2,10 +2,10 @@
 // ShardedTensor, DTensor). Chunks and DTensors whose shards are ranges are sent from rank to rank. For any other form
 // this one tensor is gathered whole.
 //
-//   StateValue saved = value_of_ranges(place, piece, {.form = ValueForm::kSharded});
-//   at::Tensor piece = ranges_of_value(place, saved);
+//   StateValue saved = to_state_dict_value(layout, piece, {.form = ValueForm::kSharded});
+//   at::Tensor piece = to_local_range(layout, saved);
 //
-// Each function is COLLECTIVE over the place's group when the place is sharded.
+// Each function is COLLECTIVE over the layout's group when the layout is sharded.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,7 +32,7 @@ struct ValueOptions {
 };
 
 // The form of the values in a state dict, and the ranks that get them.
-struct SavedForm {
+struct StateDictForm {
   StateDictType type = StateDictType::kFull;
   ValueOptions values;
   bool rank0_only = false;
@@ -40,9 +40,9 @@ struct SavedForm {
 // Returns the form that the settings ask for. `config` is the part of the settings for weights or for optimizer states.
 // When no unit is sharded, values are whole; for the sharded types there is then a warning that begins with `where`.
 template <class Config>
-SavedForm saved_form(const StateDictSettings& settings, const Config& config, const Fsdp1Units& model,
-                     const char* where) {
-  SavedForm form{.type = settings.type, .values = {.device_mesh = settings.device_mesh}};
+StateDictForm state_dict_form(const StateDictSettings& settings, const Config& config, const Fsdp1Units& model,
+                              const char* where) {
+  StateDictForm form{.type = settings.type, .values = {.device_mesh = settings.device_mesh}};
   std::visit(
       [&](const auto& held) {
         if constexpr (requires { held.offload_to_cpu; }) form.values.offload_to_cpu = held.offload_to_cpu;
@@ -61,21 +61,21 @@ SavedForm saved_form(const StateDictSettings& settings, const Config& config, co
   return form;
 }
 // Error kConfig on all ranks when the forms of the ranks differ. COLLECTIVE over the group.
-void check_same_form(comm::Group& group, const SavedForm& form);
+void check_same_form(comm::Group& group, const StateDictForm& form);
 
 // Returns the value of a tensor in the form of `options`, or None on ranks that get no value. `piece` is this rank's
-// range, 1-d, of place.own().numel() elements. The result does not share memory with `piece`. Errors kShape: a piece of
-// another size; a sharded tensor without dims; a mesh without the ranks of the group.
-StateValue value_of_ranges(const FlatPlace& place, const at::Tensor& piece, const ValueOptions& options);
+// range, 1-d, of layout.own().numel() elements. The result does not share memory with `piece`. Errors kShape: a piece
+// of another size; a sharded tensor without dims; a mesh without the ranks of the group.
+StateValue to_state_dict_value(const FlatTensorLayout& layout, const at::Tensor& piece, const ValueOptions& options);
 
-// Returns this rank's range of a value, as a 1-d copy on the place's device. The value has the place's shape and is a
+// Returns this rank's range of a value, as a 1-d copy on the layout's device. The value has the layout's shape and is a
 // whole tensor (the same on every rank), a ShardedTensor or a DTensor. Error kShape, on every rank, for a Partial
 // DTensor, and for boxes that do not cover the tensor exactly once.
-at::Tensor ranges_of_value(const FlatPlace& place, const StateValue& value);
+at::Tensor to_local_range(const FlatTensorLayout& layout, const StateValue& value);
 
 // Returns this rank's local part of the tensor in the layout of `like`: the local shard when `like` is a DTensor, the
-// whole when it is a plain tensor. The result is contiguous and on the place's device. Errors as value_of_ranges.
-at::Tensor part_like(const FlatPlace& place, const at::Tensor& piece, const at::Tensor& like);
+// whole when it is a plain tensor. The result is contiguous and on the layout's device. Errors as to_state_dict_value.
+at::Tensor to_layout_of(const FlatTensorLayout& layout, const at::Tensor& piece, const at::Tensor& like);
 
 // Returns the global shape and dtype of a tensor, ShardedTensor or DTensor; nullopt for any other value.
 struct ValueShape {
@@ -90,10 +90,10 @@ void check_local_shards(const std::string& name, const StateValue& value);
 // layout, and for numbers the value.
 std::string describe_value(const StateValue& value);
 
-// Convert between a whole tensor and its elements in the order of the place's storage (1-d). The result of
-// logical_order is contiguous. Views where possible.
-at::Tensor storage_order(const FlatPlace& place, const at::Tensor& whole);
-at::Tensor logical_order(const FlatPlace& place, const at::Tensor& flat);
+// Convert between a whole tensor and its elements in the order of the layout's storage (1-d). The result of
+// to_logical_order is contiguous. Views where possible.
+at::Tensor to_storage_order(const FlatTensorLayout& layout, const at::Tensor& whole);
+at::Tensor to_logical_order(const FlatTensorLayout& layout, const at::Tensor& flat);
 
 // Returns each rank's range of a DTensor of this shape. Returns nullopt when some rank's shard is not one range, which
 // is so for placements other than Replicate and Shard(0), and when a rank of the group is outside the mesh.

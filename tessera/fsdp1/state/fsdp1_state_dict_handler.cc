@@ -22,11 +22,11 @@
 namespace tessera {
 namespace {
 
-enum class Direction { kGet, kSet };
+enum class StateDictDirection { kGet, kSet };
 
 // Maps the options to FSDP1's settings: full_state_dict to FULL_STATE_DICT, otherwise SHARDED_STATE_DICT. The device
 // mesh of the model's present settings is kept.
-StateDictSettings fsdp1_settings(nn::Module& model, const StateDictOptions& options, Direction direction) {
+StateDictSettings fsdp1_settings(nn::Module& model, const StateDictOptions& options, StateDictDirection direction) {
   StateDictSettings settings{.device_mesh = get_state_dict_type(model).device_mesh};
   if (!options.full_state_dict) {
     settings.type = StateDictType::kSharded;
@@ -34,7 +34,7 @@ StateDictSettings fsdp1_settings(nn::Module& model, const StateDictOptions& opti
     settings.optim_state_dict_config = ShardedOptimStateDictConfig{.offload_to_cpu = options.cpu_offload};
     return settings;
   }
-  const bool rank0_only = direction == Direction::kGet ? options.cpu_offload : options.broadcast_from_rank0;
+  const bool rank0_only = direction == StateDictDirection::kGet ? options.cpu_offload : options.broadcast_from_rank0;
   settings.state_dict_config = FullStateDictConfig{.offload_to_cpu = options.cpu_offload, .rank0_only = rank0_only};
   settings.optim_state_dict_config =
       FullOptimStateDictConfig{.offload_to_cpu = options.cpu_offload, .rank0_only = rank0_only};
@@ -49,10 +49,11 @@ optim::Optimizer& only_optimizer(const std::vector<optim::Optimizer*>& optimizer
 }
 
 // Sets the state_dict_type that the options ask for, for as long as the object exists.
-struct Fsdp1Handover {
+struct StateDictTypeForOptions {
   using Plan = std::function<void(const Fsdp1Units& units)>;
   // Checks the options and calls `plan`. COLLECTIVE: an error on one rank is thrown on all ranks.
-  Fsdp1Handover(nn::Module& model, const StateDictOptions& options, Direction direction, const Plan& plan = {}) {
+  StateDictTypeForOptions(nn::Module& model, const StateDictOptions& options, StateDictDirection direction,
+                          const Plan& plan = {}) {
     const auto units = Fsdp1Units::of(model);
     comm::attempt_together(*units.group(), [&] {
       TESSERA_CHECK(!options.fqn_modifier && options.submodules.empty(), ErrorKind::kConfig,
@@ -102,7 +103,7 @@ void check_has_states(const Fsdp1Units& units, const optim::Optimizer& optimizer
     const auto& unit = units.units()[*parameter.unit];
     for (size_t i = 0; i < parameter.fqns.size(); ++i) {
       const size_t member = parameter.first_member + i;
-      const bool wants = trained[*parameter.unit][member] && unit.place(member).numel() > 0;
+      const bool wants = trained[*parameter.unit][member] && unit.member_layout(member).numel() > 0;
       const auto names_of_member = unit.names(member);
       const auto is_there = [&](const std::string& name) { return states.contains(name); };
       check(!wants || std::ranges::any_of(names_of_member, is_there), names_of_member[0]);
@@ -113,7 +114,7 @@ void check_has_states(const Fsdp1Units& units, const optim::Optimizer& optimizer
 }  // namespace
 
 StateDict Fsdp1State::get_model_state_dict(nn::Module& model, const StateDictOptions& options) const {
-  const Fsdp1Handover handover(model, options, Direction::kGet);
+  const StateDictTypeForOptions type_scope(model, options, StateDictDirection::kGet);
   auto out = fsdp1_state_dict(model, options.ignore_frozen_params);
   verify_model_state_dict(out, options);
   return out;
@@ -121,14 +122,15 @@ StateDict Fsdp1State::get_model_state_dict(nn::Module& model, const StateDictOpt
 
 IncompatibleKeys Fsdp1State::set_model_state_dict(nn::Module& model, const StateDict& values,
                                                   const StateDictOptions& options) const {
-  const Fsdp1Handover handover(model, options, Direction::kSet);
+  const StateDictTypeForOptions type_scope(model, options, StateDictDirection::kSet);
   return load_fsdp1_state_dict(model, values,
                                {.strict = options.strict, .ignore_frozen_params = options.ignore_frozen_params});
 }
 
 StateDict Fsdp1State::get_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
                                                const StateDictOptions& options) const {
-  const Fsdp1Handover handover(model, options, Direction::kGet, [&](const auto&) { only_optimizer(optimizers); });
+  const StateDictTypeForOptions type_scope(model, options, StateDictDirection::kGet,
+                                           [&](const auto&) { only_optimizer(optimizers); });
   auto out = optim_state_dict(model, only_optimizer(optimizers));
   if (!options.flatten_optimizer_state_dict || out.empty()) return out;
   return flatten_optimizer_dict(out);
@@ -137,7 +139,7 @@ StateDict Fsdp1State::get_optimizer_state_dict(nn::Module& model, const std::vec
 void Fsdp1State::set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
                                           const StateDict& values, const StateDictOptions& options) const {
   StateDict nested;
-  const Fsdp1Handover handover(model, options, Direction::kSet, [&](const Fsdp1Units& units) {
+  const StateDictTypeForOptions type_scope(model, options, StateDictDirection::kSet, [&](const Fsdp1Units& units) {
     const auto& optimizer = only_optimizer(optimizers);
     if (options.broadcast_from_rank0 && units.group()->rank() != 0) return;
     const bool is_flat = !values.contains("state");

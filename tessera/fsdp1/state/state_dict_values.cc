@@ -1,4 +1,4 @@
-#include "tessera/fsdp1/state/placed_values.h"
+#include "tessera/fsdp1/state/state_dict_values.h"
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -18,43 +18,47 @@
 namespace tessera {
 namespace {
 
-at::Tensor whole_of_ranges(const FlatPlace& place, const at::Tensor& piece) {
-  if (!place.sharded) return piece;
-  return gather_ranges(*place.group, piece, place.ranges, place.numel(), place.name);
+at::Tensor whole_of_ranges(const FlatTensorLayout& layout, const at::Tensor& piece) {
+  if (!layout.sharded) return piece;
+  return all_gather_ranges(*layout.group, piece, layout.ranges, layout.numel(), layout.name);
 }
 
 // Returns the elements want[rank] in logical (row-major) order. `piece` is this rank's range in storage order. When
 // both orders are equal, the elements are exchanged directly. Otherwise a range of one order is not a range of the
 // other, and the tensor is gathered whole.
-at::Tensor logical_part(const FlatPlace& place, const at::Tensor& piece, const std::vector<FlatRange>& want) {
-  if (place.contiguous && place.sharded) return exchange_ranges(*place.group, piece, place.ranges, want, place.name);
-  const auto& own = want[static_cast<size_t>(place.group->rank())];
-  const at::Tensor whole = logical_order(place, whole_of_ranges(place, piece)).reshape({-1});
+at::Tensor to_logical_range(const FlatTensorLayout& layout, const at::Tensor& piece,
+                            const std::vector<FlatRange>& want) {
+  if (layout.contiguous && layout.sharded) {
+    return all_to_all_ranges(*layout.group, piece, layout.ranges, want, layout.name);
+  }
+  const auto& own = want[static_cast<size_t>(layout.group->rank())];
+  const at::Tensor whole = to_logical_order(layout, whole_of_ranges(layout, piece)).reshape({-1});
   return whole.narrow(0, own.begin, own.numel()).clone();
 }
 
-StateValue chunk_value(const FlatPlace& place, const at::Tensor& piece, bool offload_to_cpu) {
-  const auto want = chunk_ranges(place.shape, place.group->size());
-  at::Tensor local = logical_part(place, piece, want);
+StateValue chunk_value(const FlatTensorLayout& layout, const at::Tensor& piece, bool offload_to_cpu) {
+  const auto want = chunk_ranges(layout.shape, layout.group->size());
+  at::Tensor local = to_logical_range(layout, piece, want);
   if (offload_to_cpu) local = local.cpu();
-  return chunks_of_ranks(local, place.shape, place.group);
+  return chunks_of_ranks(local, layout.shape, layout.group);
 }
 
-StateValue dtensor_value(const FlatPlace& place, const at::Tensor& piece, const MeshPtr& mesh, bool offload_to_cpu) {
+StateValue dtensor_value(const FlatTensorLayout& layout, const at::Tensor& piece, const MeshPtr& mesh,
+                         bool offload_to_cpu) {
   Placements placements(static_cast<size_t>(mesh->ndim()), Replicate());
   placements.back() = Shard(0);
-  TESSERA_CHECK(!place.shape.empty(), ErrorKind::kShape,
+  TESSERA_CHECK(!layout.shape.empty(), ErrorKind::kShape,
                 "[fsdp1.shard] {}: found a tensor without dims, expected rows to shard. Give it shape [1].",
-                place.name);
-  const auto want = mesh_ranges(place.shape, *mesh, placements, *place.group);
+                layout.name);
+  const auto want = mesh_ranges(layout.shape, *mesh, placements, *layout.group);
   TESSERA_CHECK(want, ErrorKind::kShape,
                 "[fsdp1.shard] {}: {} does not have all ranks of the FSDP group ({}). Set device_mesh to a mesh over "
                 "these ranks.",
-                place.name, mesh->to_string(), fmt::join(place.group->ranks(), ","));
-  at::Tensor local = logical_part(place, piece, *want);
-  local = local.view(local_box(place.shape, *mesh, placements).shape);
+                layout.name, mesh->to_string(), fmt::join(layout.group->ranks(), ","));
+  at::Tensor local = to_logical_range(layout, piece, *want);
+  local = local.view(local_box(layout.shape, *mesh, placements).shape);
   if (offload_to_cpu) local = local.cpu();
-  return from_local(local, mesh, placements, FromLocalOptions::contiguous(place.shape));
+  return from_local(local, mesh, placements, FromLocalOptions::contiguous(layout.shape));
 }
 
 // Returns the position in the group of the rank in a placement text ("rank:3/cpu").
@@ -71,41 +75,42 @@ std::optional<size_t> holder_of(const comm::Group& group, const std::string& pla
 // Returns each rank's range of a ShardedTensor from its metadata. Returns nullopt when its group is another one, when a
 // rank has more than one range, or when the ranges do not cover the tensor exactly once. All ranks have the same
 // metadata, so all get the same answer.
-std::optional<std::vector<FlatRange>> sharded_ranges(const ShardedTensor& tensor, const FlatPlace& place) {
-  if (!tensor.group || tensor.group->ranks() != place.group->ranks()) return std::nullopt;
-  std::vector<FlatRange> ranges(place.ranges.size());
+std::optional<std::vector<FlatRange>> sharded_ranges(const ShardedTensor& tensor, const FlatTensorLayout& layout) {
+  if (!tensor.group || tensor.group->ranks() != layout.group->ranks()) return std::nullopt;
+  std::vector<FlatRange> ranges(layout.ranges.size());
   for (const auto& shard : tensor.shards_metadata) {
-    const auto rank = holder_of(*place.group, shard.placement);
+    const auto rank = holder_of(*layout.group, shard.placement);
     const auto range = range_of_box(tensor.size, shard.shard_offsets, shard.shard_sizes);
     if (!rank || !range || !ranges[*rank].empty()) return std::nullopt;
     ranges[*rank] = *range;
   }
-  return covers_once(ranges, place.numel()) ? std::optional(ranges) : std::nullopt;
+  return covers_once(ranges, layout.numel()) ? std::optional(ranges) : std::nullopt;
 }
 
-// Returns this rank's range of the place, from the ranges `have` in which the ranks hold the tensor.
-at::Tensor fetch_piece(const FlatPlace& place, const at::Tensor& local, const std::vector<FlatRange>& have) {
-  if (!place.sharded) return gather_ranges(*place.group, local, have, place.numel(), place.name);
-  return exchange_ranges(*place.group, local, have, place.ranges, place.name);
+// Returns this rank's range of the layout, from the ranges `have` in which the ranks hold the tensor.
+at::Tensor redistribute_range(const FlatTensorLayout& layout, const at::Tensor& local,
+                              const std::vector<FlatRange>& have) {
+  if (!layout.sharded) return all_gather_ranges(*layout.group, local, have, layout.numel(), layout.name);
+  return all_to_all_ranges(*layout.group, local, have, layout.ranges, layout.name);
 }
 
-at::Tensor piece_of_whole(const FlatPlace& place, const at::Tensor& whole) {
-  const auto& own = place.own();
-  return storage_order(place, whole.detach()).narrow(0, own.begin, own.numel()).to(place.device).clone();
+at::Tensor piece_of_whole(const FlatTensorLayout& layout, const at::Tensor& whole) {
+  const auto& own = layout.own();
+  return to_storage_order(layout, whole.detach()).narrow(0, own.begin, own.numel()).to(layout.device).clone();
 }
 
 }  // namespace
 
-at::Tensor storage_order(const FlatPlace& place, const at::Tensor& whole) {
-  if (place.contiguous) return whole.reshape({-1});
-  const at::Tensor flat = at::empty({place.numel()}, whole.options());
-  flat.as_strided(place.shape, place.strides).copy_(whole);
+at::Tensor to_storage_order(const FlatTensorLayout& layout, const at::Tensor& whole) {
+  if (layout.contiguous) return whole.reshape({-1});
+  const at::Tensor flat = at::empty({layout.numel()}, whole.options());
+  flat.as_strided(layout.shape, layout.strides).copy_(whole);
   return flat;
 }
 
-at::Tensor logical_order(const FlatPlace& place, const at::Tensor& flat) {
-  if (place.contiguous) return flat.view(place.shape);
-  return flat.as_strided(place.shape, place.strides, flat.storage_offset()).contiguous();
+at::Tensor to_logical_order(const FlatTensorLayout& layout, const at::Tensor& flat) {
+  if (layout.contiguous) return flat.view(layout.shape);
+  return flat.as_strided(layout.shape, layout.strides, flat.storage_offset()).contiguous();
 }
 
 std::optional<std::vector<FlatRange>> mesh_ranges(at::IntArrayRef shape, const DeviceMesh& mesh,
@@ -170,73 +175,74 @@ std::string describe_value(const StateValue& value) {
   return text;
 }
 
-void check_same_form(comm::Group& group, const SavedForm& form) {
+void check_same_form(comm::Group& group, const StateDictForm& form) {
   const auto& mesh = form.values.device_mesh;
   const auto text = fmt::format("{} {} {} {}", to_string(form.type), form.rank0_only, form.values.offload_to_cpu,
                                 mesh ? mesh->to_string() : "");
   check_equal_on_ranks(group, {{"state_dict_type", text}}, "Set the same state_dict_type on all ranks.");
 }
 
-StateValue value_of_ranges(const FlatPlace& place, const at::Tensor& piece, const ValueOptions& options) {
+StateValue to_state_dict_value(const FlatTensorLayout& layout, const at::Tensor& piece, const ValueOptions& options) {
   if (options.form == ValueForm::kSharded) {
-    return options.device_mesh ? dtensor_value(place, piece, options.device_mesh, options.offload_to_cpu)
-                               : chunk_value(place, piece, options.offload_to_cpu);
+    return options.device_mesh ? dtensor_value(layout, piece, options.device_mesh, options.offload_to_cpu)
+                               : chunk_value(layout, piece, options.offload_to_cpu);
   }
-  const bool first_only = options.form == ValueForm::kWholeOnFirstRank, first = place.group->rank() == 0;
+  const bool first_only = options.form == ValueForm::kWholeOnFirstRank, first = layout.group->rank() == 0;
   at::Tensor whole;
-  if (!place.sharded) {
+  if (!layout.sharded) {
     whole = piece.clone();
   } else if (first_only) {
-    std::vector<FlatRange> want(place.ranges.size());
-    want[0] = {0, place.numel()};
-    whole = exchange_ranges(*place.group, piece, place.ranges, want, place.name);
+    std::vector<FlatRange> want(layout.ranges.size());
+    want[0] = {0, layout.numel()};
+    whole = all_to_all_ranges(*layout.group, piece, layout.ranges, want, layout.name);
   } else {
-    whole = whole_of_ranges(place, piece);
+    whole = whole_of_ranges(layout, piece);
   }
   if (first_only && !first) return nullptr;
-  whole = logical_order(place, whole);
+  whole = to_logical_order(layout, whole);
   return options.offload_to_cpu ? whole.cpu() : whole;
 }
 
-at::Tensor part_like(const FlatPlace& place, const at::Tensor& piece, const at::Tensor& like) {
-  if (!is_dtensor(like)) return logical_order(place, whole_of_ranges(place, piece));
-  const auto want = mesh_ranges(place.shape, *device_mesh(like), placements(like), *place.group);
+at::Tensor to_layout_of(const FlatTensorLayout& layout, const at::Tensor& piece, const at::Tensor& like) {
+  if (!is_dtensor(like)) return to_logical_order(layout, whole_of_ranges(layout, piece));
+  const auto want = mesh_ranges(layout.shape, *device_mesh(like), placements(like), *layout.group);
   if (want) {
-    return logical_part(place, piece, *want).view(local_box(place.shape, *device_mesh(like), placements(like)).shape);
+    return to_logical_range(layout, piece, *want)
+        .view(local_box(layout.shape, *device_mesh(like), placements(like)).shape);
   }
-  const at::Tensor whole = logical_order(place, whole_of_ranges(place, piece));
+  const at::Tensor whole = to_logical_order(layout, whole_of_ranges(layout, piece));
   return to_local(distribute_tensor(whole, device_mesh(like), placements(like), /*src_data_rank=*/std::nullopt));
 }
 
 // A value whose shards are ranges is exchanged from rank to rank. Any other value is gathered whole and this rank's
 // range is taken from it. Every rank takes the same branch, because the branches depend on metadata only.
-at::Tensor ranges_of_value(const FlatPlace& place, const StateValue& value) {
+at::Tensor to_local_range(const FlatTensorLayout& layout, const StateValue& value) {
   if (value.is_sharded()) {
     const auto& tensor = *value.sharded();
-    const auto have = place.contiguous ? sharded_ranges(tensor, place) : std::nullopt;
-    if (!have) return piece_of_whole(place, all_gather_sharded_tensor(tensor));
-    at::Tensor local = at::empty({0}, at::TensorOptions().dtype(tensor.dtype).device(place.device));
+    const auto have = layout.contiguous ? sharded_ranges(tensor, layout) : std::nullopt;
+    if (!have) return piece_of_whole(layout, all_gather_sharded_tensor(tensor));
+    at::Tensor local = at::empty({0}, at::TensorOptions().dtype(tensor.dtype).device(layout.device));
     for (const auto& shard : tensor.local_shards) {
-      if (shard.tensor.numel() > 0) local = shard.tensor.detach().to(place.device).reshape({-1});
+      if (shard.tensor.numel() > 0) local = shard.tensor.detach().to(layout.device).reshape({-1});
     }
-    return fetch_piece(place, local, *have);
+    return redistribute_range(layout, local, *have);
   }
   const at::Tensor& tensor = value.tensor();
-  if (!is_dtensor(tensor)) return piece_of_whole(place, tensor);
+  if (!is_dtensor(tensor)) return piece_of_whole(layout, tensor);
   for (const auto& placement : placements(tensor)) {
     TESSERA_CHECK(!placement.is_partial(), ErrorKind::kShape,
                   "[fsdp1.load] {}: found a DTensor with placements {}, which is still to be reduced. Redistribute it.",
-                  quote(place.name), to_string(placements(tensor)));
+                  quote(layout.name), to_string(placements(tensor)));
   }
   const at::Tensor detached = tensor.detach();
-  auto have = place.contiguous ? mesh_ranges(place.shape, *device_mesh(tensor), placements(tensor), *place.group)
-                               : std::nullopt;
+  auto have = layout.contiguous ? mesh_ranges(layout.shape, *device_mesh(tensor), placements(tensor), *layout.group)
+                                : std::nullopt;
   // Replicas hold equal ranges. Only the first holder sends, and the other replicas send nothing.
-  if (have) have = first_holders(std::move(*have));
-  if (!have || !covers_once(*have, place.numel())) return piece_of_whole(place, full_tensor(detached));
-  const auto& own = (*have)[static_cast<size_t>(place.group->rank())];
-  const at::Tensor local = to_local(detached).to(place.device).reshape({-1});
-  return fetch_piece(place, own.empty() ? local.narrow(0, 0, 0) : local, *have);
+  if (have) have = keep_first_holders(std::move(*have));
+  if (!have || !covers_once(*have, layout.numel())) return piece_of_whole(layout, full_tensor(detached));
+  const auto& own = (*have)[static_cast<size_t>(layout.group->rank())];
+  const at::Tensor local = to_local(detached).to(layout.device).reshape({-1});
+  return redistribute_range(layout, own.empty() ? local.narrow(0, 0, 0) : local, *have);
 }
 
 }  // namespace tessera
