@@ -91,7 +91,7 @@ ExpertParallelOptions expert_options(const ModelMesh& mesh, const ParallelizeMod
 
 // Experts need a mesh of their own with ep or tp above 1. With both 1 they are ordinary parameters of their layer.
 MeshPtr expert_mesh(const CausalLM& model, const ModelMesh& mesh, int64_t ep) {
-  const bool has_experts = model.config().experts.count > 0;
+  const bool has_experts = model.config().experts.num_experts > 0;
   TESSERA_CHECK(has_experts || ep == 1, ErrorKind::kConfig,
                 "[parallel.parallelize_model] found ep {}, but {} has no experts. Set parallel.ep to 1.", ep,
                 model.config().architecture);
@@ -119,7 +119,7 @@ void apply_plan(CausalLM& model, const ModelMesh& mesh, const ParallelizeModelOp
   if (options.async_tensor_parallel) {
     TESSERA_CHECK(
         options.sequence_parallel && !custom && config.num_key_value_heads >= mesh.tensor_ranks &&
-            config.experts.count == 0,
+            config.experts.num_experts == 0,
         ErrorKind::kConfig,
         "[parallel.parallelize_model] async_tensor_parallel needs sequence_parallel, the family's own plan, a "
         "key-value head for each of {} ranks and layers without experts. Set it to false.",
@@ -165,7 +165,7 @@ MixedPrecisionPolicy root_mp_policy(CausalLM& model, const ParallelizeModelOptio
 
 void apply_layer_graphs(CausalLM& model, const std::vector<nn::Module*>& layers, const ModelMesh& mesh,
                         const ParallelizeModelOptions& options) {
-  TESSERA_CHECK(mesh.tensor_ranks == 1 && dim_ranks(*options.mesh, "cp") <= 1 && model.config().experts.count == 0,
+  TESSERA_CHECK(mesh.tensor_ranks == 1 && dim_ranks(*options.mesh, "cp") <= 1 && model.config().experts.num_experts == 0,
                 ErrorKind::kConfig,
                 "[parallel.parallelize_model] layer_graphs with tensor or context parallelism, or experts: the layers "
                 "of this model communicate or read counts on the host, which a graph cannot contain. Set "

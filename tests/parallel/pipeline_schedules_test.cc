@@ -226,8 +226,8 @@ TEST(PipelineSimulation, BubblesAndWhatIsHeldAreThoseOfTheBooks) {
     EXPECT_NEAR(told.bubble_share, 3.0 / 11, 1e-12) << name;
     EXPECT_DOUBLE_EQ(told.time, 33);
   }
-  EXPECT_THAT(simulate(make_schedule("GPipe", {4, 1, 8})).most_held, ElementsAre(8, 8, 8, 8));
-  EXPECT_THAT(simulate(make_schedule("1F1B", {4, 1, 8})).most_held, ElementsAre(4, 3, 2, 1));
+  EXPECT_THAT(simulate(make_schedule("GPipe", {4, 1, 8})).max_held, ElementsAre(8, 8, 8, 8));
+  EXPECT_THAT(simulate(make_schedule("1F1B", {4, 1, 8})).max_held, ElementsAre(4, 3, 2, 1));
   // Interleaving divides the bubble by the stages of a rank.
   const auto interleaved = simulate(make_schedule("Interleaved1F1B", {4, 2, 8}));
   EXPECT_NEAR(interleaved.bubble_share, 3.0 / (2 * 8 + 3), 1e-12);

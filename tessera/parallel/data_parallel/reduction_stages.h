@@ -59,7 +59,7 @@ class ReductionStages {
   at::Tensor output_;           // result of the last finished stage, or of the running stage
   at::Tensor host_;             // copy of output_ in host memory, complete after copied_
   DeviceEvent ended_, copied_;  // end of the last stage, end of the copy
-  comm::Pending pending_;
+  comm::PendingCollective pending_;
 };
 
 }  // namespace tessera

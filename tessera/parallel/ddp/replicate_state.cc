@@ -114,7 +114,7 @@ void ReplicateState::copy_from_first_rank(bool parameters) {
   if (group().size() == 1) return;
   const c10::NoGradGuard no_grad;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // contiguous copy that is broadcast, original tensor
-  std::vector<comm::Pending> pending;
+  std::vector<comm::PendingCollective> pending;
   const auto copy = [&](const at::Tensor& tensor, const std::string& name) {
     const at::Tensor local = local_tensor_of(tensor).detach();
     const at::Tensor flat = local.contiguous();

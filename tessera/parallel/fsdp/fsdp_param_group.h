@@ -90,7 +90,7 @@ class FsdpParamGroup : public ShardedParamGroup {
   at::Tensor gathered_;
   at::Tensor input_;
   DeviceEvent filled_;  // after the writes to `gathered_`, or the copy that is sent
-  comm::Pending pending_;
+  comm::PendingCollective pending_;
   const std::optional<c10::ScalarType> reduce_dtype_;
   std::shared_ptr<comm::Group> reduce_group_;  // the ranks of the gather; a second group on an accelerator
   FlatGradients flat_gradients_;

@@ -85,7 +85,7 @@ class ShardedParamGroup {
 
   virtual void on_joined() = 0;
   // Waits for a gather that is abandoned and returns its error, to be thrown after the cleanup.
-  static std::exception_ptr wait_for_failure(comm::Pending& gather) noexcept {
+  static std::exception_ptr wait_for_failure(comm::PendingCollective& gather) noexcept {
     try {
       gather.wait();
       return nullptr;

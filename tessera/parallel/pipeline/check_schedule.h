@@ -36,7 +36,7 @@ struct Simulation {
   double bubble_share = 0;  // idle share of (ranks x time)
   // Per rank: the largest number of (stage, micro-batch) pairs whose forward has run and whose backward (B or W) has
   // not.
-  std::vector<int> most_held;
+  std::vector<int> max_held;
 };
 Simulation simulate(const Schedule& schedule, const ActionCosts& costs = {});
 

@@ -56,22 +56,22 @@ ScheduleTable table_of(const std::vector<Actions>& rows) {
 
 }  // namespace
 
-// A stage is freed before the next one is gathered, so about `most_active` stages are unsharded at a time.
-Actions add_unshard_reshard(const ActionRow& row, int most_active) {
+// A stage is freed before the next one is gathered, so about `max_active` stages are unsharded at a time.
+Actions add_unshard_reshard(const ActionRow& row, int max_active) {
   std::set<int> active;
   Actions out;
   for (size_t i = 0; i < row.size(); ++i) {
     if (!row[i]) continue;
-    const auto wanted = next_stages(row, i, most_active);
+    const auto next_active = next_stages(row, i, max_active);
     for (auto stage = active.begin(); stage != active.end();) {
-      if (std::ranges::find(wanted, *stage) != wanted.end()) {
+      if (std::ranges::find(next_active, *stage) != next_active.end()) {
         ++stage;
         continue;
       }
       out.push_back({.stage = *stage, .kind = ActionKind::kReshard});
       stage = active.erase(stage);
     }
-    for (const int stage : wanted) {
+    for (const int stage : next_active) {
       if (active.insert(stage).second) out.push_back({.stage = stage, .kind = ActionKind::kUnshard});
     }
     out.push_back(*row[i]);
@@ -87,8 +87,8 @@ Actions add_reduce_grad(const Actions& row, int micro_batches) {
   for (const auto& action : row) {
     out.push_back(action);
     for (const auto& step : action.steps()) {
-      const bool last_of_its = step.kind == ActionKind::kBackward || step.kind == ActionKind::kWeightBackward;
-      if (!last_of_its || ++count[step.stage] != micro_batches) continue;
+      const bool completes_gradient = step.kind == ActionKind::kBackward || step.kind == ActionKind::kWeightBackward;
+      if (!completes_gradient || ++count[step.stage] != micro_batches) continue;
       out.push_back({.stage = step.stage, .kind = ActionKind::kReduceGrad});
     }
   }
@@ -162,7 +162,7 @@ ScheduleTable lower(const Schedule& schedule) {
 ScheduleTable lower_forward(const std::vector<int>& rank_of, int ranks, int micro_batches) {
   std::vector<Actions> rows(static_cast<size_t>(ranks));
   for (int rank = 0; rank < ranks; ++rank) {
-    for (const int stage : stages_on(rank_of, rank)) {
+    for (const int stage : stages_of_rank(rank_of, rank)) {
       for (int mb = 0; mb < micro_batches; ++mb) {
         rows[static_cast<size_t>(rank)].push_back({.stage = stage, .kind = ActionKind::kForward, .micro_batch = mb});
       }

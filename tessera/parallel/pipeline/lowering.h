@@ -12,9 +12,9 @@ namespace tessera::pipeline {
 
 using Actions = std::vector<Action>;
 
-// Adds UNSHARD and RESHARD. Before each action the active stages are the next `most_active` different stages that the
+// Adds UNSHARD and RESHARD. Before each action the active stages are the next `max_active` different stages that the
 // row computes on: a stage that becomes active gets an UNSHARD, and a stage that is no longer active gets a RESHARD.
-Actions add_unshard_reshard(const ActionRow& row, int most_active = 3);
+Actions add_unshard_reshard(const ActionRow& row, int max_active = 3);
 // Adds REDUCE_GRAD after the last B or W of each stage.
 Actions add_reduce_grad(const Actions& row, int micro_batches);
 // Merges an I and the W of the same stage and micro-batch right after it into one B.

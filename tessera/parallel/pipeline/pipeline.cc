@@ -81,17 +81,17 @@ void keep_stages(CausalLM& model, const PipelineOptions& options) {
 // switched on only for the backward that completes gradients: for a layer the last backward of its stage; for the
 // embedding, norm and head the last backward of the rank. The layers of a stage then also stay gathered from UNSHARD to
 // RESHARD.
-class Pipeline::Switches : public detail::DataParallelHooks {
+class Pipeline::DataParallelSwitches : public detail::DataParallelHooks {
  public:
-  Switches(CausalLM& model, const StagePlan& plan, const PipelineStep& how)
+  DataParallelSwitches(CausalLM& model, const StagePlan& plan, const PipelineStepOptions& step_options)
       : model_(model),
         plan_(plan),
-        how_(how),
-        reduce_each_(how.reduce_each),
+        step_options_(step_options),
+        reduce_each_(step_options.reduce_each),
         has_states_(!data_parallel_states(model).empty()),
         keeps_gathered_(has_states_ && !reduce_each_ && plan.stages() > 1),
         layers_(decoder_layers(model)) {}
-  ~Switches() override {
+  ~DataParallelSwitches() override {
     for (const int stage : gathered_) free_after_each(stage, true);
   }
 
@@ -109,7 +109,7 @@ class Pipeline::Switches : public detail::DataParallelHooks {
 
   void before(const Action& action, const Completes& completes) override {
     const bool backward = action.kind == ActionKind::kBackward;
-    if (backward && completes.all && how_.before_last_backward) how_.before_last_backward();
+    if (backward && completes.all && step_options_.before_last_backward) step_options_.before_last_backward();
     if (!has_states_) return;
     // A single stage: replicate() reads the switch in forward, too.
     const bool whole = action.kind == ActionKind::kForward && plan_.stages() == 1;
@@ -150,7 +150,7 @@ class Pipeline::Switches : public detail::DataParallelHooks {
 
   CausalLM& model_;
   const StagePlan& plan_;
-  const PipelineStep& how_;
+  const PipelineStepOptions& step_options_;
   bool reduce_each_, has_states_, keeps_gathered_;
   std::vector<DecoderLayer*> layers_;
   std::set<int> gathered_;  // stages whose layers stay gathered
@@ -175,8 +175,8 @@ Pipeline::Pipeline(CausalLM& model, PipelineOptions options)
     }
   }
   if (ranks_ == 1) return;
-  wire_ = std::make_unique<detail::Wire>(options_.mesh->group("pp"), slice_of(options_.mesh, "tp"),
-                                         options_.mesh->device());
+  channel_ = std::make_unique<detail::StageChannel>(options_.mesh->group("pp"), slice_of(options_.mesh, "tp"),
+                                                    options_.mesh->device());
 }
 
 Pipeline::~Pipeline() = default;
@@ -221,7 +221,7 @@ void Pipeline::check_micro_batches(const std::vector<ModelInputs>& micro_batches
   }
 }
 
-at::Tensor Pipeline::step(const std::vector<ModelInputs>& micro_batches, const PipelineStep& how) {
+at::Tensor Pipeline::step(const std::vector<ModelInputs>& micro_batches, const PipelineStepOptions& step_options) {
   TESSERA_CHECK(
       c10::GradMode::is_enabled(), ErrorKind::kConfig,
       "[pipeline.step] step() requires gradients to be enabled for backward computation; it should not be used "
@@ -232,10 +232,10 @@ at::Tensor Pipeline::step(const std::vector<ModelInputs>& micro_batches, const P
   // The gradients of a tied embedding are summed over two ranks after the step. A gradient from earlier steps has been
   // summed already, so it is set aside here and added afterwards.
   const at::Tensor before = tied != nullptr ? std::exchange(tied->parameter.mutable_grad(), {}) : at::Tensor();
-  detail::Execution execution(model_, plan_, wire_.get(), micro_batches, how.loss_divisor);
-  Switches switches(model_, plan_, how);
+  detail::Execution execution(model_, plan_, channel_.get(), micro_batches, step_options.loss_divisor);
+  DataParallelSwitches switches(model_, plan_, step_options);
   execution.run(actions, &switches);
-  most_held_ = execution.most_held();
+  max_held_ = execution.max_held();
   if (tied != nullptr) {
     sum_tied_gradients();
     const c10::NoGradGuard no_grad;
@@ -247,7 +247,7 @@ at::Tensor Pipeline::step(const std::vector<ModelInputs>& micro_batches, const P
 at::Tensor Pipeline::evaluate(const std::vector<ModelInputs>& micro_batches) {
   const c10::NoGradGuard no_grad;
   check_micro_batches(micro_batches);
-  detail::Execution execution(model_, plan_, wire_.get(), micro_batches, 1);
+  detail::Execution execution(model_, plan_, channel_.get(), micro_batches, 1);
   execution.run(program(static_cast<int>(micro_batches.size()), false), nullptr);
   return loss_or_zero(execution);
 }
@@ -256,7 +256,7 @@ at::Tensor Pipeline::logprobs(ModelInputs inputs, const at::Tensor& targets) {
   const c10::NoGradGuard no_grad;
   inputs.targets = targets;
   const std::vector<ModelInputs> one = {inputs};
-  detail::Execution execution(model_, plan_, wire_.get(), one, 1);
+  detail::Execution execution(model_, plan_, channel_.get(), one, 1);
   execution.run(program(1, false), nullptr);
   return execution.result(0);
 }
@@ -278,7 +278,7 @@ std::vector<int64_t> Pipeline::generate(std::span<const int64_t> prompt, const G
   source.forward = [&](nn::PageStore& store, const StepRows& rows) {
     nn::PagedStep step(store, rows.sequences, rows.wanted);
     const std::vector<ModelInputs> one = {inputs_of_rows(rows, step, source.device)};
-    detail::Execution execution(model_, plan_, wire_.get(), one, 1);
+    detail::Execution execution(model_, plan_, channel_.get(), one, 1);
     execution.run(program(1, false), nullptr);
     return logits_of_rows(execution.result(0));
   };
@@ -318,7 +318,7 @@ void Pipeline::sum_tied_gradients() {
   own.add_(received);
 }
 
-std::vector<at::Tensor> Pipeline::counted_parameters() {
+std::vector<at::Tensor> Pipeline::norm_parameters() {
   auto parameters = model_.parameters();
   const auto* const tied = tied_slot();
   if (tied == nullptr || rank_ == plan_.rank_of.front()) return parameters;

@@ -31,7 +31,7 @@
 namespace tessera::pipeline {
 
 namespace detail {
-class Wire;
+class StageChannel;
 struct RankProgram;
 }  // namespace detail
 
@@ -54,7 +54,7 @@ StagePlan plan_pipeline(const ModelConfig& config, const PipelineOptions& option
 // as plan_pipeline and keep_stages (stages.h).
 void keep_stages(CausalLM& model, const PipelineOptions& options);
 
-struct PipelineStep {
+struct PipelineStepOptions {
   double loss_divisor = 1;  // divides the summed loss
   // For data-parallel models. true: the gradients of each micro-batch are reduced into the shards, and layers are
   // gathered for each forward and backward. false: gradients are reduced once per stage, with its last backward; with
@@ -79,7 +79,7 @@ class Pipeline {
   // float64 scalar on the device of the last stage; the host has not waited for it. COLLECTIVE over the pipeline, and
   // as the model. Before anything is sent: Error kConfig for a number of micro-batches that the schedule cannot run,
   // and when gradients are disabled; Error kShape for labels of another shape than the tokens.
-  at::Tensor step(const std::vector<ModelInputs>& micro_batches, const PipelineStep& how = {});
+  at::Tensor step(const std::vector<ModelInputs>& micro_batches, const PipelineStepOptions& step_options = {});
   // The sum of the losses as in step(), without gradients. COLLECTIVE as step.
   at::Tensor evaluate(const std::vector<ModelInputs>& micro_batches);
   // CausalLM::logprobs through the stages: [B, T] on the rank of the last stage, undefined on other ranks. COLLECTIVE
@@ -93,7 +93,7 @@ class Pipeline {
                                 comm::Group* group = nullptr);
   // The parameters of this rank that the gradient norm counts here, for optim::get_grad_norm: all of them, except the
   // tied embedding on the rank of the last stage, which the rank of the first stage counts.
-  std::vector<at::Tensor> counted_parameters();
+  std::vector<at::Tensor> norm_parameters();
   // The gradient norm over all stages, from the norm of this rank's counted parameters. Both have the form of
   // optim::grad_norm_tensor. A NaN on any rank gives NaN. COLLECTIVE over the pipeline.
   at::Tensor norm_over_stages(const at::Tensor& own_norm) const;
@@ -104,10 +104,10 @@ class Pipeline {
   const Schedule& schedule(int micro_batches);
   // The largest number of (stage, micro-batch) pairs on this rank whose forward has run and whose backward has not, in
   // the last step.
-  int most_held() const { return most_held_; }
+  int max_held() const { return max_held_; }
 
  private:
-  class Switches;
+  class DataParallelSwitches;
   const detail::RankProgram& program(int micro_batches, bool with_gradients);
   void check_micro_batches(const std::vector<ModelInputs>& micro_batches) const;
   nn::ParameterSlot* tied_slot();
@@ -117,10 +117,10 @@ class Pipeline {
   PipelineOptions options_;
   int ranks_, rank_;
   StagePlan plan_;
-  std::unique_ptr<detail::Wire> wire_;                                             // null for one rank
+  std::unique_ptr<detail::StageChannel> channel_;                                  // null for one rank
   std::map<int, std::optional<Schedule>> schedules_;                               // by number of micro-batches
   std::map<std::pair<int, bool>, std::unique_ptr<detail::RankProgram>> programs_;  // by micro-batches and gradients
-  int most_held_ = 0;
+  int max_held_ = 0;
 };
 
 }  // namespace tessera::pipeline

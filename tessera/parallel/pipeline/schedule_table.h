@@ -18,12 +18,12 @@ namespace tessera::pipeline {
 
 using ActionRow = std::vector<std::optional<Action>>;  // nullopt: a bubble
 
-struct RowStep {
+struct TableStep {
   Action action;
   size_t column;
 };
 // The actions of a row without bubbles; the parts of an overlap are listed one by one.
-std::vector<RowStep> steps_of(const ActionRow& row);
+std::vector<TableStep> steps_of(const ActionRow& row);
 
 struct ScheduleTable {
   std::vector<ActionRow> ranks;

@@ -22,7 +22,7 @@ enum class StageStyle { kLoop, kV };
 std::vector<int> stage_to_rank(int ranks, int stages, StageStyle style);
 
 // The stages on a rank, in ascending order.
-std::vector<int> stages_on(const std::vector<int>& rank_of, int rank);
+std::vector<int> stages_of_rank(const std::vector<int>& rank_of, int rank);
 
 struct Schedule {
   std::string name;  // torch's spelling; for a table from a file, the name of the file
@@ -31,14 +31,14 @@ struct Schedule {
   ScheduleTable table;       // computations alone, without sends and receives
   int stages() const { return static_cast<int>(rank_of.size()); }
   int ranks() const { return static_cast<int>(table.ranks.size()); }
-  std::vector<int> stages_of(int rank) const { return stages_on(rank_of, rank); }
+  std::vector<int> stages_of(int rank) const { return stages_of_rank(rank_of, rank); }
 };
 
 // The properties of a schedule that do not depend on its sizes. schedule_traits raises torch's Error kConfig "Unknown
 // schedule name ...", also for torch's abstract classes.
 struct ScheduleTraits {
   std::string name;
-  bool one_stage_a_rank = false;  // exactly one stage per rank
+  bool one_stage_per_rank = false;  // exactly one stage per rank
   StageStyle style = StageStyle::kLoop;
   bool splits_backward = false;  // its backward is split into I and W
 };

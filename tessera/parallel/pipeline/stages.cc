@@ -57,7 +57,7 @@ int stages_per_rank(const ScheduleTraits& schedule, int64_t layers, int ranks, i
                 "[pipeline.stages] round: found {}, wanted up or down", quote(round));
   TESSERA_CHECK(ranks > 0 && layers_per_stage >= 0, ErrorKind::kConfig,
                 "[pipeline.stages] {} ranks, {} layers a stage: wanted at least one rank", ranks, layers_per_stage);
-  if (layers_per_stage == 0) return schedule.one_stage_a_rank ? 1 : 2;
+  if (layers_per_stage == 0) return schedule.one_stage_per_rank ? 1 : 2;
   const int64_t stages = (layers + layers_per_stage - 1) / layers_per_stage;
   TESSERA_CHECK(
       stages % ranks == 0 || !round.empty(), ErrorKind::kConfig,
@@ -65,12 +65,12 @@ int stages_per_rank(const ScheduleTraits& schedule, int64_t layers, int ranks, i
       "or down, or other layers per stage.",
       layers, layers_per_stage, stages, ranks);
   const int64_t each = stages % ranks == 0 ? stages / ranks : stages / ranks + (round == "up" ? 1 : 0);
-  const bool fits = schedule.one_stage_a_rank ? each == 1 : each >= 2;
+  const bool fits = schedule.one_stage_per_rank ? each == 1 : each >= 2;
   TESSERA_CHECK(
       fits, ErrorKind::kConfig,
       "[pipeline.stages] {}: {} layers with {} a stage on {} ranks are {} stages a rank, wanted {}. Set other "
       "layers per stage.",
-      schedule.name, layers, layers_per_stage, ranks, each, schedule.one_stage_a_rank ? "one" : "at least two");
+      schedule.name, layers, layers_per_stage, ranks, each, schedule.one_stage_per_rank ? "one" : "at least two");
   return static_cast<int>(each);
 }
 

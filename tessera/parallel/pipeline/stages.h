@@ -23,7 +23,7 @@ struct StagePlan {
   std::vector<int> rank_of;     // pipeline rank of each stage
   int stages() const { return static_cast<int>(layers.size()); }
   StageRange range(int stage) const;
-  std::vector<int> stages_of(int rank) const { return stages_on(rank_of, rank); }
+  std::vector<int> stages_of(int rank) const { return stages_of_rank(rank_of, rank); }
   int last_rank() const { return rank_of.back(); }
 };
 

@@ -16,7 +16,7 @@ const LayoutOptions kVocabRows{.input_layout = Replicate()};
 const LayoutOptions kShardedLogits{.output_layout = Shard(-1), .use_local_output = false};
 
 std::string decoder_prefix(const CausalLM& model) {
-  return std::string(family_of(model.config().architecture).plan.inner);
+  return std::string(family_of(model.config().architecture).plan.base_module);
 }
 
 // The plan with a replicated residual stream. The input of attention and of the MLP becomes a DTensor once for all
@@ -193,7 +193,7 @@ StylePtr translate_parallel_style(std::string_view style) {
 ParallelPlan get_hf_tp_plan(const CausalLM& model) {
   const auto& config = model.config();
   const auto& keys = family_of(config.architecture).plan;
-  const std::string inner(keys.inner);
+  const std::string inner(keys.base_module);
   std::vector<std::pair<std::string, std::string>> styles;
   for (const auto& [pattern, style] : keys.top) styles.emplace_back(pattern, style);
   const auto from_config = plan_in_config(config);
@@ -209,7 +209,7 @@ ParallelPlan get_hf_tp_plan(const CausalLM& model) {
       config.architecture);
   ParallelPlan plan;
   for (const auto& [pattern, style] : styles) {
-    if (config.experts.count > 0 && is_expert_style(style)) continue;
+    if (config.experts.num_experts > 0 && is_expert_style(style)) continue;
     const bool head = pattern == "lm_head" || pattern == "language_model.lm_head";
     const bool gathers = style == "colwise_rep" || style == "colwise_gather_output";
     plan.set(pattern,

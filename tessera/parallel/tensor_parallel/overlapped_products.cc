@@ -90,7 +90,7 @@ class GatheredChunks {
   const ChunkedTokens& tokens_;
   at::Tensor rows_;
   int64_t started_ = 0;
-  std::vector<std::pair<at::Tensor, comm::Pending>> under_way_;
+  std::vector<std::pair<at::Tensor, comm::PendingCollective>> under_way_;
 };
 
 // Reduce-scatters the chunks: each rank gets the sum over the ranks for its own rows. All reduce-scatters stay in
@@ -115,7 +115,7 @@ class ScatteredChunks {
   const ChunkedTokens& tokens_;
   at::Tensor rows_;
   int64_t added_ = 0;
-  std::vector<comm::Pending> pending_;
+  std::vector<comm::PendingCollective> pending_;
 };
 
 at::Tensor flat_rows(const at::Tensor& chunk) { return chunk.reshape({-1, chunk.size(-1)}); }

@@ -97,7 +97,7 @@ void check_quantized(const Recipe& recipe) {
 // - fp8: it converts plain linears, and tp turns linears into DTensors.
 void check_layout(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config) {
   check_heads(config, layout.tp, recipe.parallel.replicate_kv);
-  const int64_t experts = config.experts.count;
+  const int64_t experts = config.experts.num_experts;
   TESSERA_CHECK(layout.ep == 1 || experts > 0, ErrorKind::kConfig,
                 "[train.layout] parallel.ep: found {}, but {} has no experts. Set it to 1.", layout.ep,
                 config.architecture);
@@ -151,7 +151,7 @@ std::string describe_pipeline(const Recipe& recipe, const RunLayout& layout, con
   return fmt::format("{}, stages of {} layers, ranks wait {:.0f} % of the time and hold {} micro-batches at most",
                      schedule.name,
                      fmt::join(pipeline::plan_stages(config.num_hidden_layers, schedule.rank_of).layers, ", "),
-                     100 * told.bubble_share, *std::ranges::max_element(told.most_held));
+                     100 * told.bubble_share, *std::ranges::max_element(told.max_held));
 }
 
 ParallelizeModelOptions layout_options(const ParallelSection& parallel, const MeshPtr& mesh) {

@@ -71,7 +71,7 @@ bool updates_on_device(CausalLM& model) {
 }
 
 // Whether the device itself can skip a step that is not finite, without the host reading the loss first.
-bool decides_on_device(CausalLM& model, const optim::Optimizer& optimizer, const comm::Group& group) {
+bool skips_step_on_device(CausalLM& model, const optim::Optimizer& optimizer, const comm::Group& group) {
   return optimizer.takes_found_inf() && group.carries(device_of(model).type());
 }
 
@@ -89,8 +89,8 @@ TrainStep::TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_p
       pipeline_(model, options_.pipeline),
       inputs_(device_of(model), model.config()),
       runs_ahead_(updates_on_device(model) &&
-                  (!options_.skip_nonfinite || decides_on_device(model, optimizer, *group_))) {
-  options_.counts = options_.counts && pipeline_.has_last_stage();
+                  (!options_.skip_nonfinite || skips_step_on_device(model, optimizer, *group_))) {
+  options_.is_counted = options_.is_counted && pipeline_.has_last_stage();
   set_gradient_divide_factor(model_, 1);  // the loss is divided by the label tokens of all ranks already
   if (options_.early_step) {
     TESSERA_CHECK(
@@ -102,16 +102,16 @@ TrainStep::TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_p
   }
   if (options_.keep_float8_weights) float8_ = nn::float8_steps(model_);
   const auto& experts = model.config().experts;
-  if (!experts.balance || experts.count == 0 || experts.balance_coefficient == 0) return;
+  if (!experts.adds_balance_loss || experts.num_experts == 0 || experts.balance_coefficient == 0) return;
   // A pipeline stage without routers gets statistics of its own that stay zero: it must join the reduction of a step.
   routers_ = nn::router_statistics(model_);
-  if (!routers_) routers_ = std::make_shared<nn::RouterStatistics>(experts.count, experts.balance_coefficient);
+  if (!routers_) routers_ = std::make_shared<nn::RouterStatistics>(experts.num_experts, experts.balance_coefficient);
 }
 
 // The load-balance loss over all tokens of the step; undefined if it is not enabled. The loss is not a sum over tokens:
 // its gradient needs the routing counts of the whole step. An additional forward therefore counts the routes of all
 // micro-batches before the first backward. COLLECTIVE over the group.
-at::Tensor TrainStep::count_routes(const std::vector<ModelInputs>& micro_batches) {
+at::Tensor TrainStep::compute_balance_loss(const std::vector<ModelInputs>& micro_batches) {
   if (!routers_) return {};
   // The counter of dropout calls is reset afterwards, so that the forwards of the step itself draw the same masks.
   const auto dropout = adapter_dropout(model_);
@@ -134,7 +134,7 @@ void TrainStep::exchange_counts(const std::vector<data::Batch>& micro_batches, c
     if (const int64_t wrong = kernels::first_wrong_label(batch.labels, classes); wrong >= 0) {
       own[4] = static_cast<double>(batch.labels.flatten()[wrong].item<int64_t>());
     }
-    if (!options_.counts) continue;
+    if (!options_.is_counted) continue;
     own[0] += static_cast<double>(batch.label_tokens);
     own[1] += static_cast<double>(batch.tokens_used);
   }
@@ -143,8 +143,8 @@ void TrainStep::exchange_counts(const std::vector<data::Batch>& micro_batches, c
     const auto& row = rows[rank];
     result.label_tokens += static_cast<int64_t>(row[0]);
     result.tokens += static_cast<int64_t>(row[1]);
-    result.heard.stop = result.heard.stop || row[2] > 0;
-    result.heard.failed = result.heard.failed || row[3] > 0;
+    result.all_signals.stop = result.all_signals.stop || row[2] > 0;
+    result.all_signals.failed = result.all_signals.failed || row[3] > 0;
     TESSERA_CHECK(
         row[4] == kIgnoredLabel, ErrorKind::kFormat,
         "[train.step] rank {}: found label {}, wanted one of the {} classes of the model, or {}. Tokenize the "
@@ -154,8 +154,9 @@ void TrainStep::exchange_counts(const std::vector<data::Batch>& micro_batches, c
 }
 
 // Copies loss, norm and balance loss to the host: on the device they are stacked first, so that there is one copy. When
-// launch() runs ahead the copy is asynchronous, into pinned memory; settle() waits for the event `step.written`.
-void TrainStep::read_numbers(std::vector<at::Tensor> numbers, Launched& step) const {
+// launch() runs ahead the copy is asynchronous, into pinned memory; read_step_result() waits for the event
+// `step.written`.
+void TrainStep::copy_numbers_to_host(std::vector<at::Tensor> numbers, LaunchedStep& step) const {
   const bool together =
       std::ranges::all_of(numbers, [&](const at::Tensor& number) { return number.device() == numbers[0].device(); });
   const auto device = runs_ahead_ || together ? numbers[0].device() : c10::Device(c10::kCPU);
@@ -173,13 +174,14 @@ void TrainStep::read_numbers(std::vector<at::Tensor> numbers, Launched& step) co
 // Gathers the numbers of all ranks into the result of the step, and decides about a step that is not finite. Loss and
 // norm are the same on all ranks afterwards, so all ranks skip or all ranks throw. If launch() ran ahead, the device
 // skipped the update already (found_inf), and only the step count is corrected here. COLLECTIVE over the group.
-void TrainStep::gather_result(Launched& step) {
+void TrainStep::gather_result(LaunchedStep& step) {
   auto& result = step.result;
   const auto* numbers = step.numbers.const_data_ptr<double>();
   // This result reports the seconds of this call so far and of all calls since the previous result. The clock restarts
   // here, so the all-gather below counts for the next result.
   const double now = comm::communication_seconds();
-  const double communicated = now - std::exchange(communicated_from_, now) + std::exchange(untold_, 0);
+  const double communicated =
+      now - std::exchange(collective_seconds_at_call_start_, now) + std::exchange(unreported_collective_seconds_, 0);
   std::optional<size_t> wrong_rank;
   for (const auto& row : gather_numbers(*group_, {numbers[0], static_cast<double>(resident_bytes()), communicated})) {
     result.loss += row[0];
@@ -192,7 +194,7 @@ void TrainStep::gather_result(Launched& step) {
   if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return;
   if (!runs_ahead_) optimizer_.zero_grad();
   // The number of this step. When launch() runs ahead, the optimizer has already counted this step and later ones.
-  const int64_t number = runs_ahead_ ? optimizer_.steps() - unsettled() : optimizer_.steps() + 1;
+  const int64_t number = runs_ahead_ ? optimizer_.steps() - pending_steps() : optimizer_.steps() + 1;
   TESSERA_CHECK(
       options_.skip_nonfinite, ErrorKind::kInternal,
       "[train.step] step {}: loss {} and gradient norm {} of {} label tokens{}: not finite. Lower optimizer.lr, or "
@@ -204,36 +206,36 @@ void TrainStep::gather_result(Launched& step) {
 }
 
 // The order of the calls is the protocol of a step, the same on every rank: counts, routes, forward and backward, norm,
-// result, update. Where launch() runs ahead, the result is gathered by settle() instead, one step later; all calls
-// between are then launches on the device's stream, and the host reads no tensor.
+// result, update. Where launch() runs ahead, the result is gathered by read_step_result() instead, one step later; all
+// calls between are then launches on the device's stream, and the host reads no tensor.
 StepSignals TrainStep::launch(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals) {
-  Launched step;
-  communicated_from_ = comm::communication_seconds();
+  LaunchedStep step;
+  collective_seconds_at_call_start_ = comm::communication_seconds();
   exchange_counts(micro_batches, signals, step.result);
-  const auto heard = step.result.heard;
-  if (heard.failed) return heard;
+  const auto all_signals = step.result.all_signals;
+  if (all_signals.failed) return all_signals;
   // A global batch without label tokens has loss 0 and zero gradients, and not 0 / 0.
   const double divisor = static_cast<double>(std::max<int64_t>(step.result.label_tokens, 1));
   const bool reduce_each = is_fully_sharded(model_) && !options_.defer_gradient_sync;
   const auto inputs = inputs_.stage(micro_batches);
   if (float8_) float8_->begin();
-  const auto balance = count_routes(inputs);
-  pipeline::PipelineStep how{.loss_divisor = divisor, .reduce_each = reduce_each};
+  const auto balance = compute_balance_loss(inputs);
+  pipeline::PipelineStepOptions step_options{.loss_divisor = divisor, .reduce_each = reduce_each};
   if (early_) {
     early_->begin(lr, options_.before_update);
-    how.before_last_backward = [this] { early_->open(); };
+    step_options.before_last_backward = [this] { early_->enable_updates(); };
   }
-  const auto loss = pipeline_.step(inputs, how);
+  const auto loss = pipeline_.step(inputs, step_options);
   if (routers_) routers_->end();
   const auto norm =
-      early_ ? early_->end() : pipeline_.norm_over_stages(optim::grad_norm_tensor(pipeline_.counted_parameters()));
-  std::vector<at::Tensor> numbers = {options_.counts ? loss : at::zeros_like(norm), norm};
+      early_ ? early_->finish_step() : pipeline_.norm_over_stages(optim::grad_norm_tensor(pipeline_.norm_parameters()));
+  std::vector<at::Tensor> numbers = {options_.is_counted ? loss : at::zeros_like(norm), norm};
   // A flag on the device, 1 on all ranks if the loss or norm of any rank is not finite: the optimizer kernel then
   // leaves parameters and state unchanged, and the host does not have to know.
   at::Tensor found_inf;
   if (runs_ahead_ && options_.skip_nonfinite) found_inf = optim::found_inf(*group_, numbers, device_of(model_));
   if (balance.defined()) numbers.push_back(balance);
-  read_numbers(std::move(numbers), step);
+  copy_numbers_to_host(std::move(numbers), step);
   if (!runs_ahead_) gather_result(step);
   if (!step.result.skipped) {
     // Clipping takes the norm from the device when launch() runs ahead; otherwise the number that the host has read.
@@ -249,37 +251,38 @@ StepSignals TrainStep::launch(const std::vector<data::Batch>& micro_batches, dou
     optimizer_.zero_grad();
   }
   launched_.push_back(std::move(step));
-  untold_ += comm::communication_seconds() - communicated_from_;
-  return heard;
+  unreported_collective_seconds_ += comm::communication_seconds() - collective_seconds_at_call_start_;
+  return all_signals;
 }
 
-StepResult TrainStep::settle() {
-  TESSERA_CHECK(!launched_.empty(), ErrorKind::kInternal, "[train.step] settle() without a step that was launched");
+StepResult TrainStep::read_step_result() {
+  TESSERA_CHECK(!launched_.empty(), ErrorKind::kInternal,
+                "[train.step] read_step_result() without a step that was launched");
   auto step = std::move(launched_.front());
   launched_.pop_front();
   if (!runs_ahead_) return std::move(step.result);
-  communicated_from_ = comm::communication_seconds();
+  collective_seconds_at_call_start_ = comm::communication_seconds();
   step.written.wait();
   gather_result(step);
-  untold_ += comm::communication_seconds() - communicated_from_;
+  unreported_collective_seconds_ += comm::communication_seconds() - collective_seconds_at_call_start_;
   return std::move(step.result);
 }
 
 StepResult TrainStep::run(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals) {
-  TESSERA_CHECK(launched_.empty(), ErrorKind::kInternal, "[train.step] run() with {} steps to be settled first",
+  TESSERA_CHECK(launched_.empty(), ErrorKind::kInternal, "[train.step] run() with {} steps whose result was not read",
                 launched_.size());
-  const auto heard = launch(micro_batches, lr, signals);
-  return heard.failed ? StepResult{.heard = heard} : settle();
+  const auto all_signals = launch(micro_batches, lr, signals);
+  return all_signals.failed ? StepResult{.all_signals = all_signals} : read_step_result();
 }
 
 double validation_loss(CausalLM& model, const std::shared_ptr<comm::Group>& group,
-                       const std::vector<data::Batch>& batches, bool counts) {
+                       const std::vector<data::Batch>& batches, bool is_counted) {
   pipeline::Pipeline whole(model);
-  return validation_loss(model, whole, group, batches, counts);
+  return validation_loss(model, whole, group, batches, is_counted);
 }
 
 double validation_loss(CausalLM& model, pipeline::Pipeline& pipeline, const std::shared_ptr<comm::Group>& group,
-                       const std::vector<data::Batch>& batches, bool counts) {
+                       const std::vector<data::Batch>& batches, bool is_counted) {
   const bool was_training = model.training();
   model.train(false);
   // Four micro-batches per stage at a time keep all stages busy. More would only take memory: the outputs of a stage
@@ -294,7 +297,7 @@ double validation_loss(CausalLM& model, pipeline::Pipeline& pipeline, const std:
   }
   model.train(was_training);
   double sum = 0, labels = 0;
-  if (counts && pipeline.has_last_stage()) {
+  if (is_counted && pipeline.has_last_stage()) {
     sum = loss;
     for (const auto& batch : batches) labels += static_cast<double>(batch.label_tokens);
   }

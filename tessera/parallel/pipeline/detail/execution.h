@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/parallel/pipeline/detail/stage_runs.h"
-#include "tessera/parallel/pipeline/detail/wire.h"
+#include "tessera/parallel/pipeline/detail/stage_channel.h"
+#include "tessera/parallel/pipeline/detail/stage_runner.h"
 #include "tessera/parallel/pipeline/pipeline.h"
 
 namespace tessera::pipeline::detail {
@@ -43,13 +43,13 @@ class DataParallelHooks {
 
 class Execution {
  public:
-  Execution(CausalLM& model, const StagePlan& plan, Wire* wire, const std::vector<ModelInputs>& micro_batches,
-            double loss_divisor);
+  Execution(CausalLM& model, const StagePlan& plan, StageChannel* channel,
+            const std::vector<ModelInputs>& micro_batches, double loss_divisor);
   // Runs the program. hooks: null without gradients. An error on one rank ends the step with an error on all ranks of
   // the pipeline.
   void run(const RankProgram& program, DataParallelHooks* hooks);
-  const at::Tensor& loss() const { return runs_.loss(); }
-  int most_held() const { return runs_.most_held(); }
+  const at::Tensor& loss() const { return runner_.loss(); }
+  int max_held() const { return runner_.max_held(); }
   // The model's output for a micro-batch without labels: log-probs of its targets, or logits. On the rank of the last
   // stage; undefined on other ranks.
   at::Tensor result(int micro_batch) const {
@@ -58,7 +58,7 @@ class Execution {
   }
 
  private:
-  using Place = std::pair<int, int>;  // stage and micro-batch
+  using StageMicroBatch = std::pair<int, int>;  // stage and micro-batch
   DataParallelHooks::Completes completes(const RankProgram& program, size_t position) const;
   void perform(const Action& action, const RankProgram& program, DataParallelHooks* hooks);
   void forward(const Action& action, const RankProgram& program);
@@ -69,14 +69,14 @@ class Execution {
   const ModelInputs& inputs(int micro_batch) const { return micro_batches_[static_cast<size_t>(micro_batch)]; }
 
   const StagePlan& plan_;
-  Wire* wire_;  // null: one rank
+  StageChannel* channel_;  // null: one rank
   const std::vector<ModelInputs>& micro_batches_;
   double loss_divisor_;
-  StageRuns runs_;
+  StageRunner runner_;
   // Tensors by the (stage, micro-batch) that will use them: results of this rank's stages, for this rank or to be sent,
   // and messages that arrive.
-  std::map<Place, at::Tensor> hidden_, gradients_;
-  std::map<Place, Arrival> hidden_in_, gradients_in_;
+  std::map<StageMicroBatch, at::Tensor> hidden_, gradients_;
+  std::map<StageMicroBatch, PendingHiddenState> hidden_in_, gradients_in_;
   std::map<int, at::Tensor> results_;  // by micro-batch
 };
 

@@ -20,27 +20,28 @@
 namespace tessera::pipeline::detail {
 
 // How a forward is run.
-struct ForwardHow {
+struct ForwardOptions {
   double loss_divisor = 1;
   bool splits_backward = false;  // the actions I and W will follow
   // The head's weight gradient, which the fused loss computes in forward, is added to the parameter at once. Set when
   // the backward does not follow directly, so it is not held for each micro-batch in flight.
-  bool hands_on_head = false;
+  bool accumulates_head_gradient = false;
 };
 
-class StageRuns {
+class StageRunner {
  public:
   // The micro-batches of the step, whose row counts adapter dropout needs. The model must outlive this object.
-  StageRuns(CausalLM& model, const std::vector<ModelInputs>& micro_batches);
-  ~StageRuns();
-  StageRuns(const StageRuns&) = delete;
-  StageRuns& operator=(const StageRuns&) = delete;
+  StageRunner(CausalLM& model, const std::vector<ModelInputs>& micro_batches);
+  ~StageRunner();
+  StageRunner(const StageRunner&) = delete;
+  StageRunner& operator=(const StageRunner&) = delete;
 
   // Runs the forward of a stage. hidden: the stage's input, undefined on the first stage. Returns the stage's output
   // without a graph. The last stage with labels returns an undefined tensor and keeps the loss; without labels it
   // returns the model's output (log-probs of targets, or logits). inputs.stage: none where one stage is the whole
   // model. COLLECTIVE as the model.
-  at::Tensor forward(int stage, int micro_batch, ModelInputs inputs, const at::Tensor& hidden, const ForwardHow& how);
+  at::Tensor forward(int stage, int micro_batch, ModelInputs inputs, const at::Tensor& hidden,
+                     const ForwardOptions& options);
   // Runs the backward of a stage. gradient: the gradient of the stage's output, undefined on the last stage. Returns
   // the gradient of the stage's input, undefined on the first stage. keep_weights: the gradients of linear weights are
   // deferred to weight_backward. COLLECTIVE as the model.
@@ -50,23 +51,23 @@ class StageRuns {
   // The sum of the losses whose backward has run (without gradients: whose forward has run), a float64 scalar on the
   // model's device; undefined: none.
   const at::Tensor& loss() const { return loss_; }
-  int most_held() const { return most_held_; }
+  int max_held() const { return max_held_; }
 
  private:
-  struct Run {
+  struct PendingBackward {
     at::Tensor input{};              // a leaf
     torch::autograd::Edge output{};  // start of backward; without function: nothing here needs gradients
     at::Tensor loss{};
     std::unique_ptr<kernels::WeightGradStore> weights{};
   };
-  at::Tensor run_model(Run& run, ModelInputs&& inputs, const ForwardHow& how);
+  at::Tensor run_model(PendingBackward& pending, ModelInputs&& inputs, const ForwardOptions& options);
   void add_loss(const at::Tensor& loss);
 
   CausalLM& model_;
   std::shared_ptr<nn::LoraDropout> dropout_;  // null: no dropout
-  std::map<std::pair<int, int>, Run> runs_;
+  std::map<std::pair<int, int>, PendingBackward> pending_;
   at::Tensor loss_;
-  int most_held_ = 0;
+  int max_held_ = 0;
 };
 
 }  // namespace tessera::pipeline::detail

@@ -5,17 +5,17 @@
 
 namespace tessera::pipeline::detail {
 
-using Rows = std::vector<ActionRow>;
+using ScheduleRows = std::vector<ActionRow>;
 
 // Inserts bubbles before each action whose input is not ready, if every action takes one time step. With one stage per
 // rank this delays forwards and backwards, otherwise forwards alone (torch's _add_bubbles_to_actions).
-Rows with_bubbles(const Rows& rows, bool one_stage_a_rank);
+ScheduleRows with_bubbles(const ScheduleRows& rows, bool one_stage_per_rank);
 
 // GPipe and LoopedBFS. last_first: backwards start with the last micro-batch.
-Rows forwards_then_backwards_rows(const ScheduleSize& size, bool last_first);
-Rows one_forward_one_backward_rows(const ScheduleSize& size);
-Rows interleaved_rows(const ScheduleSize& size, bool zero_bubble);
-Rows zbv_rows(const ScheduleSize& size);
-Rows dual_pipe_v_rows(const ScheduleSize& size);
+ScheduleRows forwards_then_backwards_rows(const ScheduleSize& size, bool last_first);
+ScheduleRows one_forward_one_backward_rows(const ScheduleSize& size);
+ScheduleRows interleaved_rows(const ScheduleSize& size, bool zero_bubble);
+ScheduleRows zbv_rows(const ScheduleSize& size);
+ScheduleRows dual_pipe_v_rows(const ScheduleSize& size);
 
 }  // namespace tessera::pipeline::detail

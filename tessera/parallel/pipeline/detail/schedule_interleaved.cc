@@ -2,7 +2,7 @@
 #include <map>
 
 #include "tessera/base/error.h"
-#include "tessera/parallel/pipeline/detail/makers.h"
+#include "tessera/parallel/pipeline/detail/schedule_makers.h"
 
 namespace tessera::pipeline::detail {
 namespace {
@@ -19,20 +19,20 @@ class InterleavedRank {
     per_round_ = size.micro_batches / rounds;
     // A rank needs warm-up forwards for all its stages but the last, and for the ranks after it; 1F1B needs twice as
     // many as zero bubble.
-    const int wanted = (local_ - 1) * per_round_ + (zero_bubble ? 1 : 2) * (ranks_ - 1 - rank);
-    warmup_ = std::min(wanted, size.micro_batches * local_);
+    const int warmups_needed = (local_ - 1) * per_round_ + (zero_bubble ? 1 : 2) * (ranks_ - 1 - rank);
+    warmup_ = std::min(warmups_needed, size.micro_batches * local_);
     total_ = size.micro_batches * local_;
   }
 
   ActionRow row() {
-    add_gap(rank_);
+    add_bubbles(rank_);
     for (int op = 0; op < warmup_ + total_; ++op) {
       if (op < total_) forward(op);
       if (op < warmup_) {
-        if (op == warmup_ - 1) add_gap(wait_for_first_backward());
+        if (op == warmup_ - 1) add_bubbles(wait_for_first_backward());
         continue;
       }
-      if (op >= total_ && !zero_bubble_) add_gap(1);
+      if (op >= total_ && !zero_bubble_) add_bubbles(1);
       backward(op);
     }
     while (zero_bubble_ && weights_done_ < total_) weight();
@@ -40,7 +40,7 @@ class InterleavedRank {
   }
 
  private:
-  void add_gap(int count) { row_.resize(row_.size() + static_cast<size_t>(std::max(count, 0))); }
+  void add_bubbles(int count) { row_.resize(row_.size() + static_cast<size_t>(std::max(count, 0))); }
   int wait_for_first_backward() const {
     if (zero_bubble_) return ranks_ - rank_ - 1;
     return local_ * ranks_ + 2 * (ranks_ - 1 - rank_) - (warmup_ + rank_);
@@ -68,15 +68,15 @@ class InterleavedRank {
 
 }  // namespace
 
-Rows interleaved_rows(const ScheduleSize& size, bool zero_bubble) {
+ScheduleRows interleaved_rows(const ScheduleSize& size, bool zero_bubble) {
   const int rounds = std::max(1, size.micro_batches / size.ranks);
   TESSERA_CHECK(size.micro_batches % rounds == 0, ErrorKind::kConfig,
                 "[pipeline.schedule] {} requires the number of microbatches to be a multiple of the number of rounds "
                 "({}), but got {}.",
                 zero_bubble ? "Zero bubble" : "Interleaved 1F1B", rounds, size.micro_batches);
-  Rows rows;
+  ScheduleRows rows;
   for (int rank = 0; rank < size.ranks; ++rank) rows.push_back(InterleavedRank(size, rank, zero_bubble).row());
-  return zero_bubble ? with_bubbles(rows, /*one_stage_a_rank=*/false) : rows;
+  return zero_bubble ? with_bubbles(rows, /*one_stage_per_rank=*/false) : rows;
 }
 
 }  // namespace tessera::pipeline::detail

@@ -3,7 +3,7 @@
 #include <map>
 
 #include "tessera/base/error.h"
-#include "tessera/parallel/pipeline/detail/makers.h"
+#include "tessera/parallel/pipeline/detail/schedule_makers.h"
 
 namespace tessera::pipeline::detail {
 namespace {
@@ -15,7 +15,7 @@ class VRow {
  public:
   VRow(int ranks, int rank) : stages_{rank, 2 * ranks - 1 - rank} {}
 
-  void gap(int count) { row_.resize(row_.size() + static_cast<size_t>(count)); }
+  void add_bubbles(int count) { row_.resize(row_.size() + static_cast<size_t>(count)); }
   void forward(int way) { row_.push_back(next(way, ActionKind::kForward)); }
   void input(int way) {
     row_.push_back(next(way, ActionKind::kInputBackward));
@@ -71,7 +71,7 @@ ActionRow zbv_row(const ScheduleSize& size, int rank) {
   VRow row(ranks, rank);
   const auto done = [&](int way, ActionKind kind) { return row.done(way, kind); };
   // Warm-up: forwards of way 0 until the first micro-batch returns on way 1, then both ways in turn.
-  row.gap(rank);
+  row.add_bubbles(rank);
   for (int i = 0; i < 2 * (ranks - rank) - 1; ++i) row.forward(0);
   for (int i = 0; i < rank; ++i) {
     row.forward(1);
@@ -159,18 +159,18 @@ ActionRow dual_pipe_v_row(const ScheduleSize& size, int rank) {
 
 }  // namespace
 
-Rows zbv_rows(const ScheduleSize& size) {
-  Rows rows;
+ScheduleRows zbv_rows(const ScheduleSize& size) {
+  ScheduleRows rows;
   for (int rank = 0; rank < size.ranks; ++rank) rows.push_back(zbv_row(size, rank));
   return rows;
 }
 
-Rows dual_pipe_v_rows(const ScheduleSize& size) {
+ScheduleRows dual_pipe_v_rows(const ScheduleSize& size) {
   TESSERA_CHECK(size.micro_batches >= 2 * size.ranks, ErrorKind::kConfig,
                 "[pipeline.schedule] DualPipeV requires at least as many microbatches as stages, but got {} "
                 "microbatches and {} stages.",
                 size.micro_batches, 2 * size.ranks);
-  Rows rows;
+  ScheduleRows rows;
   for (int rank = 0; rank < size.ranks; ++rank) rows.push_back(dual_pipe_v_row(size, rank));
   return rows;
 }

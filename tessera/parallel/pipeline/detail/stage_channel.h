@@ -20,7 +20,7 @@
 namespace tessera::pipeline::detail {
 
 // The form of a hidden state: dtype, local and global sizes, placement.
-struct WireForm {
+struct HiddenStateForm {
   c10::ScalarType dtype = at::kFloat;
   std::vector<int64_t> local{}, whole{};  // local and global sizes
   std::optional<int64_t> shard_dim{};     // for a DTensor; none: replicated over the tensor-parallel mesh
@@ -28,18 +28,18 @@ struct WireForm {
 };
 
 // A tensor that is being received.
-struct Arrival {
+struct PendingHiddenState {
   at::Tensor part;  // local tensor
-  comm::Pending pending;
-  WireForm form;
+  comm::PendingCollective pending;
+  HiddenStateForm form;
   MeshPtr tensor_parallel;
-  at::Tensor take();  // waits and returns the tensor
+  at::Tensor wait_for_tensor();  // waits and returns the tensor
 };
 
-class Wire {
+class StageChannel {
  public:
   // tensor_parallel: the mesh of DTensors that are sent; null: only plain tensors are sent.
-  Wire(std::shared_ptr<comm::Group> stages, MeshPtr tensor_parallel, c10::Device device)
+  StageChannel(std::shared_ptr<comm::Group> stages, MeshPtr tensor_parallel, c10::Device device)
       : group_(std::move(stages)), tensor_parallel_(std::move(tensor_parallel)), device_(device) {}
 
   struct Address {
@@ -49,31 +49,31 @@ class Wire {
   // Send and receive hidden states. send_forward() sends `hidden` without a copy where it is contiguous, and keeps it
   // alive until it has been read. tokens: the sizes of the micro-batch's tokens.
   void send_forward(const Address& to, const at::Tensor& hidden, c10::IntArrayRef tokens);
-  Arrival receive_forward(const Address& from, c10::IntArrayRef tokens);
+  PendingHiddenState receive_forward(const Address& from, c10::IntArrayRef tokens);
   // Send and receive the gradient of a hidden state, in the opposite direction. The hidden state must have been
   // exchanged before. Error kShape for a gradient of another form than the hidden state.
   void send_backward(const Address& to, const at::Tensor& gradient, c10::IntArrayRef tokens);
-  Arrival receive_backward(const Address& from, c10::IntArrayRef tokens);
+  PendingHiddenState receive_backward(const Address& from, c10::IntArrayRef tokens);
   int rank() const { return group_->rank(); }
 
   void release_sent();  // frees sent tensors that have been read
   void finish();        // waits for all sends
   // After an error: aborts the group, so that messages in flight, and the peers that wait for this rank, fail with an
   // error.
-  void break_off();
+  void abort_group();
 
  private:
   int tag_of(const Address& address, int kind) const;
   void send(const at::Tensor& part, int to, int tag);
-  static WireForm form_of(const at::Tensor& hidden);
-  at::Tensor local_of(const at::Tensor& tensor, const WireForm& form) const;
+  static HiddenStateForm form_of(const at::Tensor& hidden);
+  at::Tensor local_tensor_for_send(const at::Tensor& tensor, const HiddenStateForm& form) const;
 
   std::shared_ptr<comm::Group> group_;
   MeshPtr tensor_parallel_;
   c10::Device device_;
   // By receiving stage and sizes of the tokens.
-  std::map<std::pair<int, std::vector<int64_t>>, WireForm> sent_forms_, received_forms_;
-  std::list<comm::Pending> sends_;
+  std::map<std::pair<int, std::vector<int64_t>>, HiddenStateForm> sent_forms_, received_forms_;
+  std::list<comm::PendingCollective> sends_;
 };
 
 }  // namespace tessera::pipeline::detail

@@ -1,4 +1,4 @@
-#include "tessera/parallel/pipeline/detail/wire.h"
+#include "tessera/parallel/pipeline/detail/stage_channel.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
@@ -15,11 +15,11 @@ namespace {
 constexpr size_t kDims = 3, kHeader = 4 + 2 * kDims;
 enum MessageKind : int { kHeaderMessage, kForwardMessage, kBackwardMessage, kMessageKinds };
 
-Placements placements_of(const WireForm& form) {
+Placements placements_of(const HiddenStateForm& form) {
   return {form.shard_dim ? Placement(Shard(*form.shard_dim)) : Placement(Replicate())};
 }
 
-at::Tensor header_of(const WireForm& form) {
+at::Tensor header_of(const HiddenStateForm& form) {
   auto header = at::empty({static_cast<int64_t>(kHeader)}, at::kLong);
   auto* words = header.mutable_data_ptr<int64_t>();
   words[0] = static_cast<int64_t>(form.dtype);
@@ -31,9 +31,9 @@ at::Tensor header_of(const WireForm& form) {
   return header;
 }
 
-WireForm form_of_header(const at::Tensor& header, bool tensor_parallel) {
+HiddenStateForm form_of_header(const at::Tensor& header, bool tensor_parallel) {
   const auto* words = header.const_data_ptr<int64_t>();
-  WireForm form{.dtype = static_cast<c10::ScalarType>(words[0])};
+  HiddenStateForm form{.dtype = static_cast<c10::ScalarType>(words[0])};
   form.is_dtensor = words[1] != 0;
   if (words[2] >= 0) form.shard_dim = words[2];
   TESSERA_CHECK(words[3] == static_cast<int64_t>(kDims) && c10::isFloatingType(form.dtype), ErrorKind::kComm,
@@ -51,18 +51,18 @@ WireForm form_of_header(const at::Tensor& header, bool tensor_parallel) {
 
 }  // namespace
 
-at::Tensor Arrival::take() {
+at::Tensor PendingHiddenState::wait_for_tensor() {
   pending.wait();
   if (!form.is_dtensor) return std::move(part);
   const c10::NoGradGuard no_grad;
   return from_local(part, tensor_parallel, placements_of(form), FromLocalOptions::contiguous(form.whole));
 }
 
-WireForm Wire::form_of(const at::Tensor& hidden) {
+HiddenStateForm StageChannel::form_of(const at::Tensor& hidden) {
   const at::Tensor local = tessera::local_tensor_of(hidden);
   TESSERA_CHECK(hidden.dim() == static_cast<int64_t>(kDims), ErrorKind::kShape,
                 "[pipeline.send] hidden states: found {} dims, wanted [B, T, hidden_size]", hidden.dim());
-  WireForm form{.dtype = hidden.scalar_type(), .local = local.sizes().vec(), .whole = hidden.sizes().vec()};
+  HiddenStateForm form{.dtype = hidden.scalar_type(), .local = local.sizes().vec(), .whole = hidden.sizes().vec()};
   form.is_dtensor = is_dtensor(hidden);
   if (!form.is_dtensor) return form;
   const auto lies = placements(hidden);
@@ -76,16 +76,18 @@ WireForm Wire::form_of(const at::Tensor& hidden) {
 }
 
 // A tag for each kind of message, receiving stage and micro-batch; up to 4096 stages.
-int Wire::tag_of(const Address& address, int kind) const {
+int StageChannel::tag_of(const Address& address, int kind) const {
   return (address.micro_batch * 4096 + address.stage) * kMessageKinds + kind;
 }
 
-// The Pending keeps the sent tensor alive until the message has been read.
-void Wire::send(const at::Tensor& part, int to, int tag) { sends_.push_back(comm::send(*group_, part, to, tag)); }
+// The PendingCollective keeps the sent tensor alive until the message has been read.
+void StageChannel::send(const at::Tensor& part, int to, int tag) {
+  sends_.push_back(comm::send(*group_, part, to, tag));
+}
 
 // A gradient may have other placements than its hidden state (Partial, for example): it is redistributed to the
 // announced placements before its local tensor is sent.
-at::Tensor Wire::local_of(const at::Tensor& tensor, const WireForm& form) const {
+at::Tensor StageChannel::local_tensor_for_send(const at::Tensor& tensor, const HiddenStateForm& form) const {
   at::Tensor placed = tensor;
   if (is_dtensor(tensor)) {
     if (form.is_dtensor) placed = redistribute(tensor, placements_of(form));
@@ -103,7 +105,7 @@ at::Tensor Wire::local_of(const at::Tensor& tensor, const WireForm& form) const 
   return placed.contiguous();
 }
 
-void Wire::send_forward(const Address& to, const at::Tensor& hidden, c10::IntArrayRef tokens) {
+void StageChannel::send_forward(const Address& to, const at::Tensor& hidden, c10::IntArrayRef tokens) {
   const c10::NoGradGuard no_grad;
   // The first hidden state of a token shape is preceded by its header. The receiver keeps the same table under the same
   // key, so both sides agree on whether a header is sent.
@@ -112,10 +114,10 @@ void Wire::send_forward(const Address& to, const at::Tensor& hidden, c10::IntArr
     known->second = form_of(hidden);
     send(header_of(known->second).to(device_), to.rank, tag_of(to, kHeaderMessage));
   }
-  send(local_of(hidden, known->second), to.rank, tag_of(to, kForwardMessage));
+  send(local_tensor_for_send(hidden, known->second), to.rank, tag_of(to, kForwardMessage));
 }
 
-Arrival Wire::receive_forward(const Address& from, c10::IntArrayRef tokens) {
+PendingHiddenState StageChannel::receive_forward(const Address& from, c10::IntArrayRef tokens) {
   const auto [known, fresh] = received_forms_.try_emplace({from.stage, tokens.vec()});
   if (fresh) {
     auto header = at::empty({static_cast<int64_t>(kHeader)}, at::TensorOptions(at::kLong).device(device_));
@@ -124,19 +126,20 @@ Arrival Wire::receive_forward(const Address& from, c10::IntArrayRef tokens) {
   }
   const auto& form = known->second;
   auto part = at::empty(form.local, at::TensorOptions(form.dtype).device(device_));
-  // Only the header is waited for. The hidden state arrives while the rank computes; Arrival::take() waits for it.
+  // Only the header is waited for. The hidden state arrives while the rank computes; PendingHiddenState::take() waits
+  // for it.
   auto pending = comm::recv(*group_, part, from.rank, tag_of(from, kForwardMessage));
   return {std::move(part), std::move(pending), form, tensor_parallel_};
 }
 
-void Wire::send_backward(const Address& to, const at::Tensor& gradient, c10::IntArrayRef tokens) {
+void StageChannel::send_backward(const Address& to, const at::Tensor& gradient, c10::IntArrayRef tokens) {
   const c10::NoGradGuard no_grad;
   // This rank received the hidden state as stage to.stage + 1; the gradient goes back in the same form.
   const auto& form = received_forms_.at({to.stage + 1, tokens.vec()});
-  send(local_of(gradient, form), to.rank, tag_of(to, kBackwardMessage));
+  send(local_tensor_for_send(gradient, form), to.rank, tag_of(to, kBackwardMessage));
 }
 
-Arrival Wire::receive_backward(const Address& from, c10::IntArrayRef tokens) {
+PendingHiddenState StageChannel::receive_backward(const Address& from, c10::IntArrayRef tokens) {
   // This rank sent the hidden state to stage from.stage + 1; the gradient comes back in the same form.
   const auto& form = sent_forms_.at({from.stage + 1, tokens.vec()});
   auto part = at::empty(form.local, at::TensorOptions(form.dtype).device(device_));
@@ -144,16 +147,16 @@ Arrival Wire::receive_backward(const Address& from, c10::IntArrayRef tokens) {
   return {std::move(part), std::move(pending), form, tensor_parallel_};
 }
 
-void Wire::release_sent() {
-  std::erase_if(sends_, [](const comm::Pending& each) { return each.done(); });
+void StageChannel::release_sent() {
+  std::erase_if(sends_, [](const comm::PendingCollective& each) { return each.done(); });
 }
 
-void Wire::finish() {
+void StageChannel::finish() {
   for (auto& each : sends_) each.wait();
   sends_.clear();
 }
 
-void Wire::break_off() {
+void StageChannel::abort_group() {
   group_->abort();
   sends_.clear();
 }

@@ -1,7 +1,7 @@
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/parallel/pipeline/detail/makers.h"
+#include "tessera/parallel/pipeline/detail/schedule_makers.h"
 
 namespace tessera::pipeline::detail {
 namespace {
@@ -16,13 +16,13 @@ void add_step(ActionRow& row, int stage, ActionKind kind, int micro_batch) {
 
 // Simulates one time step per iteration. Results of a time step are visible from the next one on (`now` is merged at
 // its end), so a rank sees its neighbour's result one step later.
-Rows with_bubbles(const Rows& rows, bool one_stage_a_rank) {
-  Rows out(rows.size());
+ScheduleRows with_bubbles(const ScheduleRows& rows, bool one_stage_per_rank) {
+  ScheduleRows out(rows.size());
   std::vector<size_t> next(rows.size(), 0);
   std::set<Action::Key> done;
   const auto can_run = [&](const Action& action) {
     const bool forward = action.kind == ActionKind::kForward;
-    if (!forward && !one_stage_a_rank) return true;
+    if (!forward && !one_stage_per_rank) return true;
     const int first = forward ? 0 : static_cast<int>(rows.size()) - 1;  // the stage without an input from another stage
     return action.stage == first || done.contains({action.stage + (forward ? -1 : 1), action.kind, action.micro_batch});
   };
@@ -46,13 +46,13 @@ Rows with_bubbles(const Rows& rows, bool one_stage_a_rank) {
 
 // The order in which torch's Schedule1F1B runs. (torch's own table of that order begins with micro-batch 1 on the last
 // rank.) Rank r runs ranks - 1 - r warm-up forwards, then one forward and one backward in turn.
-Rows one_forward_one_backward_rows(const ScheduleSize& size) {
+ScheduleRows one_forward_one_backward_rows(const ScheduleSize& size) {
   const int n = size.micro_batches, ranks = size.ranks;
   TESSERA_CHECK(n >= ranks, ErrorKind::kConfig,
                 "[pipeline.schedule] 1F1B: Number of microbatches ({}) must be greater than or equal to the number of "
                 "stages ({}).",
                 n, ranks);
-  Rows rows;
+  ScheduleRows rows;
   for (int rank = 0; rank < ranks; ++rank) {
     ActionRow row;
     int forward = 0, backward = 0;
@@ -63,13 +63,13 @@ Rows one_forward_one_backward_rows(const ScheduleSize& size) {
     }
     rows.push_back(std::move(row));
   }
-  return with_bubbles(rows, /*one_stage_a_rank=*/true);
+  return with_bubbles(rows, /*one_stage_per_rank=*/true);
 }
 
 // All forwards, then all backwards. The first forward of rank r waits for r hops, and its first backward for the way to
 // the last rank and back.
-Rows forwards_then_backwards_rows(const ScheduleSize& size, bool last_first) {
-  Rows rows;
+ScheduleRows forwards_then_backwards_rows(const ScheduleSize& size, bool last_first) {
+  ScheduleRows rows;
   for (int rank = 0; rank < size.ranks; ++rank) {
     ActionRow row;
     add_bubbles(row, rank);
