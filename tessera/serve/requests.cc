@@ -15,7 +15,7 @@
 #include "tessera/text/chat/chat_messages.h"
 #include "tessera/text/chat/chat_prompt.h"
 #include "tessera/text/document.h"
-#include "tessera/text/token_rows.h"
+#include "tessera/text/embedding_rows.h"
 
 namespace tessera::serve {
 namespace {
@@ -162,7 +162,7 @@ Prompt prompt_of(const JsonReader& prompt, const Served& served) {
   if (!prompt.is_array()) {
     found.text = prompt.as_string();
     const auto encoded = text::encode_document(served.tokenizer, *found.text).ids;
-    text::check_token_rows(served.tokenizer, encoded, served.config.vocab_size, "prompt");
+    text::check_embedding_rows(served.tokenizer, encoded, served.config.vocab_size, "prompt");
     found.tokens.assign(encoded.begin(), encoded.end());
     return found;
   }
@@ -230,7 +230,7 @@ std::vector<int64_t> chat_prompt(const JsonReader& top, const Served& served, st
                                  WantedForm& form) {
   if (!served.chat) refuse("messages", "this model has no chat template; use /v1/completions");
   const auto messages =
-      text::messages_for(*served.chat, data::openai_messages(top.at("messages").value(), "messages", kWhere));
+      text::adapt_messages(*served.chat, data::openai_messages(top.at("messages").value(), "messages", kWhere));
   Json extra = Json::object();
   if (const auto more = top.find("chat_template_kwargs"); more && !more->is_null()) {
     if (!more->is_object()) more->fail("an object");
@@ -252,7 +252,7 @@ std::vector<int64_t> chat_prompt(const JsonReader& top, const Served& served, st
     if (choice == "required") form.format.reset();
   }
   const auto ids = text::chat_prompt(*served.chat, served.tokenizer, messages, extra);
-  text::check_token_rows(served.tokenizer, ids, served.config.vocab_size, "messages");
+  text::check_embedding_rows(served.tokenizer, ids, served.config.vocab_size, "messages");
   return {ids.begin(), ids.end()};
 }
 

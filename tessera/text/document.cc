@@ -11,7 +11,7 @@ Document encode_document(const Tokenizer& tokenizer, std::string_view text) {
   const auto own = tokenizer.encode(text, {.add_special_tokens = false});
   const auto added = tokenizer.encode("");
   if (own.empty() || own[0] != ids[0] || added.empty() || added[0] != ids[0]) return document;
-  document.spells_start = true;
+  document.begins_with_bos = true;
   ids.erase(ids.begin());
   return document;
 }

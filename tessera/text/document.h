@@ -14,7 +14,7 @@ namespace tessera::text {
 
 struct Document {
   std::vector<TokenId> ids;
-  bool spells_start = false;  // the text itself begins with the BOS token that the tokenizer adds in front
+  bool begins_with_bos = false;  // the text itself begins with the BOS token that the tokenizer adds in front
 };
 
 // Encodes like Tokenizer::encode, with one difference: when the text already begins with the special token that the

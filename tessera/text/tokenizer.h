@@ -53,9 +53,9 @@ class Tokenizer {
   // Reads DIR/tokenizer.json, and where they exist DIR/tokenizer_config.json and DIR/special_tokens_map.json. The two
   // optional files give the bos, eos and pad token and say which tokens are special, as transformers 5 reads them. A
   // token that only these two files name gets the next free id; the model may have no embedding row for this id
-  // (token_rows.h). Like transformers 5, the tokenizer ignores the keys "add_bos_token" and "add_eos_token", and logs a
-  // warning when these keys would change the tokens of a text. Error kIo when the folder has no tokenizer.json; kFormat
-  // for a file with wrong content.
+  // (embedding_rows.h). Like transformers 5, the tokenizer ignores the keys "add_bos_token" and "add_eos_token", and
+  // logs a warning when these keys would change the tokens of a text. Error kIo when the folder has no tokenizer.json;
+  // kFormat for a file with wrong content.
   static Tokenizer from_folder(const std::filesystem::path& dir);
   // `json` is the content of a tokenizer.json; error messages use `name` as the name of the file.
   static Tokenizer from_json(std::string_view json, std::string name);
@@ -94,9 +94,9 @@ class Tokenizer {
   std::vector<std::pair<size_t, size_t>> added_tokens_in(std::string_view text) const;
 
  private:
-  struct State;
-  explicit Tokenizer(std::shared_ptr<const State> state);
-  std::shared_ptr<const State> state_;
+  struct TokenizerData;
+  explicit Tokenizer(std::shared_ptr<const TokenizerData> state);
+  std::shared_ptr<const TokenizerData> state_;
 };
 
 // Decodes one token at a time. For well-formed text the returned pieces, joined, equal decode() of all ids. Each piece

@@ -11,7 +11,7 @@
 #include "tessera/base/files/file.h"
 #include "tessera/base/text/utf8.h"
 #include "tessera/base/warning_log.h"
-#include "tessera/text/token_rows.h"
+#include "tessera/text/embedding_rows.h"
 #include "tests/data/byte_tokenizer.h"
 #include "tests/support/temp_folder.h"
 
@@ -252,11 +252,11 @@ TEST(Tokenizer, TokensThatTheConfigAddsGetTheNextFreeIds) {
 TEST(Tokenizer, IdsBeyondTheRowsOfTheModelAreAnErrorThatNamesTheToken) {
   const auto tokenizer = load(character_file());
   const auto last = static_cast<TokenId>(tokenizer.vocab_size()) - 1;
-  EXPECT_NO_THROW(check_token_rows(tokenizer, Ids{6, last}, last + 1, "a.jsonl"));
+  EXPECT_NO_THROW(check_embedding_rows(tokenizer, Ids{6, last}, last + 1, "a.jsonl"));
   for (const auto& [ids, named] : {std::pair(Ids{6, last}, fmt::format("token {} ('", last)),
                                    {Ids{last + 9}, fmt::format("token {}, ", last + 9)}}) {
     try {
-      check_token_rows(tokenizer, ids, last, "a.jsonl");
+      check_embedding_rows(tokenizer, ids, last, "a.jsonl");
       FAIL() << "no error";
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kConfig);

@@ -24,8 +24,8 @@
 #include "tessera/models/generation/text_stream.h"
 #include "tessera/text/chat/chat_prompt.h"
 #include "tessera/text/document.h"
+#include "tessera/text/embedding_rows.h"
 #include "tessera/text/grammar/json_schema.h"
-#include "tessera/text/token_rows.h"
 
 namespace tessera::cli {
 namespace {
@@ -173,7 +173,7 @@ GenerationOptions Prompts::of_sequence(const GenerationOptions& options) const {
 }
 
 std::vector<int64_t> Prompts::checked(const std::vector<text::TokenId>& ids, const std::string& where) const {
-  text::check_token_rows(tokenizer_, ids, token_rows_, where);
+  text::check_embedding_rows(tokenizer_, ids, token_rows_, where);
   return {ids.begin(), ids.end()};
 }
 

@@ -6,7 +6,7 @@
 #include "tessera/base/text/json.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/text/document.h"
-#include "tessera/text/token_rows.h"
+#include "tessera/text/embedding_rows.h"
 
 namespace tessera::cli {
 namespace {
@@ -93,8 +93,8 @@ class RecordReader {
   static std::string quoted(const std::string& key) { return escape(key, 60); }
 
   std::vector<int64_t> checked(const std::vector<text::TokenId>& ids, const std::string& key) const {
-    text::check_token_rows(tokenizer_, ids, config_.vocab_size,
-                           fmt::format("{}: '{}'", line_.at_key(key), quoted(key)));
+    text::check_embedding_rows(tokenizer_, ids, config_.vocab_size,
+                               fmt::format("{}: '{}'", line_.at_key(key), quoted(key)));
     return {ids.begin(), ids.end()};
   }
 

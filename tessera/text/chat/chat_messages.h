@@ -1,6 +1,6 @@
 // Converts chat messages to the form that a chat template can read.
 //
-//   const Json messages = messages_for(chat, openai_messages(...));
+//   const Json messages = adapt_messages(chat, openai_messages(...));
 //   chat.render(messages, true);
 //
 // In OpenAI's API the content of a message is a string or a list of parts, and the role above the user is "developer".
@@ -18,7 +18,7 @@ namespace tessera::text {
 // all parts; for a template that prints only the first part the texts are joined into one part, and for a template that
 // prints strings only they become one string. A string becomes one part for a template that prints parts only. The role
 // "developer" becomes "system" unless the template contains the string literal "developer".
-nlohmann::ordered_json messages_for(const ChatTemplate& chat, nlohmann::ordered_json messages);
+nlohmann::ordered_json adapt_messages(const ChatTemplate& chat, nlohmann::ordered_json messages);
 
 // Computes the result of ChatTemplate::content_form by rendering small conversations. The result is reads_text for a
 // role that the template refuses.

@@ -19,7 +19,7 @@ constexpr std::string_view kEnd = "\xEF\xB7\x91";    // U+FDD1
 constexpr std::string_view kNoCharacter = "\xEF\xBF\xBD";
 
 // Puts marks around the strings of control tokens in values that a client sends. The marks pass through the template,
-// so take_marks() finds in the rendered text which strings came from the client and which from the template.
+// so remove_marks() finds in the rendered text which strings came from the client and which from the template.
 class ControlTokenMarker {
  public:
   ControlTokenMarker(const ChatTemplate& chat, const Tokenizer& tokenizer) : chat_(chat), tokenizer_(tokenizer) {}
@@ -70,7 +70,7 @@ class ControlTokenMarker {
   // An added token is a control token when the template contains it, as in transformers (sanitize_control_tokens).
   // Whitespace tokens are excluded, because templates write whitespace as ordinary text.
   bool is_control(std::string_view token) const {
-    return token.find_first_not_of(" \t\n\r\f\v") != token.npos && chat_.writes(token);
+    return token.find_first_not_of(" \t\n\r\f\v") != token.npos && chat_.contains_literal_text(token);
   }
 
   const ChatTemplate& chat_;
@@ -83,7 +83,7 @@ class ControlTokenMarker {
 // mark of a pair may be missing. The barriers behind the first character after a begin mark, and in front of the last
 // character before an end mark, make sure that no token of several characters starts at a begin mark or ends at an end
 // mark in this case.
-std::vector<size_t> take_marks(std::string& text) {
+std::vector<size_t> remove_marks(std::string& text) {
   std::vector<size_t> places;
   std::string without;
   size_t opened = text.npos;  // in `without`
@@ -120,13 +120,13 @@ std::vector<size_t> take_marks(std::string& text) {
 
 std::vector<TokenId> chat_prompt(const ChatTemplate& chat, const Tokenizer& tokenizer, const Json& messages,
                                  const Json& extra) {
-  auto safe = messages_for(chat, messages);
+  auto safe = adapt_messages(chat, messages);
   auto safe_extra = extra.is_object() ? extra : Json::object();
   ControlTokenMarker marker(chat, tokenizer);
   marker.mark(safe);
   for (auto& [name, value] : safe_extra.items()) marker.mark(value);
   auto text = chat.render(safe, /*add_generation_prompt=*/true, safe_extra).text;
-  const auto barriers = marker.any() ? take_marks(text) : std::vector<size_t>();
+  const auto barriers = marker.any() ? remove_marks(text) : std::vector<size_t>();
   return tokenizer.encode(text, {.add_special_tokens = false, .barriers = barriers});
 }
 

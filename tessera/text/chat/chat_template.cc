@@ -20,11 +20,11 @@ namespace tessera::text {
 
 using jinja::Value;
 
-struct ChatTemplate::State {
+struct ChatTemplate::TemplateData {
   std::string name;
   ChatTemplateLimits limits;
-  jinja::Template tree;
-  std::optional<jinja::Template> with_tools;  // the template named "tool_use", where chat_template is a list
+  jinja::ParsedTemplate tree;
+  std::optional<jinja::ParsedTemplate> with_tools;  // the template named "tool_use", where chat_template is a list
   Json special_tokens = Json::object();
   mutable std::mutex content_forms_mutex;
   mutable std::map<std::string, ContentForm> content_forms;  // by role, filled by content_form()
@@ -40,14 +40,15 @@ namespace {
   raise(ErrorKind::kFormat, "[text.chat_template] {} line {}: {}", name, line, escape(one_line, kMaxMessageBytes));
 }
 
-jinja::Template parse_source(const std::string& source, const std::string& name, const ChatTemplateLimits& limits) {
+jinja::ParsedTemplate parse_source(const std::string& source, const std::string& name,
+                                   const ChatTemplateLimits& limits) {
   TESSERA_CHECK(source.size() <= limits.max_template_bytes, ErrorKind::kFormat,
                 "[text.chat_template] {}: the template has {} bytes, wanted at most {}.", name, source.size(),
                 limits.max_template_bytes);
   TESSERA_CHECK(is_valid_utf8(source), ErrorKind::kFormat, "[text.chat_template] {}: the template is not UTF-8.", name);
   try {
     return jinja::parse_template(source, limits.max_depth);
-  } catch (const jinja::SyntaxFailure& failure) {
+  } catch (const jinja::TemplateSyntaxError& failure) {
     raise_at(name, failure.line, failure.message);
   }
 }
@@ -103,7 +104,7 @@ Value with_reasoning(const Value& message) {
   auto budget = unlimited();
   for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {
     const Value* reasoning = fields.find(Value::text(name), budget);
-    if (!reasoning || reasoning->is(jinja::Kind::kNone)) continue;
+    if (!reasoning || reasoning->is(jinja::ValueKind::kNone)) continue;
     auto made = std::make_shared<jinja::Dict>();
     made->set(Value::text("thinking"), *reasoning, budget);
     for (const auto& [key, value] : fields.entries) made->set(key, value, budget);
@@ -116,7 +117,7 @@ Value with_reasoning(const Value& message) {
 }  // namespace
 
 ChatTemplate ChatTemplate::parse(std::string source, std::string name, const ChatTemplateLimits& limits) {
-  auto state = std::make_shared<State>();
+  auto state = std::make_shared<TemplateData>();
   state->tree = parse_source(source, name, limits);
   state->name = std::move(name);
   state->limits = limits;
@@ -125,10 +126,10 @@ ChatTemplate ChatTemplate::parse(std::string source, std::string name, const Cha
 
 // chat_template.jinja has precedence over "chat_template" of tokenizer_config.json, as in transformers.
 std::optional<ChatTemplate> ChatTemplate::from_folder(const std::filesystem::path& folder) {
-  auto state = std::make_shared<State>();
+  auto state = std::make_shared<TemplateData>();
   const auto config_path = folder / "tokenizer_config.json";
   const auto file_path = folder / "chat_template.jinja";
-  const Json config = read_object_if_there(config_path, "[text.chat_template] " + config_path.string());
+  const Json config = read_optional_json_object(config_path, "[text.chat_template] " + config_path.string());
   state->special_tokens = special_tokens_of(read_special_tokens_map(folder), config);
   if (std::filesystem::exists(file_path)) {
     state->name = file_path.string();
@@ -205,7 +206,7 @@ RenderedChat ChatTemplate::render(const Json& messages, bool add_generation_prom
     rendered.text = evaluator.run(tools && state_->with_tools ? state_->with_tools->body : state_->tree.body);
     rendered.generation_spans = evaluator.generation_spans();
     return rendered;
-  } catch (const jinja::Failure& failure) {
+  } catch (const jinja::RenderError& failure) {
     raise_at(state_->name, evaluator.line(), failure.message);
   }
 }
@@ -241,13 +242,15 @@ bool ChatTemplate::reads_clock() const {
   return state_->tree.reads_clock || (state_->with_tools && state_->with_tools->reads_clock);
 }
 
-bool ChatTemplate::writes(std::string_view text) const {
+bool ChatTemplate::contains_literal_text(std::string_view text) const {
   return state_->tree.literals.find(text) != std::string::npos ||
          (state_->with_tools && state_->with_tools->literals.find(text) != std::string::npos);
 }
 
 // `literals` has each literal between two null characters.
-bool ChatTemplate::has_literal(std::string_view text) const { return writes(fmt::format("{0}{1}{0}", '\0', text)); }
+bool ChatTemplate::has_literal(std::string_view text) const {
+  return contains_literal_text(fmt::format("{0}{1}{0}", '\0', text));
+}
 
 const std::string& ChatTemplate::name() const { return state_->name; }
 

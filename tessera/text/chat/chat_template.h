@@ -71,7 +71,7 @@ class ChatTemplate {
   bool reads_clock() const;
 
   // True when the template's own text, or one of its string literals, contains `text`.
-  bool writes(std::string_view text) const;
+  bool contains_literal_text(std::string_view text) const;
   // True when a whole string literal, or a whole piece of the template's own text, equals `text`.
   bool has_literal(std::string_view text) const;
 
@@ -84,9 +84,9 @@ class ChatTemplate {
   const std::string& name() const;
 
  private:
-  struct State;
-  explicit ChatTemplate(std::shared_ptr<const State> state) : state_(std::move(state)) {}
-  std::shared_ptr<const State> state_;
+  struct TemplateData;
+  explicit ChatTemplate(std::shared_ptr<const TemplateData> state) : state_(std::move(state)) {}
+  std::shared_ptr<const TemplateData> state_;
   std::optional<std::time_t> time_;  // printed by strftime_now; nullopt: the machine's clock
 };
 

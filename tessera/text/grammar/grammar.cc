@@ -55,7 +55,7 @@ Grammar::Part GrammarBuilder::literal(std::string_view text) {
 }
 
 int32_t GrammarBuilder::tree_of(const std::vector<std::string_view>& texts) {
-  charge(sizeof(TextTree) + TextTree::most_bytes(texts));
+  charge(sizeof(RadixTree) + RadixTree::max_tree_bytes(texts));
   grammar_.trees.emplace_back(texts);
   return static_cast<int32_t>(grammar_.trees.size() - 1);
 }

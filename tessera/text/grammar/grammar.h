@@ -20,7 +20,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "tessera/text/tokenizer/text_tree.h"
+#include "tessera/text/tokenizer/radix_tree.h"
 
 namespace tessera::text {
 
@@ -66,7 +66,7 @@ class Grammar {
     std::vector<ByteSet> sets{};
     std::string text{};         // the bytes of all literals
     std::vector<Part> lists{};  // the children of all sequences and choices
-    std::vector<TextTree> trees{};
+    std::vector<RadixTree> trees{};
     std::vector<Other> others{};
     Part root = 0;
     size_t bytes = 0;

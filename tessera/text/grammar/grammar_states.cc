@@ -71,7 +71,7 @@ GrammarStates::Item GrammarStates::item(Part part, int32_t at, Item tail) {
 GrammarStates::Item GrammarStates::begun(Part part, Item tail) {
   const auto kind = node(part).kind;
   const bool tree = kind == Grammar::Kind::kOneOf || kind == Grammar::Kind::kOtherThan;
-  return item(part, tree ? TextTree::kRoot : 0, tail);
+  return item(part, tree ? RadixTree::kRoot : 0, tail);
 }
 
 // Starts a new reading. `seen` of an item equals reading_ if this reading has visited the item, so no array must be
@@ -131,14 +131,14 @@ void GrammarStates::read_item(Item of) {
     case Kind::kOneOf: {
       const auto& tree = parts.trees[static_cast<size_t>(here.first)];
       if (tree.is_end(at)) push(tail);
-      if (tree.goes_on(at)) found_.push_back(of);
+      if (tree.has_continuation(at)) found_.push_back(of);
       return;
     }
     case Kind::kOtherThan: {
       const auto& other = parts.others[static_cast<size_t>(here.first)];
       found_.push_back(of);
       const auto& tree = parts.trees[static_cast<size_t>(other.tree)];
-      if (!tree.goes_on_beyond_ascii(at)) push(begun(other.wide, tail));
+      if (!tree.continues_with_non_ascii(at)) push(begun(other.wide, tail));
       return;
     }
     case Kind::kSequence: {
@@ -174,11 +174,11 @@ void GrammarStates::step_over(Item of, uint8_t byte) {
     push(at + 1 == here.second ? tail : item(part, at + 1, tail));
   } else if (here.kind == Kind::kOneOf) {
     const auto place = parts.trees[static_cast<size_t>(here.first)].next(at, byte);
-    if (place != TextTree::kNowhere) push(item(part, place, tail));
+    if (place != RadixTree::kNoNode) push(item(part, place, tail));
   } else {
     const auto& other = parts.others[static_cast<size_t>(here.first)];
     const auto& tree = parts.trees[static_cast<size_t>(other.tree)];
-    if (const auto place = tree.next(at, byte); place != TextTree::kNowhere) {
+    if (const auto place = tree.next(at, byte); place != RadixTree::kNoNode) {
       push(item(part, place, tail));
     } else if (tree.is_inside_character(at)) {
       return;  // the excluded text continues inside a character, which no other byte can complete here

@@ -98,10 +98,10 @@ enum class StatementKind {
 
 // The target of an assignment: a name, name.attribute of a namespace (attribute is not empty), or several targets in
 // `parts`.
-struct Target {
+struct AssignmentTarget {
   std::string name;
   std::string attribute;
-  std::vector<Target> parts;
+  std::vector<AssignmentTarget> parts;
 };
 
 struct MacroDefinition {
@@ -112,7 +112,7 @@ struct MacroDefinition {
   bool uses_caller = false, uses_varargs = false, uses_kwargs = false;  // the body contains these names
 };
 
-struct Branch {
+struct IfBranch {
   ExpressionPtr condition;
   Body body;
 };
@@ -123,11 +123,11 @@ struct Statement {
   std::string text{};
   ExpressionPtr value{};
   ExpressionPtr condition{};
-  Target target{};
+  AssignmentTarget target{};
   Body body{};
   Body otherwise{};
-  std::vector<Branch> branches{};
-  std::vector<std::pair<Target, ExpressionPtr>> assignments{};
+  std::vector<IfBranch> branches{};
+  std::vector<std::pair<AssignmentTarget, ExpressionPtr>> assignments{};
   std::shared_ptr<const MacroDefinition> macro{};
   bool recursive = false;
 };

@@ -13,11 +13,11 @@
 namespace tessera::text::jinja {
 
 struct Builtin {
-  Value (*call)(Evaluator&, const Value& input, const Bound&) = nullptr;
+  Value (*call)(Evaluator&, const Value& input, const BoundArguments&) = nullptr;
   std::vector<std::string_view> parameters{};
   size_t required = 0;  // the number of parameters, from the first, that need an argument
   // The function of a builtin that binds its arguments itself; the three members above are then not used.
-  Value (*call_unbound)(Evaluator&, const Value& input, const Arguments&) = nullptr;
+  Value (*call_with_arguments)(Evaluator&, const Value& input, const Arguments&) = nullptr;
 };
 using BuiltinTable = std::unordered_map<std::string_view, Builtin>;
 
@@ -27,9 +27,9 @@ Value call_builtin(const BuiltinTable::value_type& builtin, Evaluator& evaluator
 const BuiltinTable& sequence_filters();  // over lists and dicts (filters_sequence.cc)
 const BuiltinTable& text_methods();      // methods of str (methods_text.cc)
 
-// The str or int in `value`. Failure for a value of another type; its message begins with `what`, the name of the
-// function.
-const std::string& text_argument(const Value& value, std::string_view what);
-int64_t integer_argument(const Value& value, std::string_view what);
+// The str or int in `value`. RenderError for a value of another type; its message begins with `function_name`, the name
+// of the function.
+const std::string& text_argument(const Value& value, std::string_view function_name);
+int64_t integer_argument(const Value& value, std::string_view function_name);
 
 }  // namespace tessera::text::jinja

@@ -58,7 +58,7 @@ Value Evaluator::make_text(std::string text, bool markup) {
   return Value::text(std::move(text), markup);
 }
 
-Value Evaluator::make_list(std::vector<Value> items, Kind kind) {
+Value Evaluator::make_list(std::vector<Value> items, ValueKind kind) {
   budget_.check_size(items.size());
   budget_.charge(items.size() * sizeof(Value));
   Value made = Value::list(std::move(items), kind);
@@ -77,7 +77,7 @@ Value Evaluator::make_namespace(std::shared_ptr<Dict> attributes) {
   space->attributes = std::move(attributes);
   budget_.check_depth(space->attributes->depth + 1);
   namespaces_.push_back(space);
-  return Value::object(Kind::kNamespace, std::move(space));
+  return Value::object(ValueKind::kNamespace, std::move(space));
 }
 
 std::shared_ptr<Scope> Evaluator::inner_scope(std::shared_ptr<Scope> parent) {
@@ -100,7 +100,7 @@ void Evaluator::set_variable(std::string_view name, Value value) {
 // Every node costs at least one step and one level of depth; charge(0) pays the step. line_ is the line of the last
 // node that was entered, which is the line of an error.
 Value Evaluator::evaluate(const Expression& node) {
-  const Scoped deeper(running_depth_, next_depth());
+  const ScopedValue deeper(running_depth_, next_depth());
   line_ = node.line;
   budget_.charge(0);
   switch (node.kind) {
@@ -154,7 +154,7 @@ Value Evaluator::evaluate(const Expression& node) {
 Value Evaluator::evaluate_name(const Expression& node) {
   if (const Value* found = scope_->find(node.text, budget_)) return *found;
   if (is_global(node.text)) {
-    return Value::object(Kind::kFunction, std::make_shared<Function>(Function{node.text, Value()}));
+    return Value::object(ValueKind::kFunction, std::make_shared<Function>(Function{node.text, Value()}));
   }
   return Value::undefined(fmt::format("'{}' is undefined", node.text.substr(0, 80)));
 }
@@ -170,14 +170,14 @@ Value Evaluator::evaluate_collection(const Expression& node) {
   }
   std::vector<Value> items;
   for (const auto& operand : node.operands) items.push_back(evaluate(*operand));
-  return make_list(std::move(items), node.kind == ExpressionKind::kTuple ? Kind::kTuple : Kind::kList);
+  return make_list(std::move(items), node.kind == ExpressionKind::kTuple ? ValueKind::kTuple : ValueKind::kList);
 }
 
 // A chain is evaluated from left to right. The signs are computed as 0 - x and 0 + x, so they accept the same types and
 // overflow in the same way as the operators; a float is negated directly, to keep -0.0.
 Value Evaluator::evaluate_operator(const Expression& node) {
   Value value = evaluate(*node.operands[0]);
-  if (node.kind == ExpressionKind::kNegative && value.is(Kind::kFloat)) return Value::real(-value.as_double());
+  if (node.kind == ExpressionKind::kNegative && value.is(ValueKind::kFloat)) return Value::real(-value.as_double());
   if (node.kind == ExpressionKind::kNegative) return binary(*this, Operator::kSubtract, Value::integer(0), value);
   if (node.kind == ExpressionKind::kPositive) return binary(*this, Operator::kAdd, Value::integer(0), value);
   for (size_t i = 0; i < node.operators.size(); ++i) {
@@ -232,9 +232,9 @@ Arguments Evaluator::evaluate_arguments(const Expression& node) {
   }
   if (given.unpacked_named) {
     const Value named = evaluate(*given.unpacked_named);
-    if (!named.is(Kind::kDict)) fail("the argument after ** is {}, not a mapping", type_name(named));
+    if (!named.is(ValueKind::kDict)) fail("the argument after ** is {}, not a mapping", type_name(named));
     for (const auto& [key, value] : named.get<Dict>().entries) {
-      if (!key.is(Kind::kString)) fail("keywords must be strings");
+      if (!key.is(ValueKind::kString)) fail("keywords must be strings");
       made.named.emplace_back(key.as_text(), value);
     }
     budget_.charge(made.named.size() * sizeof(Value));
@@ -272,15 +272,15 @@ Value Evaluator::evaluate_test(const Expression& node) {
 // nullopt when there is none; the caller then searches the entries of a dict. A name that the sandbox forbids is an
 // undefined value, so it hides an entry of the same name.
 std::optional<Value> Evaluator::own_attribute(const Value& of, const std::string& name) {
-  if (of.is(Kind::kNamespace)) {
+  if (of.is(ValueKind::kNamespace)) {
     if (const Value* value = of.get<Namespace>().attributes->find(Value::text(name), budget_)) return *value;
-  } else if (of.is(Kind::kLoop)) {
+  } else if (of.is(ValueKind::kLoop)) {
     Value value = loop_attribute(of, name);
-    if (!value.is(Kind::kUndefined) || name == "previtem" || name == "nextitem") return value;
-  } else if (of.is(Kind::kMacro) && name == "name") {
+    if (!value.is(ValueKind::kUndefined) || name == "previtem" || name == "nextitem") return value;
+  } else if (of.is(ValueKind::kMacro) && name == "name") {
     return make_text(of.get<Macro>().tree->name);
   } else if (has_method(of, name)) {
-    return Value::object(Kind::kFunction, std::make_shared<Function>(Function{name, of}));
+    return Value::object(ValueKind::kFunction, std::make_shared<Function>(Function{name, of}));
   } else if (is_forbidden_method(of, name) || name.starts_with("__")) {
     return Value::undefined(fmt::format("templates may not use '{}' of a {}", name.substr(0, 80), type_name(of)));
   }
@@ -289,28 +289,28 @@ std::optional<Value> Evaluator::own_attribute(const Value& of, const std::string
 
 // a.b: attributes come before the entries of a dict, as in Jinja2. item() for a['b'] has the opposite order.
 Value Evaluator::attribute(const Value& of, const std::string& name) {
-  if (of.is(Kind::kUndefined)) fail("{}", of.hint());
+  if (of.is(ValueKind::kUndefined)) fail("{}", of.hint());
   if (auto own = own_attribute(of, name)) return std::move(*own);
-  if (of.is(Kind::kDict)) {
+  if (of.is(ValueKind::kDict)) {
     if (const Value* value = of.get<Dict>().find(Value::text(name), budget_)) return *value;
   }
   return Value::undefined(fmt::format("a {} has no attribute '{}'", type_name(of), name.substr(0, 80)));
 }
 
 Value Evaluator::item(const Value& of, const Value& key) {
-  if (of.is(Kind::kUndefined)) fail("{}", of.hint());
-  if (of.is(Kind::kDict)) {
-    const bool hashable = !key.is(Kind::kList) && !key.is(Kind::kDict);
+  if (of.is(ValueKind::kUndefined)) fail("{}", of.hint());
+  if (of.is(ValueKind::kDict)) {
+    const bool hashable = !key.is(ValueKind::kList) && !key.is(ValueKind::kDict);
     if (const Value* value = hashable ? of.get<Dict>().find(key, budget_) : nullptr) return *value;
-  } else if (key.is_integral() && (of.is(Kind::kString) || (of.is_sized_sequence() && !of.is(Kind::kView)))) {
+  } else if (key.is_integral() && (of.is(ValueKind::kString) || (of.is_sized_sequence() && !of.is(ValueKind::kView)))) {
     const int64_t length = length_of(of, budget_);
     const int64_t at = key.as_int() < 0 ? key.as_int() + length : key.as_int();
     if (at >= 0 && at < length) {
-      if (!of.is(Kind::kString)) return of.items()[static_cast<size_t>(at)];
+      if (!of.is(ValueKind::kString)) return of.items()[static_cast<size_t>(at)];
       return slice(*this, of, Value::integer(at), Value::integer(at + 1), Value::none());
     }
   }
-  if (key.is(Kind::kString)) {
+  if (key.is(ValueKind::kString)) {
     if (auto own = own_attribute(of, key.as_text())) return std::move(*own);
     return Value::undefined(fmt::format("a {} has no item '{}'", type_name(of), key.as_text().substr(0, 80)));
   }

@@ -29,21 +29,21 @@ struct Arguments {
 };
 
 // The argument of each parameter, in the order of the parameters; null where the call has none.
-using Bound = std::vector<const Value*>;
+using BoundArguments = std::vector<const Value*>;
 
 // Assigns the arguments of a call to the parameters of `function`. The first `required` parameters need an argument.
-// Failure when there are too many, unknown or missing arguments.
-Bound bind(std::string_view function, const Arguments& arguments, std::span<const std::string_view> parameters,
-           size_t required);
-inline Bound bind(std::string_view function, const Arguments& arguments,
-                  std::initializer_list<std::string_view> parameters, size_t required) {
+// RenderError when there are too many, unknown or missing arguments.
+BoundArguments bind(std::string_view function, const Arguments& arguments, std::span<const std::string_view> parameters,
+                    size_t required);
+inline BoundArguments bind(std::string_view function, const Arguments& arguments,
+                           std::initializer_list<std::string_view> parameters, size_t required) {
   return bind(function, arguments, std::span(parameters.begin(), parameters.size()), required);
 }
 
 bool has_filter(std::string_view name);
 bool has_test(std::string_view name);
-std::string missing_filter(std::string_view name);  // the error message for an unknown filter
-std::string missing_test(std::string_view name);    // the error message for an unknown test
+std::string unknown_filter_message(std::string_view name);  // the error message for an unknown filter
+std::string unknown_test_message(std::string_view name);    // the error message for an unknown test
 Value apply_filter(Evaluator& evaluator, const std::string& name, const Value& input, const Arguments& arguments);
 bool apply_test(Evaluator& evaluator, const std::string& name, const Value& input, const Arguments& arguments);
 
@@ -54,7 +54,7 @@ Value call_method(Evaluator& evaluator, const Value& self, const std::string& na
 Value call_global(Evaluator& evaluator, const std::string& name, const Arguments& arguments);
 bool is_global(std::string_view name);
 
-// The operators of Python. Failure where Python raises TypeError, and when an integer does not fit in 64 bits.
+// The operators of Python. RenderError where Python raises TypeError, and when an integer does not fit in 64 bits.
 Value binary(Evaluator& evaluator, Operator op, const Value& left, const Value& right);
 bool compare(Operator op, const Value& left, const Value& right, Budget& budget);
 Value slice(Evaluator& evaluator, const Value& of, const Value& start, const Value& stop, const Value& step);
@@ -72,7 +72,7 @@ struct Scope {
 };
 
 // The state of a running {% for %}, which the template sees as `loop`.
-struct Loop {
+struct LoopState {
   const Statement* statement = nullptr;
   std::shared_ptr<Scope> scope;  // the scope around the loop; null after the loop has ended
   std::vector<Value> source;
@@ -105,9 +105,9 @@ class Evaluator {
   int line() const { return line_; }
 
   Budget& budget() { return budget_; }
-  // These functions create a value and charge the budget for it. Failure when it exceeds a limit.
+  // These functions create a value and charge the budget for it. RenderError when it exceeds a limit.
   Value make_text(std::string text, bool markup = false);
-  Value make_list(std::vector<Value> items, Kind kind = Kind::kList);
+  Value make_list(std::vector<Value> items, ValueKind kind = ValueKind::kList);
   Value make_dict(std::shared_ptr<const Dict> dict);
   Value make_namespace(std::shared_ptr<Dict> attributes);
   // of.name and of[key], within the sandbox; undefined when there is none.
@@ -118,7 +118,7 @@ class Evaluator {
 
  private:
   enum class Flow { kNormal, kBreak, kContinue };
-  // running_depth_ + 1. Failure when this exceeds the limit.
+  // running_depth_ + 1. RenderError when this exceeds the limit.
   int next_depth() const;
 
   Value evaluate(const Expression& node);
@@ -140,19 +140,19 @@ class Evaluator {
   Flow execute_if(const Statement& statement);
   Flow execute_for(const Statement& statement, std::vector<Value> items, int64_t depth0);
   void execute_call_block(const Statement& statement);
-  Value filtered_block(const Statement& statement);  // the output of its body, passed through its filters
+  Value render_filtered_block(const Statement& statement);  // the output of its body, passed through its filters
   void execute_with(const Statement& statement);
   void execute_generation(const Statement& statement);
-  void assign(const Target& target, Value value);
-  bool pull(Loop& loop, Value& value);
-  bool look_ahead(Loop& loop);
+  void assign(const AssignmentTarget& target, Value value);
+  bool read_next_item(LoopState& loop, Value& value);
+  bool has_next_item(LoopState& loop);
   Value call_macro(const Macro& macro, const Arguments& arguments);
   void bind_parameters(const MacroDefinition& tree, const Arguments& arguments);
   Value call_loop(const Value& loop, const Arguments& arguments);
   Value make_macro(const std::shared_ptr<const MacroDefinition>& definition);
 
   void emit(std::string_view text);
-  std::string captured(const Body& body);  // executes the body and returns its output
+  std::string render_to_string(const Body& body);  // executes the body and returns its output
   void set_variable(std::string_view name, Value value);
   std::shared_ptr<Scope> inner_scope(std::shared_ptr<Scope> parent);
 

@@ -43,7 +43,7 @@ class Lexer {
   }
 
  private:
-  [[noreturn]] void fail_here(const std::string& message) { throw SyntaxFailure{line_, message}; }
+  [[noreturn]] void fail_here(const std::string& message) { throw TemplateSyntaxError{line_, message}; }
   std::string_view from(size_t at) const { return std::string_view(source_).substr(at); }
   std::string_view rest() const { return from(at_); }
   char peek(size_t at) const { return at < source_.size() ? source_[at] : '\0'; }

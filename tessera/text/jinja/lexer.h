@@ -28,12 +28,12 @@ struct Token {
 };
 
 // A parse error with its line. ChatTemplate converts it to an Error.
-struct SyntaxFailure {
+struct TemplateSyntaxError {
   int line;
   std::string message;
 };
 
-// The last token is kEnd. Throws SyntaxFailure.
+// The last token is kEnd. Throws TemplateSyntaxError.
 std::vector<Token> tokenize(std::string_view source);
 
 }  // namespace tessera::text::jinja

@@ -98,11 +98,11 @@ Value joined_texts(Evaluator& evaluator, const Value& left, const Value& right) 
 
 Value repeated(Evaluator& evaluator, const Value& value, int64_t times) {
   const auto count = static_cast<size_t>(times < 0 ? 0 : times);
-  const size_t size = value.is(Kind::kString) ? value.as_text().size() : value.items().size();
+  const size_t size = value.is(ValueKind::kString) ? value.as_text().size() : value.items().size();
   size_t total = 0;
   if (__builtin_mul_overflow(count, size, &total)) fail("a repeated value does not fit in memory");
   evaluator.budget().check_size(total);
-  if (value.is(Kind::kString)) {
+  if (value.is(ValueKind::kString)) {
     std::string text;
     text.reserve(total);
     for (size_t i = 0; size > 0 && i < count; ++i) text += value.as_text();
@@ -118,18 +118,18 @@ Value repeated(Evaluator& evaluator, const Value& value, int64_t times) {
 }
 
 bool repeatable(const Value& value) {
-  return value.is(Kind::kString) || value.is(Kind::kList) || value.is(Kind::kTuple);
+  return value.is(ValueKind::kString) || value.is(ValueKind::kList) || value.is(ValueKind::kTuple);
 }
 
 // The start, stop and step of a slice, like the result of Python's slice.indices(length).
-struct Indices {
+struct SliceIndices {
   int64_t start, stop, step;
 };
 
 // Limits one bound to the sequence; a negative one counts from the end. Backwards slices may stop before index 0, at
 // -1.
 int64_t bound_of(const Value& value, int64_t length, int64_t missing, bool backwards) {
-  if (value.is(Kind::kNone)) return missing;
+  if (value.is(ValueKind::kNone)) return missing;
   if (!value.is_integral()) fail("slice indices must be integers or None");
   int64_t at = value.as_int();
   const int64_t low = backwards ? -1 : 0;
@@ -138,9 +138,9 @@ int64_t bound_of(const Value& value, int64_t length, int64_t missing, bool backw
   return std::clamp(at, low, high);
 }
 
-Indices indices(const Value& start, const Value& stop, const Value& step, int64_t length) {
-  if (!step.is(Kind::kNone) && !step.is_integral()) fail("slice indices must be integers or None");
-  Indices made{0, 0, step.is(Kind::kNone) ? 1 : step.as_int()};
+SliceIndices indices(const Value& start, const Value& stop, const Value& step, int64_t length) {
+  if (!step.is(ValueKind::kNone) && !step.is_integral()) fail("slice indices must be integers or None");
+  SliceIndices made{0, 0, step.is(ValueKind::kNone) ? 1 : step.as_int()};
   if (made.step == 0) fail("slice step cannot be zero");
   made.step = std::clamp<int64_t>(made.step, -length - 1, length + 1);
   const bool backwards = made.step < 0;
@@ -150,7 +150,7 @@ Indices indices(const Value& start, const Value& stop, const Value& step, int64_
 }
 
 template <class Visit>
-void for_each_index(const Indices& of, Visit visit) {
+void for_each_index(const SliceIndices& of, Visit visit) {
   for (int64_t i = of.start; of.step > 0 ? i < of.stop : i > of.stop; i += of.step) visit(static_cast<size_t>(i));
 }
 
@@ -159,19 +159,19 @@ void for_each_index(const Indices& of, Visit visit) {
 // Python's operator rules: numbers with numbers, strings, lists and tuples with + of their own kind, and * with an
 // integer. '%' of a string is formatting.
 Value binary(Evaluator& evaluator, Operator op, const Value& left, const Value& right) {
-  if (left.is(Kind::kUndefined)) fail("{}", left.hint());
+  if (left.is(ValueKind::kUndefined)) fail("{}", left.hint());
   if (left.is_number() && right.is_number()) {
-    check_fits(left.is(Kind::kBigInt) || right.is(Kind::kBigInt));
+    check_fits(left.is(ValueKind::kBigInt) || right.is(ValueKind::kBigInt));
     if (left.is_integral() && right.is_integral()) return integers(op, left.as_int(), right.as_int());
     return reals(op, left.as_double(), right.as_double());
   }
-  if (op == Operator::kModulo && left.is(Kind::kString)) {
+  if (op == Operator::kModulo && left.is(ValueKind::kString)) {
     return evaluator.make_text(format_percent(left.as_text(), right, evaluator.budget()), left.is_markup());
   }
-  if (right.is(Kind::kUndefined)) fail("{}", right.hint());
+  if (right.is(ValueKind::kUndefined)) fail("{}", right.hint());
   if (op == Operator::kAdd && left.kind() == right.kind()) {
-    if (left.is(Kind::kString)) return joined_texts(evaluator, left, right);
-    if (left.is(Kind::kList) || left.is(Kind::kTuple)) {
+    if (left.is(ValueKind::kString)) return joined_texts(evaluator, left, right);
+    if (left.is(ValueKind::kList) || left.is(ValueKind::kTuple)) {
       std::vector<Value> items = left.items();
       items.insert(items.end(), right.items().begin(), right.items().end());
       return evaluator.make_list(std::move(items), left.kind());
@@ -209,11 +209,11 @@ bool compare(Operator op, const Value& left, const Value& right, Budget& budget)
 
 Value slice(Evaluator& evaluator, const Value& of, const Value& start, const Value& stop, const Value& step) {
   switch (of.kind()) {
-    case Kind::kUndefined:
+    case ValueKind::kUndefined:
       fail("{}", of.hint());
-    case Kind::kString: {
+    case ValueKind::kString: {
       const std::string& text = of.as_text();
-      const Indices range = indices(start, stop, step, length_of(of, evaluator.budget()));
+      const SliceIndices range = indices(start, stop, step, length_of(of, evaluator.budget()));
       evaluator.budget().charge(text.size());
       std::string out;
       if (range.step == 1) {
@@ -229,10 +229,10 @@ Value slice(Evaluator& evaluator, const Value& of, const Value& start, const Val
       for_each_index(range, [&](size_t i) { out += points[i]; });
       return evaluator.make_text(std::move(out), of.is_markup());
     }
-    case Kind::kList:
-    case Kind::kTuple:
-    case Kind::kRange: {
-      const Indices range = indices(start, stop, step, static_cast<int64_t>(of.items().size()));
+    case ValueKind::kList:
+    case ValueKind::kTuple:
+    case ValueKind::kRange: {
+      const SliceIndices range = indices(start, stop, step, static_cast<int64_t>(of.items().size()));
       std::vector<Value> items;
       for_each_index(range, [&](size_t i) { items.push_back(of.items()[i]); });
       return evaluator.make_list(std::move(items), of.kind());

@@ -15,7 +15,7 @@
 
 namespace tessera::text::jinja {
 
-struct Template {
+struct ParsedTemplate {
   Body body;
   bool has_generation = false;
   bool reads_clock = false;  // the template contains the name strftime_now
@@ -23,15 +23,15 @@ struct Template {
   std::string literals = std::string(1, '\0');
 };
 
-// Throws SyntaxFailure.
-Template parse_template(std::string_view source, int max_depth);
+// Throws TemplateSyntaxError.
+ParsedTemplate parse_template(std::string_view source, int max_depth);
 
 // The recursive descent parser of one template. Statements are in parser.cc, expressions in parser_expression.cc and
 // parser_postfix.cc.
 class Parser {
  public:
   Parser(std::vector<Token> tokens, int max_depth) : tokens_(std::move(tokens)), max_depth_(max_depth) {}
-  Template run();
+  ParsedTemplate run();
 
  private:
   using EndWords = std::initializer_list<std::string_view>;
@@ -40,7 +40,7 @@ class Parser {
   const Token& ahead() const { return tokens_[std::min(at_ + 1, tokens_.size() - 1)]; }
   Token next();  // returns the current token and moves to the next one
   [[noreturn]] void fail_here(const std::string& message) const;
-  [[noreturn]] void unexpected(std::string_view wanted) const;
+  [[noreturn]] void unexpected(std::string_view expected) const;
   bool at_operator(std::string_view text) const {
     return current().kind == TokenKind::kOperator && current().text == text;
   }
@@ -65,12 +65,12 @@ class Parser {
   void print_statement(Body& body);
   void signature(MacroDefinition& macro);
   void macro_body(MacroDefinition& macro, std::string_view end_word);
-  Target target(bool namespaces, std::string_view end_name);
-  Target one_target(bool namespaces);
+  AssignmentTarget target(bool namespaces, std::string_view end_name);
+  AssignmentTarget one_target(bool namespaces);
 
   using Operators = std::initializer_list<std::pair<std::string_view, Operator>>;
   // Reads the operator at the current token, if it is one of `operators`.
-  std::optional<Operator> take_operator(Operators operators);
+  std::optional<Operator> accept_operator(Operators operators);
   // Parses operands with `operators` between them to one node; a single operand is returned as it is. The node has the
   // line `line`, or without `line` the line of its first operator.
   template <class Operand>
@@ -101,19 +101,19 @@ class Parser {
   ExpressionPtr dict();
 
   ExpressionPtr make(ExpressionKind kind, int line) const;
-  ExpressionPtr finished(ExpressionPtr node) const;  // sets the node's depth and checks the limit
+  ExpressionPtr with_checked_depth(ExpressionPtr node) const;  // sets the node's depth and checks the limit
   ExpressionPtr wrap(ExpressionKind kind, int line, ExpressionPtr operand) const;
 
-  // nesting_ + 1. Throws SyntaxFailure when this exceeds the limit.
+  // nesting_ + 1. Throws TemplateSyntaxError when this exceeds the limit.
   int next_nesting() const;
 
   std::vector<Token> tokens_;
   int max_depth_;
   size_t at_ = 0;
-  int nesting_ = 0;                     // depth of the parser's own recursion
-  int loops_ = 0;                       // number of loops around the current position
-  bool may_not_run_ = false;            // inside a branch, where an unknown filter fails only when it runs
-  std::vector<SyntaxFailure> unknown_;  // unknown filters and tests outside of branches
+  int nesting_ = 0;                                 // depth of the parser's own recursion
+  int loops_ = 0;                                   // number of loops around the current position
+  bool in_branch_ = false;                          // inside a branch, where an unknown filter fails only when it runs
+  std::vector<TemplateSyntaxError> unknown_names_;  // unknown filters and tests outside of branches
   bool has_generation_ = false;
   MacroDefinition* macro_ = nullptr;  // the innermost macro around the current position
 };

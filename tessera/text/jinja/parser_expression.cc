@@ -17,7 +17,7 @@ ExpressionPtr Parser::make(ExpressionKind kind, int line) const {
 
 // The depth of a node is 1 + the largest depth of its children. The limit keeps the recursion of the evaluator and of
 // the tree's destructor within the stack.
-ExpressionPtr Parser::finished(ExpressionPtr node) const {
+ExpressionPtr Parser::with_checked_depth(ExpressionPtr node) const {
   const auto include = [&](const ExpressionPtr& child) {
     if (child) node->depth = std::max(node->depth, child->depth + 1);
   };
@@ -35,30 +35,31 @@ ExpressionPtr Parser::finished(ExpressionPtr node) const {
 ExpressionPtr Parser::wrap(ExpressionKind kind, int line, ExpressionPtr operand) const {
   auto node = make(kind, line);
   node->operands.push_back(std::move(operand));
-  return finished(std::move(node));
+  return with_checked_depth(std::move(node));
 }
 
 // Each function from here to unary() parses one level of Jinja2's precedence, from the weakest operator to the
 // strongest: if-else, or, and, not, comparisons, + -, ~, * / // %, **, unary signs.
 ExpressionPtr Parser::expression(bool conditional) {
-  const Scoped nested(nesting_, next_nesting());
+  const ScopedValue nested(nesting_, next_nesting());
   if (!conditional) return or_expression();
   const int line = current().line;
-  const size_t unknown_before = unknown_.size();
+  const size_t unknown_before = unknown_names_.size();
   auto value = or_expression();
-  if (at_name("if")) unknown_.resize(unknown_before);  // `value` may not run, so its unknown filters are no errors yet
+  if (at_name("if"))
+    unknown_names_.resize(unknown_before);  // `value` may not run, so its unknown filters are no errors yet
   while (skip_name("if")) {
-    Scoped<bool> soft(may_not_run_, true);
+    ScopedValue<bool> branch_scope(in_branch_, true);
     auto node = make(ExpressionKind::kConditional, line);
     node->operands.push_back(or_expression());
     node->operands.push_back(std::move(value));
     node->operands.push_back(skip_name("else") ? expression() : nullptr);
-    value = finished(std::move(node));
+    value = with_checked_depth(std::move(node));
   }
   return value;
 }
 
-std::optional<Operator> Parser::take_operator(Operators operators) {
+std::optional<Operator> Parser::accept_operator(Operators operators) {
   for (const auto& [text, op] : operators) {
     if (!at_name(text) && !at_operator(text)) continue;
     if (op == Operator::kNotIn) {  // the operator is the two names "not" "in"
@@ -76,12 +77,12 @@ ExpressionPtr Parser::chain(ExpressionKind kind, Operators operators, Operand op
   auto first = operand();
   auto node = make(kind, line.value_or(current().line));
   node->operands.push_back(std::move(first));
-  while (const auto op = take_operator(operators)) {
+  while (const auto op = accept_operator(operators)) {
     node->operators.push_back(*op);
     node->operands.push_back(operand());
   }
   if (node->operators.empty()) return std::move(node->operands[0]);
-  return finished(std::move(node));
+  return with_checked_depth(std::move(node));
 }
 
 ExpressionPtr Parser::or_expression() {
@@ -94,7 +95,7 @@ ExpressionPtr Parser::and_expression() {
 
 ExpressionPtr Parser::not_expression() {
   if (!at_name("not")) return comparison();
-  const Scoped nested(nesting_, next_nesting());
+  const ScopedValue nested(nesting_, next_nesting());
   const int line = next().line;
   return wrap(ExpressionKind::kNot, line, not_expression());
 }
@@ -129,7 +130,7 @@ ExpressionPtr Parser::power() {  // left-associative, as in Jinja2 and unlike Py
 
 // Filters and tests bind weaker than the sign: -1|abs is (-1)|abs. Only the outermost call parses them.
 ExpressionPtr Parser::unary(bool with_filter) {
-  const Scoped nested(nesting_, next_nesting());
+  const ScopedValue nested(nesting_, next_nesting());
   const int line = current().line;
   ExpressionPtr node;
   if (skip_operator("-")) {
@@ -231,7 +232,7 @@ ExpressionPtr Parser::tuple(bool conditional, std::string_view end_name, bool in
     if (!node->operands.empty()) return std::move(node->operands[0]);
     if (!in_parentheses) unexpected("an expression");
   }
-  return finished(std::move(node));
+  return with_checked_depth(std::move(node));
 }
 
 ExpressionPtr Parser::list() {
@@ -242,7 +243,7 @@ ExpressionPtr Parser::list() {
     node->operands.push_back(expression());
   }
   expect_operator("]");
-  return finished(std::move(node));
+  return with_checked_depth(std::move(node));
 }
 
 ExpressionPtr Parser::dict() {
@@ -255,7 +256,7 @@ ExpressionPtr Parser::dict() {
     node->operands.push_back(expression());
   }
   expect_operator("}");
-  return finished(std::move(node));
+  return with_checked_depth(std::move(node));
 }
 
 }  // namespace tessera::text::jinja

@@ -42,10 +42,11 @@ ExpressionPtr Parser::filter_chain(ExpressionPtr of, bool starts_inline) {
     auto node = make(ExpressionKind::kFilter, current().line);
     node->text = expect_name();
     while (skip_operator(".")) node->text += "." + expect_name();
-    if (!may_not_run_ && !has_filter(node->text)) unknown_.push_back({node->line, missing_filter(node->text)});
+    if (!in_branch_ && !has_filter(node->text))
+      unknown_names_.push_back({node->line, unknown_filter_message(node->text)});
     node->operands.push_back(std::move(of));
     node->arguments = at_operator("(") ? call_arguments() : std::make_unique<CallArguments>();
-    of = finished(std::move(node));
+    of = with_checked_depth(std::move(node));
   }
   return of;
 }
@@ -58,7 +59,7 @@ ExpressionPtr Parser::test(ExpressionPtr of) {
   auto node = make(ExpressionKind::kTest, line);
   node->text = expect_name();
   while (skip_operator(".")) node->text += "." + expect_name();
-  if (!may_not_run_ && !has_test(node->text)) unknown_.push_back({node->line, missing_test(node->text)});
+  if (!in_branch_ && !has_test(node->text)) unknown_names_.push_back({node->line, unknown_test_message(node->text)});
   node->operands.push_back(std::move(of));
   node->arguments = std::make_unique<CallArguments>();
   const auto kind = current().kind;
@@ -70,7 +71,7 @@ ExpressionPtr Parser::test(ExpressionPtr of) {
     if (at_name("is")) fail_here("tests with 'is' cannot be chained");
     node->arguments->positional.push_back(postfix(primary()));
   }
-  auto made = finished(std::move(node));
+  auto made = with_checked_depth(std::move(node));
   return negated ? wrap(ExpressionKind::kNot, line, std::move(made)) : std::move(made);
 }
 
@@ -86,7 +87,7 @@ ExpressionPtr Parser::subscript(ExpressionPtr of) {
     auto node = make(ExpressionKind::kItem, opening.line);
     node->operands.push_back(std::move(of));
     node->operands.push_back(number());
-    return finished(std::move(node));
+    return with_checked_depth(std::move(node));
   }
   std::vector<ExpressionPtr> parts;
   while (!at_operator("]")) {
@@ -104,9 +105,9 @@ ExpressionPtr Parser::subscript(ExpressionPtr of) {
     if (slices) fail_here("a subscript with a comma has a slice, which is not supported");
     auto several = make(ExpressionKind::kTuple, opening.line);
     several->operands = std::move(parts);
-    node->operands.push_back(finished(std::move(several)));
+    node->operands.push_back(with_checked_depth(std::move(several)));
   }
-  return finished(std::move(node));
+  return with_checked_depth(std::move(node));
 }
 
 ExpressionPtr Parser::subscript_part() {
@@ -124,14 +125,14 @@ ExpressionPtr Parser::subscript_part() {
   node->operands.push_back(std::move(start));
   node->operands.push_back(bound());
   node->operands.push_back(skip_operator(":") ? bound() : nullptr);
-  return finished(std::move(node));
+  return with_checked_depth(std::move(node));
 }
 
 ExpressionPtr Parser::call(ExpressionPtr of) {
   auto node = make(ExpressionKind::kCall, current().line);
   node->operands.push_back(std::move(of));
   node->arguments = call_arguments();
-  return finished(std::move(node));
+  return with_checked_depth(std::move(node));
 }
 
 // Accepts the orders that Jinja2 accepts: positional arguments, then named ones and *args, then **kwargs.

@@ -1,6 +1,7 @@
 // Gives a variable another value until the end of a block.
 //
-//   const Scoped inside(scope_, inner_scope(scope_));  // the destructor restores the old value, also after a failure
+//   const ScopedValue inside(scope_, inner_scope(scope_));  // the destructor restores the old value, also after a
+//   failure
 #pragma once
 
 #include <utility>
@@ -8,12 +9,12 @@
 namespace tessera::text::jinja {
 
 template <class T>
-class Scoped {
+class ScopedValue {
  public:
-  Scoped(T& variable, T value) : variable_(variable), before_(std::exchange(variable, std::move(value))) {}
-  ~Scoped() { variable_ = std::move(before_); }
-  Scoped(const Scoped&) = delete;
-  Scoped& operator=(const Scoped&) = delete;
+  ScopedValue(T& variable, T value) : variable_(variable), before_(std::exchange(variable, std::move(value))) {}
+  ~ScopedValue() { variable_ = std::move(before_); }
+  ScopedValue(const ScopedValue&) = delete;
+  ScopedValue& operator=(const ScopedValue&) = delete;
 
  private:
   T& variable_;

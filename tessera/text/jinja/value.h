@@ -22,13 +22,13 @@
 namespace tessera::text::jinja {
 
 // An error that ends a render. ChatTemplate converts it to an Error with the template's name and the line.
-struct Failure {
+struct RenderError {
   std::string message;
 };
 
 template <class... Args>
 [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
-  throw Failure{fmt::format(format, std::forward<Args>(args)...)};
+  throw RenderError{fmt::format(format, std::forward<Args>(args)...)};
 }
 
 // The limits of a render. Every operation charges the bytes that it produces or scans.
@@ -42,7 +42,7 @@ struct Budget {
   void check_depth(int depth) const;    // failure when one value is nested deeper than max_depth
 };
 
-enum class Kind : uint8_t {
+enum class ValueKind : uint8_t {
   kUndefined,
   kNone,
   kBool,
@@ -66,7 +66,7 @@ struct Text;
 struct List;
 struct Dict;
 struct Namespace;
-struct Loop;
+struct LoopState;
 struct Macro;
 struct Function;
 
@@ -74,30 +74,31 @@ class Value {
  public:
   Value() = default;                              // undefined
   static Value undefined(std::string_view hint);  // the hint is the error message when the value is used
-  static Value none() { return Value(Kind::kNone); }
-  static Value boolean(bool value) { return Value(Kind::kBool, value); }
-  static Value integer(int64_t value) { return Value(Kind::kInt, value); }
+  static Value none() { return Value(ValueKind::kNone); }
+  static Value boolean(bool value) { return Value(ValueKind::kBool, value); }
+  static Value integer(int64_t value) { return Value(ValueKind::kInt, value); }
   static Value big_integer(std::string digits);  // decimal digits of a number beyond 64 bits
   static Value real(double value);
   static Value text(std::string bytes, bool markup = false);
-  static Value list(std::vector<Value> items, Kind kind = Kind::kList);  // kList, kTuple, kRange, kView or kGenerator
+  static Value list(std::vector<Value> items,
+                    ValueKind kind = ValueKind::kList);  // kList, kTuple, kRange, kView or kGenerator
   static Value dict(std::shared_ptr<const Dict> dict);
   template <class Object>
-  static Value object(Kind kind, std::shared_ptr<Object> object) {
+  static Value object(ValueKind kind, std::shared_ptr<Object> object) {
     Value value(kind);
     value.object_ = std::move(object);
     return value;
   }
 
-  Kind kind() const { return kind_; }
-  bool is(Kind kind) const { return kind_ == kind; }
-  bool is_number() const { return is_integral() || kind_ == Kind::kFloat || kind_ == Kind::kBigInt; }
+  ValueKind kind() const { return kind_; }
+  bool is(ValueKind kind) const { return kind_ == kind; }
+  bool is_number() const { return is_integral() || kind_ == ValueKind::kFloat || kind_ == ValueKind::kBigInt; }
   // The value is stored as an int64_t.
-  bool is_integral() const { return kind_ == Kind::kInt || kind_ == Kind::kBool; }
+  bool is_integral() const { return kind_ == ValueKind::kInt || kind_ == ValueKind::kBool; }
   bool is_sequence() const {
-    return kind_ >= Kind::kList && kind_ <= Kind::kGenerator;
+    return kind_ >= ValueKind::kList && kind_ <= ValueKind::kGenerator;
   }  // the value is stored as a List
-  bool is_sized_sequence() const { return is_sequence() && kind_ != Kind::kGenerator; }
+  bool is_sized_sequence() const { return is_sequence() && kind_ != ValueKind::kGenerator; }
   bool is_markup() const { return markup_; }
 
   // Each accessor may be called only for the kinds in its comment.
@@ -119,8 +120,8 @@ class Value {
   int depth() const;
 
  private:
-  explicit Value(Kind kind, int64_t integer = 0) : kind_(kind), integer_(integer) {}
-  Kind kind_ = Kind::kUndefined;
+  explicit Value(ValueKind kind, int64_t integer = 0) : kind_(kind), integer_(integer) {}
+  ValueKind kind_ = ValueKind::kUndefined;
   bool markup_ = false;
   union {
     int64_t integer_ = 0;
@@ -173,8 +174,8 @@ bool equal(const Value& left, const Value& right, Budget& budget);
 bool less(const Value& left, const Value& right, Budget& budget);  // failure where Python raises TypeError
 size_t hash_of(const Value& key);                                  // failure when not hashable
 bool contains(const Value& container, const Value& item, Budget& budget);
-// The elements over which `for` iterates, in order. A generator is empty afterwards. Failure for a value that is not
-// iterable.
+// The elements over which `for` iterates, in order. A generator is empty afterwards. RenderError for a value that is
+// not iterable.
 std::vector<Value> elements(const Value& value, Budget& budget);
 int64_t length_of(const Value& value, Budget& budget);
 

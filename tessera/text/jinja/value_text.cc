@@ -29,28 +29,28 @@ namespace {
 
 // Writes one value by a recursive traversal. Each value charges the bytes written since the last one, so the output
 // cannot become larger than the budget allows.
-class Writer {
+class ValueWriter {
  public:
-  Writer(Budget& budget, const JsonStyle* style) : budget_(budget), style_(style) {}
+  ValueWriter(Budget& budget, const JsonStyle* style) : budget_(budget), style_(style) {}
 
   std::string finish() { return std::move(out_); }
 
   void repr(const Value& value, int depth) {
     start(depth);
     switch (value.kind()) {
-      case Kind::kString:
+      case ValueKind::kString:
         return quote(value);
-      case Kind::kList:
+      case ValueKind::kList:
         return sequence(value.items(), "[", "]", depth);
-      case Kind::kTuple:
+      case ValueKind::kTuple:
         return sequence(value.items(), "(", value.items().size() == 1 ? ",)" : ")", depth);
-      case Kind::kView:
+      case ValueKind::kView:
         return sequence(value.items(), "dict_items([", "])", depth);
-      case Kind::kRange:
+      case ValueKind::kRange:
         return range(value.items());
-      case Kind::kDict:
+      case ValueKind::kDict:
         return mapping(value.get<Dict>(), depth);
-      case Kind::kNamespace:
+      case ValueKind::kNamespace:
         out_ += "<Namespace ";
         mapping(*value.get<Namespace>().attributes, depth);
         out_ += ">";
@@ -63,25 +63,25 @@ class Writer {
   void json(const Value& value, int depth) {
     start(depth);
     switch (value.kind()) {
-      case Kind::kNone:
+      case ValueKind::kNone:
         out_ += "null";
         return;
-      case Kind::kBool:
+      case ValueKind::kBool:
         out_ += value.as_int() ? "true" : "false";
         return;
-      case Kind::kInt:
-      case Kind::kBigInt:
+      case ValueKind::kInt:
+      case ValueKind::kBigInt:
         out_ += scalar(value);
         return;
-      case Kind::kFloat:
+      case ValueKind::kFloat:
         out_ += json_number(value.as_double());
         return;
-      case Kind::kString:
+      case ValueKind::kString:
         return json_string(value.as_text());
-      case Kind::kList:
-      case Kind::kTuple:
+      case ValueKind::kList:
+      case ValueKind::kTuple:
         return container("[", "]", value.items().size(), depth, [&](size_t i) { json(value.items()[i], depth + 1); });
-      case Kind::kDict:
+      case ValueKind::kDict:
         return json_dict(value.get<Dict>(), depth);
       default:
         fail("a value of type {} has no JSON", type_name(value));
@@ -98,19 +98,19 @@ class Writer {
 
   static std::string scalar(const Value& value) {
     switch (value.kind()) {
-      case Kind::kUndefined:
+      case ValueKind::kUndefined:
         return "Undefined";
-      case Kind::kNone:
+      case ValueKind::kNone:
         return "None";
-      case Kind::kBool:
+      case ValueKind::kBool:
         return value.as_int() ? "True" : "False";
-      case Kind::kInt:
+      case ValueKind::kInt:
         return fmt::format("{}", value.as_int());
-      case Kind::kBigInt:
+      case ValueKind::kBigInt:
         return value.as_text();
-      case Kind::kFloat:
+      case ValueKind::kFloat:
         return repr_of_double(value.as_double());
-      case Kind::kMacro:
+      case ValueKind::kMacro:
         return fmt::format("<Macro '{}'>", value.get<Macro>().tree->name);
       default:
         return fmt::format("<{}>", type_name(value));
@@ -228,8 +228,8 @@ class Writer {
   }
 
   void json_key(const Value& key, int depth) {
-    if (key.is(Kind::kString)) return json_string(key.as_text());
-    if (!key.is_number() && !key.is(Kind::kNone)) fail("a JSON key cannot be a {}", type_name(key));
+    if (key.is(ValueKind::kString)) return json_string(key.as_text());
+    if (!key.is_number() && !key.is(ValueKind::kNone)) fail("a JSON key cannot be a {}", type_name(key));
     out_ += '"';
     json(key, depth + 1);
     out_ += '"';
@@ -244,19 +244,19 @@ class Writer {
 }  // namespace
 
 std::string to_text(const Value& value, Budget& budget) {
-  if (value.is(Kind::kString)) return value.as_text();
-  if (value.is(Kind::kUndefined)) return "";
+  if (value.is(ValueKind::kString)) return value.as_text();
+  if (value.is(ValueKind::kUndefined)) return "";
   return to_repr(value, budget);
 }
 
 std::string to_repr(const Value& value, Budget& budget) {
-  Writer writer(budget, nullptr);
+  ValueWriter writer(budget, nullptr);
   writer.repr(value, 0);
   return writer.finish();
 }
 
 std::string to_json(const Value& value, const JsonStyle& style, Budget& budget) {
-  Writer writer(budget, &style);
+  ValueWriter writer(budget, &style);
   writer.json(value, 0);
   return writer.finish();
 }

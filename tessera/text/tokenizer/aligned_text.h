@@ -44,11 +44,11 @@ struct AlignedText {
     text.append(bytes);
     if (tracked) origins.insert(origins.end(), bytes.size(), origin);
   }
-  // Appends `bytes` with one origin per byte. `their_origins` is not read when this text is not tracked.
-  void append(std::string_view bytes, const Span* their_origins) {
+  // Appends `bytes` with one origin per byte. `byte_origins` is not read when this text is not tracked.
+  void append(std::string_view bytes, const Span* byte_origins) {
     check_text_size(text.size() + bytes.size());
     text.append(bytes);
-    if (tracked) origins.insert(origins.end(), their_origins, their_origins + bytes.size());
+    if (tracked) origins.insert(origins.end(), byte_origins, byte_origins + bytes.size());
   }
   // Appends bytes [begin, end) of `other` with their origins.
   void append(const AlignedText& other, size_t begin, size_t end) {

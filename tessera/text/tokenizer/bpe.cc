@@ -138,12 +138,12 @@ void BpeModel::find_cut_points(const TokenizerFile& file) {
   // before it would then become the neighbour of the mark.
   const bool all_fall_back = std::count(std::begin(fallback_ids_), std::end(fallback_ids_), TokenTable::kNone) == 0;
   if (unk_id_ == TokenTable::kNone && !all_fall_back) return;
-  std::unordered_set<int32_t> uncharted = {unk_id_};  // tokens that represent text other than their own spelling
-  uncharted.insert(std::begin(fallback_ids_), std::end(fallback_ids_));
-  uncharted.erase(TokenTable::kNone);
+  std::unordered_set<int32_t> respelled_tokens = {unk_id_};  // tokens that represent text other than their own spelling
+  respelled_tokens.insert(std::begin(fallback_ids_), std::end(fallback_ids_));
+  respelled_tokens.erase(TokenTable::kNone);
   std::unordered_set<uint32_t> joined;
   for (const auto& [left, right] : file.merges) {
-    if (uncharted.contains(vocab_->find(left)) || uncharted.contains(vocab_->find(right))) return;
+    if (respelled_tokens.contains(vocab_->find(left)) || respelled_tokens.contains(vocab_->find(right))) return;
     const std::string product = left + right;
     for (size_t at = product.find(kSpaceMark, 1); at != std::string::npos; at = product.find(kSpaceMark, at + 1)) {
       joined.insert(decode_utf8(previous_char(product.data() + at)).code);
@@ -195,7 +195,7 @@ void BpeModel::encode_segment(std::string_view segment, size_t readable, BpeScra
 
 void BpeModel::encode_symbols(std::string_view word, BpeScratch& scratch) const {
   scratch.symbols.clear();
-  scratch.lost.clear();
+  scratch.dropped_bytes.clear();
   if (ignore_merges_) {
     std::string_view spelling = word;
     if (byte_level_) {
@@ -218,7 +218,7 @@ void BpeModel::encode_symbols(std::string_view word, BpeScratch& scratch) const 
 
 // Splits the word into symbols of one character (byte-level: one byte). A character that is not in the vocabulary
 // becomes byte tokens if the file has byte_fallback and all of them, else the unknown token, else it is dropped and its
-// byte positions go to scratch.lost.
+// byte positions go to scratch.dropped_bytes.
 void BpeModel::split_units(std::string_view word, BpeScratch& scratch) const {
   auto& symbols = scratch.symbols;
   BpeSymbol unknown = {TokenTable::kNone, 0};  // pending unknown token; with fuse_unk it grows with unknown neighbours
@@ -252,7 +252,7 @@ void BpeModel::split_units(std::string_view word, BpeScratch& scratch) const {
       continue;  // as in the `tokenizers` library, a pending unknown token comes after these byte tokens
     }
     if (unk_id_ == TokenTable::kNone) {
-      for (size_t byte = at - c.length; byte < at; ++byte) scratch.lost.push_back(static_cast<uint32_t>(byte));
+      for (size_t byte = at - c.length; byte < at; ++byte) scratch.dropped_bytes.push_back(static_cast<uint32_t>(byte));
       continue;
     }
     if (unknown.bytes > 0 && !fuse_unk_) {

@@ -24,14 +24,15 @@ namespace tessera::text {
 
 struct BpeSymbol {
   int32_t id;
-  uint32_t bytes;  // number of bytes of the pre-token that the symbol covers, without those in BpeScratch::lost
+  uint32_t
+      bytes;  // number of bytes of the pre-token that the symbol covers, without those in BpeScratch::dropped_bytes
 };
 
 struct BpeScratch {
   WordCache cache;
   std::vector<BpeSymbol> symbols;
-  std::vector<uint32_t> lost;    // ascending positions of the bytes of the pre-token that no symbol covers
-  std::vector<uint64_t> ranked;  // the heap of merge_long()
+  std::vector<uint32_t> dropped_bytes;  // ascending positions of the bytes of the pre-token that no symbol covers
+  std::vector<uint64_t> ranked;         // the heap of merge_long()
   std::vector<uint32_t> next, previous;
   std::string spelled;
 };
@@ -43,7 +44,7 @@ class BpeModel {
   // Appends the ids of `word`. The caller guarantees that `readable` bytes from word.data() on may be read; the lookup
   // in the word cache is faster when these are at least WordCache::kMaxBytes.
   void encode(std::string_view word, size_t readable, BpeScratch& scratch, std::vector<int32_t>& ids) const;
-  // Encodes `word` to symbols with lengths, for offsets. The result is in scratch.symbols and scratch.lost.
+  // Encodes `word` to symbols with lengths, for offsets. The result is in scratch.symbols and scratch.dropped_bytes.
   void encode_symbols(std::string_view word, BpeScratch& scratch) const;
 
   const TokenTable& vocab() const { return *vocab_; }

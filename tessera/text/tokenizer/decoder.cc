@@ -15,7 +15,7 @@ constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 constexpr size_t kMaxDecodedBytes = size_t{1} << 32;
 
 // Replaces a token in the byte-level alphabet by the bytes that it spells. Other tokens are not changed.
-void take_bytes(std::string& token) {
+void replace_by_bytes(std::string& token) {
   if (auto bytes = bytes_of_token(token)) token = std::move(*bytes);
 }
 
@@ -24,13 +24,13 @@ DecoderStep byte_level_step() {
   const auto apply = [](std::vector<std::string>& tokens) {
     std::string bytes, text;
     for (auto& token : tokens) {
-      take_bytes(token);
+      replace_by_bytes(token);
       bytes += token;
     }
     append_lossy(bytes, text);
     tokens.assign(1, std::move(text));
   };
-  return {.apply = apply, .apply_inside = take_bytes, .fuses = true};
+  return {.apply = apply, .apply_to_inner_token = replace_by_bytes, .joins_tokens = true};
 }
 
 DecoderStep replace_step(TextPattern pattern, std::string content) {
@@ -94,10 +94,10 @@ DecoderStep byte_fallback_step() {
     flush();
     tokens = std::move(result);
   };
-  const auto apply_inside = [](std::string& token) {
+  const auto apply_to_inner_token = [](std::string& token) {
     if (const auto byte = fallback_byte(token)) token.assign(1, *byte);
   };
-  return {.apply = apply, .apply_inside = apply_inside};
+  return {.apply = apply, .apply_to_inner_token = apply_to_inner_token};
 }
 
 DecoderStep fuse_step() {
@@ -106,7 +106,7 @@ DecoderStep fuse_step() {
     for (const auto& token : tokens) text += token;
     tokens.assign(1, std::move(text));
   };
-  return {.apply = apply, .fuses = true};
+  return {.apply = apply, .joins_tokens = true};
 }
 
 DecoderStep strip_step(uint32_t character, uint64_t start, uint64_t stop) {
@@ -120,7 +120,7 @@ DecoderStep strip_step(uint32_t character, uint64_t start, uint64_t stop) {
       if (rest.size() != token.size()) token = std::string(rest);
     }
   };
-  return {.apply = apply, .trims = true};
+  return {.apply = apply, .trims_ends = true};
 }
 
 // Replaces each mark by a space. In the first token marks are removed instead, unless prepend_scheme is "never".
@@ -138,7 +138,7 @@ DecoderStep metaspace_step(uint32_t character, bool drops_first) {
   const auto apply = [replace_in, drops_first](std::vector<std::string>& tokens) {
     for (size_t i = 0; i < tokens.size(); ++i) replace_in(tokens[i], i == 0 && drops_first ? "" : " ");
   };
-  return {.apply = apply, .apply_inside = [replace_in](std::string& token) { replace_in(token, " "); }};
+  return {.apply = apply, .apply_to_inner_token = [replace_in](std::string& token) { replace_in(token, " "); }};
 }
 
 }  // namespace
@@ -179,14 +179,15 @@ std::string Decoder::decode(std::vector<std::string> tokens) const {
   return text;
 }
 
-// After a step that fuses, the token is somewhere in the middle of one long text, so steps that trim do not reach it.
+// After a step that joins the tokens, the token is somewhere in the middle of one long text, so steps that trim do not
+// reach it.
 std::string Decoder::bytes_of(std::string token) const {
   bool fused = false;
   for (const auto& step : steps_) {
-    if (fused && step.trims) continue;
-    fused = fused || step.fuses;
-    if (step.apply_inside) {
-      step.apply_inside(token);
+    if (fused && step.trims_ends) continue;
+    fused = fused || step.joins_tokens;
+    if (step.apply_to_inner_token) {
+      step.apply_to_inner_token(token);
       continue;
     }
     std::vector<std::string> tokens = {std::move(token)};

@@ -27,7 +27,7 @@ class UnicodeForm {
     const std::string& in = text.text;
     if (!needs_work(in, table)) return;
     AlignedText& out = scratch.begin_other(text);
-    std::vector<Part> parts;
+    std::vector<DecomposedCharacter> parts;
     for (size_t begin = 0; begin < in.size();) {
       size_t end = begin;
       bool changes = false;
@@ -69,7 +69,7 @@ class UnicodeForm {
     const auto count = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(code), parts, 32, options_, &boundary);
     return count > 0 && (char_class(table, static_cast<uint32_t>(parts[0])) & kNfcUnsafe);
   }
-  struct Part {
+  struct DecomposedCharacter {
     utf8proc_int32_t code;
     uint8_t combining_class;
     uint32_t sources;  // input characters that it replaces: 1 for the first part of a decomposition, 0 for the others
@@ -78,7 +78,7 @@ class UnicodeForm {
   // Decomposes, orders and composes one cluster. Origins follow the `tokenizers` library: an output character that
   // replaces n > 0 input characters has the origin of the first of these; an output character that replaces none has
   // the origin of the previous input character.
-  void normalize_cluster(const AlignedText& text, size_t begin, size_t end, std::vector<Part>& parts,
+  void normalize_cluster(const AlignedText& text, size_t begin, size_t end, std::vector<DecomposedCharacter>& parts,
                          AlignedText& out) const {
     parts.clear();
     for (size_t at = begin; at < end; at += utf8_length(text.text[at])) {
@@ -97,7 +97,7 @@ class UnicodeForm {
     if (compose_) compose(parts);
     std::string character;
     size_t cursor = begin, previous = begin;  // the next input character, and the input character before it
-    for (const Part& part : parts) {
+    for (const DecomposedCharacter& part : parts) {
       character.clear();
       append_utf8(static_cast<uint32_t>(part.code), character);
       out.append(character, text.origin(part.sources > 0 ? cursor : previous));
@@ -111,22 +111,24 @@ class UnicodeForm {
 
   // Unicode's canonical ordering: sorts each run of combining marks by combining class, and keeps equal classes in
   // order.
-  static void order_marks(std::vector<Part>& parts) {
+  static void order_marks(std::vector<DecomposedCharacter>& parts) {
     for (auto at = parts.begin(); at != parts.end();) {
-      const auto is_starter = [](const Part& part) { return part.combining_class == 0; };
+      const auto is_starter = [](const DecomposedCharacter& part) { return part.combining_class == 0; };
       const auto first = std::find_if_not(at, parts.end(), is_starter);
       at = std::find_if(first, parts.end(), is_starter);
-      std::stable_sort(first, at, [](const Part& a, const Part& b) { return a.combining_class < b.combining_class; });
+      std::stable_sort(first, at, [](const DecomposedCharacter& a, const DecomposedCharacter& b) {
+        return a.combining_class < b.combining_class;
+      });
     }
   }
 
   // Unicode's canonical composition: a character is merged into the last starter if the two have a composition and no
   // kept character between them has the same or a higher combining class.
-  static void compose(std::vector<Part>& parts) {
+  static void compose(std::vector<DecomposedCharacter>& parts) {
     constexpr size_t kNone = ~size_t{0};
     size_t starter = kNone, kept = 0;
     int last_class = -1;  // combining class of the last kept character after the starter; -1: there is none
-    for (const Part part : parts) {
+    for (const DecomposedCharacter part : parts) {
       if (starter != kNone && last_class < static_cast<int>(part.combining_class)) {
         utf8proc_int32_t pair[2] = {parts[starter].code, part.code};
         if (utf8proc_normalize_utf32(pair, 2, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE)) ==

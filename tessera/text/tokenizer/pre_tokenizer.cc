@@ -222,7 +222,9 @@ PreTokenizer::PreTokenizer(const std::optional<JsonReader>& node) {
 
 void PreTokenizer::add(const JsonReader& node, bool last) {
   const std::string type = node.string("type");
-  const auto classes = [&](uint8_t wanted, Behavior behavior) { steps_.push_back(split_class(wanted, behavior)); };
+  const auto classes = [&](uint8_t split_classes, Behavior behavior) {
+    steps_.push_back(split_class(split_classes, behavior));
+  };
   if (type == "Sequence") {
     const auto items = node.at("pretokenizers").items();
     for (size_t i = 0; i < items.size(); ++i) add(items[i], last && i + 1 == items.size());

@@ -30,9 +30,9 @@ struct PreTokens {
   AlignedText storage, building;
   std::vector<Span> cut, matches;
 
-  void start(std::string_view whole, const Span* its_origins, bool starts_input) {
+  void start(std::string_view whole, const Span* byte_origins, bool starts_input) {
     text = whole;
-    origins = its_origins;
+    origins = byte_origins;
     at_input_start = starts_input;
     pieces.clear();
     if (!whole.empty()) pieces.push_back({0, static_cast<uint32_t>(whole.size())});

@@ -19,8 +19,8 @@ std::span<const char* const> special_token_keys();
 
 // The JSON object in the file `path`, or an empty object when the file does not exist. Error kFormat when the file is
 // not a JSON object; the message begins with `where`.
-nlohmann::ordered_json read_object_if_there(const std::filesystem::path& path, const std::string& where,
-                                            size_t max_keys = JsonLimits{}.max_keys);
+nlohmann::ordered_json read_optional_json_object(const std::filesystem::path& path, const std::string& where,
+                                                 size_t max_keys = JsonLimits{}.max_keys);
 // The content of special_tokens_map.json in `folder`, or an empty object.
 nlohmann::ordered_json read_special_tokens_map(const std::filesystem::path& folder);
 

@@ -13,9 +13,10 @@ constexpr size_t kShownBytes = 60;
 // The SAX handler. It passes all events to a JsonBuilder, except those of model.vocab and model.merges, which it stores
 // in the file's vectors: they have millions of values, which would be slow as a JSON tree. The mode says which of the
 // two the parser is in; the builder still counts keys and depth everywhere, so the limits hold for the whole file.
-class Events {
+class TokenizerJsonHandler {
  public:
-  explicit Events(TokenizerFile& file) : file_(file), builder_(*file.json, "[text.load] " + file.name, kLimits) {}
+  explicit TokenizerJsonHandler(TokenizerFile& file)
+      : file_(file), builder_(*file.json, "[text.load] " + file.name, kLimits) {}
 
   bool null() { return scalar(nullptr); }
   bool boolean(bool value) { return scalar(value); }
@@ -179,7 +180,7 @@ TokenizerFile parse_tokenizer_file(std::string_view text, std::string name) {
   TokenizerFile file;
   file.name = std::move(name);
   file.json = std::make_shared<Json>();
-  Events events(file);
+  TokenizerJsonHandler events(file);
   Json::sax_parse(text.begin(), text.end(), &events);
   if (!file.json->is_object()) file.root().fail("an object");
   return file;

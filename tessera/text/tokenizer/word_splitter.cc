@@ -24,11 +24,11 @@ class Scanner {
     after = p + c.length;
     return char_class(table_, c.code) & kKinds;
   }
-  // The end of the run of characters of kind `wanted` that starts at p.
-  const char* run(const char* p, uint8_t wanted) const {
+  // The end of the run of characters of kind `run_kind` that starts at p.
+  const char* run(const char* p, uint8_t run_kind) const {
     while (p < end_) {
       const char* after;
-      if (kind(p, after) != wanted) break;
+      if (kind(p, after) != run_kind) break;
       p = after;
     }
     return p;

@@ -1,4 +1,4 @@
-#include "tessera/text/tokenizer/named_tokens.h"
+#include "tessera/text/tokenizer/config_tokens.h"
 
 #include <algorithm>
 #include <map>
@@ -26,25 +26,25 @@ AddedToken token_of_object(const JsonReader& node) {
   return token;
 }
 
-struct NamedToken {
+struct ConfigToken {
   AddedToken token;
   bool has_flags;
-  bool operator==(const NamedToken&) const = default;
+  bool operator==(const ConfigToken&) const = default;
 };
 
 // Reads a token: a string, or an object with flags. nullopt for a value of any other type.
-std::optional<NamedToken> token_of(const JsonReader& node) {
-  if (node.is_object()) return NamedToken{token_of_object(node), true};
+std::optional<ConfigToken> token_of(const JsonReader& node) {
+  if (node.is_object()) return ConfigToken{token_of_object(node), true};
   if (!node.value().is_string()) return std::nullopt;
-  NamedToken named{{}, false};
+  ConfigToken named{{}, false};
   named.token.content = node.as_string();
   return named;
 }
 
 // Collects the tokens in the order in which transformers 5 adds them, with its rules for duplicates and flags.
-class NamedTokens {
+class ConfigTokenCollector {
  public:
-  NamedTokens(const JsonReader& config, const JsonReader& file) {
+  ConfigTokenCollector(const JsonReader& config, const JsonReader& file) {
     const bool has_decoder = config.has("added_tokens_decoder");
     if (has_decoder) {
       std::map<int64_t, AddedToken> by_id;
@@ -60,7 +60,7 @@ class NamedTokens {
     for (const auto& node : file.at("added_tokens").items()) {
       auto token = token_of_object(node);
       if (has_decoder) {
-        of_file_.insert(std::move(token.content));
+        tokenizer_json_texts_.insert(std::move(token.content));
       } else {
         known_.insert_or_assign(token.content, std::move(token));
       }
@@ -68,35 +68,36 @@ class NamedTokens {
   }
   // Adds the token unless an equal one was added before. Tokens with the same text and different flags are all added;
   // later steps use the last one. A token given as a string never equals one given as an object.
-  void add(const NamedToken& named) {
+  void add(const ConfigToken& named) {
     auto& before = named_[named.token.content];
     if (std::ranges::find(before, named) != before.end()) return;
     before.push_back(named);
     auto token = named.token;
     const auto found = known_.find(token.content);
     // With an added_tokens_decoder, a token of tokenizer.json that the decoder does not list keeps its own flags.
-    if (found == known_.end() && of_file_.contains(token.content)) return;
+    if (found == known_.end() && tokenizer_json_texts_.contains(token.content)) return;
     if (found != known_.end()) token = found->second;
     token.special = true;
     tokens_.push_back(std::move(token));
   }
   // Adds a token of the list of additional special tokens; a token that a file already lists keeps its flags.
-  void add_listed(const NamedToken& named) {
+  void add_listed(const ConfigToken& named) {
     if (!known_.contains(named.token.content)) add(named);
   }
   std::vector<AddedToken> take() { return std::move(tokens_); }
 
  private:
   std::unordered_map<std::string, AddedToken> known_;  // tokens with known flags, by text
-  std::unordered_set<std::string> of_file_;  // texts of tokenizer.json's tokens; empty without added_tokens_decoder
-  std::unordered_map<std::string, std::vector<NamedToken>> named_;  // arguments of add() so far, by text
+  std::unordered_set<std::string>
+      tokenizer_json_texts_;  // texts of tokenizer.json's tokens; empty without added_tokens_decoder
+  std::unordered_map<std::string, std::vector<ConfigToken>> named_;  // arguments of add() so far, by text
   std::vector<AddedToken> tokens_;
 };
 
 }  // namespace
 
-std::vector<AddedToken> named_tokens(const JsonReader& config, const JsonReader& file) {
-  NamedTokens named(config, file);
+std::vector<AddedToken> read_config_tokens(const JsonReader& config, const JsonReader& file) {
+  ConfigTokenCollector named(config, file);
   const auto add = [&](const JsonReader& node) {
     const auto token = token_of(node);
     if (token) named.add(*token);

@@ -18,6 +18,6 @@ namespace tessera::text {
 // Tokens from 2 to 5 are special. They have the flags that "added_tokens_decoder", or without this key tokenizer.json,
 // gives for the same text. Ids are not set: a token that is not in tokenizer.json gets the next free id, even if
 // "added_tokens_decoder" lists it under another id. Error kFormat for values of the wrong type.
-std::vector<AddedToken> named_tokens(const JsonReader& config, const JsonReader& file);
+std::vector<AddedToken> read_config_tokens(const JsonReader& config, const JsonReader& file);
 
 }  // namespace tessera::text

@@ -1,4 +1,4 @@
-#include "tessera/text/token_rows.h"
+#include "tessera/text/embedding_rows.h"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,8 @@
 
 namespace tessera::text {
 
-void check_token_rows(const Tokenizer& tokenizer, std::span<const TokenId> ids, int64_t rows, std::string_view where) {
+void check_embedding_rows(const Tokenizer& tokenizer, std::span<const TokenId> ids, int64_t rows,
+                          std::string_view where) {
   const auto beyond = std::ranges::find_if(ids, [&](TokenId id) { return id >= rows; });
   if (beyond == ids.end()) return;
   const bool is_named = tokenizer.is_known(*beyond);

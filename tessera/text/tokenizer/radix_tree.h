@@ -1,9 +1,9 @@
 // A radix tree (compressed trie) of a set of texts. Memory: one byte for each byte that a text does not share with the
 // text before it in sorted order, and 20 bytes for each branch.
 //
-//   const TextTree tree({"red", "green", "grey"});
-//   auto place = TextTree::kRoot;
-//   for (const char byte : word) if ((place = tree.next(place, byte)) == TextTree::kNowhere) return false;
+//   const RadixTree tree({"red", "green", "grey"});
+//   auto place = RadixTree::kRoot;
+//   for (const char byte : word) if ((place = tree.next(place, byte)) == RadixTree::kNoNode) return false;
 //   return tree.is_end(place);
 //
 // Immutable.
@@ -19,24 +19,24 @@
 
 namespace tessera::text {
 
-class TextTree {
+class RadixTree {
  public:
   // A place stands for a prefix of one or more of the texts.
   using Place = int32_t;
-  static constexpr Place kRoot = -1, kNowhere = std::numeric_limits<Place>::min();
+  static constexpr Place kRoot = -1, kNoNode = std::numeric_limits<Place>::min();
 
-  explicit TextTree(std::vector<std::string_view> texts = {});
-  Place next(Place place, uint8_t byte) const;  // the prefix and `byte`; kNowhere when no text begins with it
+  explicit RadixTree(std::vector<std::string_view> texts = {});
+  Place next(Place place, uint8_t byte) const;  // the prefix and `byte`; kNoNode when no text begins with it
   bool is_end(Place place) const;               // the prefix is a whole text
-  bool goes_on(Place place) const;              // a text is longer than the prefix
+  bool has_continuation(Place place) const;     // a text is longer than the prefix
   std::bitset<256> next_bytes(Place place) const;
   // For texts in UTF-8: a text continues the prefix with a byte of a non-ASCII character.
-  bool goes_on_beyond_ascii(Place place) const;
+  bool continues_with_non_ascii(Place place) const;
   // For texts in UTF-8: the prefix ends inside a character.
   bool is_inside_character(Place place) const;
 
   // An upper bound of the tree's memory, in bytes.
-  static size_t most_bytes(const std::vector<std::string_view>& texts);
+  static size_t max_tree_bytes(const std::vector<std::string_view>& texts);
 
  private:
   // A branch has the bytes that a group of texts has in common after the bytes of the parent branch. The children of a

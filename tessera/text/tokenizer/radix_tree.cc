@@ -1,10 +1,10 @@
-#include "tessera/text/tokenizer/text_tree.h"
+#include "tessera/text/tokenizer/radix_tree.h"
 
 #include <algorithm>
 
 namespace tessera::text {
 
-size_t TextTree::most_bytes(const std::vector<std::string_view>& texts) {
+size_t RadixTree::max_tree_bytes(const std::vector<std::string_view>& texts) {
   size_t bytes = sizeof(Branch);
   for (const auto text : texts) bytes += text.size() + 2 * sizeof(Branch);
   return bytes;
@@ -13,7 +13,7 @@ size_t TextTree::most_bytes(const std::vector<std::string_view>& texts) {
 // Builds the branches in breadth-first order, so that children are next to each other and `begin` ascends. In sorted
 // order the texts of a branch are a contiguous group, and the common prefix of a group is that of its first and its
 // last text.
-TextTree::TextTree(std::vector<std::string_view> texts) {
+RadixTree::RadixTree(std::vector<std::string_view> texts) {
   std::ranges::sort(texts);
   texts.erase(std::unique(texts.begin(), texts.end()), texts.end());
   struct Group {
@@ -49,16 +49,16 @@ TextTree::TextTree(std::vector<std::string_view> texts) {
 }
 
 // `place` is the position of a byte of the branch; the result is the place after this byte.
-TextTree::Place TextTree::behind(int32_t branch, int32_t place) const {
+RadixTree::Place RadixTree::behind(int32_t branch, int32_t place) const {
   return place + 1 == branches_[static_cast<size_t>(branch)].end ? ~branch : place + 1;
 }
 
 // Inside a branch only one byte can follow, and a binary search over `begin` finds the branch of the position. At the
 // end of a branch a binary search over the first bytes of the children finds the child.
-TextTree::Place TextTree::next(Place place, uint8_t byte) const {
+RadixTree::Place RadixTree::next(Place place, uint8_t byte) const {
   const auto byte_at = [&](int32_t at) { return static_cast<uint8_t>(text_[static_cast<size_t>(at)]); };
   if (place >= 0) {
-    if (byte_at(place) != byte) return kNowhere;
+    if (byte_at(place) != byte) return kNoNode;
     const auto after = std::upper_bound(branches_.begin() + 1, branches_.end(), place,
                                         [](int32_t at, const Branch& branch) { return at < branch.begin; });
     return behind(static_cast<int32_t>(after - branches_.begin()) - 1, place);
@@ -67,15 +67,17 @@ TextTree::Place TextTree::next(Place place, uint8_t byte) const {
   const auto first = branches_.begin() + branch.first_child, last = first + branch.children;
   const auto child = std::lower_bound(first, last, byte,
                                       [&](const Branch& each, uint8_t value) { return byte_at(each.begin) < value; });
-  if (child == last || byte_at(child->begin) != byte) return kNowhere;
+  if (child == last || byte_at(child->begin) != byte) return kNoNode;
   return behind(static_cast<int32_t>(child - branches_.begin()), child->begin);
 }
 
-bool TextTree::is_end(Place place) const { return place < 0 && branches_[static_cast<size_t>(~place)].is_end; }
+bool RadixTree::is_end(Place place) const { return place < 0 && branches_[static_cast<size_t>(~place)].is_end; }
 
-bool TextTree::goes_on(Place place) const { return place >= 0 || branches_[static_cast<size_t>(~place)].children > 0; }
+bool RadixTree::has_continuation(Place place) const {
+  return place >= 0 || branches_[static_cast<size_t>(~place)].children > 0;
+}
 
-std::bitset<256> TextTree::next_bytes(Place place) const {
+std::bitset<256> RadixTree::next_bytes(Place place) const {
   std::bitset<256> bytes;
   const auto add = [&](int32_t at) { bytes.set(static_cast<uint8_t>(text_[static_cast<size_t>(at)])); };
   if (place >= 0) {
@@ -87,7 +89,7 @@ std::bitset<256> TextTree::next_bytes(Place place) const {
   return bytes;
 }
 
-uint8_t TextTree::largest_byte(Place place) const {
+uint8_t RadixTree::largest_byte(Place place) const {
   auto at = place;
   if (place < 0) {
     const auto& branch = branches_[static_cast<size_t>(~place)];
@@ -98,9 +100,9 @@ uint8_t TextTree::largest_byte(Place place) const {
 }
 
 // In UTF-8 all bytes of non-ASCII characters are 0x80 or larger, so the largest next byte decides.
-bool TextTree::goes_on_beyond_ascii(Place place) const { return largest_byte(place) >= 0x80; }
+bool RadixTree::continues_with_non_ascii(Place place) const { return largest_byte(place) >= 0x80; }
 
 // Inside a character every next byte is a continuation byte, 10xxxxxx; elsewhere none is.
-bool TextTree::is_inside_character(Place place) const { return (largest_byte(place) & 0xC0) == 0x80; }
+bool RadixTree::is_inside_character(Place place) const { return (largest_byte(place) & 0xC0) == 0x80; }
 
 }  // namespace tessera::text
