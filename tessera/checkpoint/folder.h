@@ -2,7 +2,7 @@
 // docs/format/checkpoint.md.
 //
 //   CheckpointFolder folder(run / "checkpoints");
-//   const auto staged = folder.create_staged(step);              // .step-00000050.RANDOM.tmp
+//   const auto staged = folder.create_staged(step);      // .step-00000050.RANDOM.tmp
 //   ... every rank writes its file into it ...
 //   folder.publish(staged, manifest);                    // step-00000050, named by LATEST
 //   folder.prune(2, 1);

@@ -2,9 +2,9 @@
 // copies before it changes tensors, and the writer learns whether the owner changed a tensor too early. Internal to
 // checkpoint.
 //
-//   SnapshotGate gate(tensors);              // the owner's thread
+//   SnapshotGate gate(tensors);                     // the owner's thread
 //   gate.mark_copied(); ... gate.wait_for_check();  // the writer thread: "" or the problem
-//   gate.wait_and_check();                           // the owner's thread, before it changes a tensor
+//   gate.wait_and_check();                          // the owner's thread, before it changes a tensor
 //
 // Changes are detected by PyTorch's version counters. In-place operations, collectives and optimizers increase the
 // counter after they have written, so only the owner's thread can know that no write is in progress. Writes through a

@@ -2,7 +2,7 @@
 // Internal to checkpoint.
 //
 //   at::Tensor copy = pool.copy(parameter);     // afterwards a CPU parameter may change
-//   pool.recycle(copy);                       // when the copy is written
+//   pool.recycle(copy);                         // when the copy is written
 //
 // Not thread-safe.
 #pragma once

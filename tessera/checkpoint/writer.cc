@@ -196,7 +196,7 @@ void CheckpointWriter::Impl::join_and_check() {
   device_copies.block_current_stream();
   if (thread.joinable()) thread.join();
   gate.reset();
-  recycle_memory(std::exchange(share, {}), pool);
+  recycle_memory(std::exchange(snapshot, {}), pool);
   failed = false;
   if (collective_error) std::rethrow_exception(std::exchange(collective_error, nullptr));
   if (problem.ends_with('.')) problem.pop_back();

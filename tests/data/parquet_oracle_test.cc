@@ -46,13 +46,13 @@ class ParquetOracle : public ::testing::Test {
     std::ifstream lines(*folder_ / (name + ".jsonl"));
     size_t number = 0;
     for (std::string line; std::getline(lines, line); ++number) {
-      Row row;
+      RecordRow row;
       EXPECT_TRUE(rows->next(row)) << name << " ends before row " << number + 1;
       EXPECT_EQ(row.value, Json::parse(line)) << name << " row " << number + 1;
       EXPECT_THAT(row.where, HasSubstr(fmt::format("{} row {}", name, number + 1)));
       if (::testing::Test::HasFailure()) return number;
     }
-    Row row;
+    RecordRow row;
     EXPECT_FALSE(rows->next(row)) << name;
     return number;
   }
@@ -100,7 +100,7 @@ TEST_F(ParquetOracle, FilesThatAreNotWholeAreErrorsByName) {
     std::ofstream(*folder_ / "broken.parquet", std::ios::binary) << content;
     const auto rows = open_parquet(*folder_ / "broken.parquet");
     size_t count = 0;
-    for (Row row; rows->next(row);) ++count;
+    for (RecordRow row; rows->next(row);) ++count;
     return count;
   };
   const auto error = [&](const std::string& content) -> std::string {

@@ -60,7 +60,7 @@ class SourcesTest : public ::testing::Test {
   std::vector<std::string> texts(const DataSource& source, const std::string& purpose = "train") {
     std::vector<std::string> found;
     for (const auto& file : files_of(source, purpose)) {
-      read_records(file, source, [&](const Record& record) {
+      read_records(file, source, [&](const TrainingRecord& record) {
         found.push_back(record.text + record.where.substr(file.path.string().size()));
       });
     }
@@ -138,7 +138,7 @@ TEST_F(SourcesTest, LargeTextsComeInPartsThatJoinToTheWhole) {
   int parts = 0;
   bool first = true, last = false;
   const auto path = write("a.txt", text);
-  read_records({path, Container::kText}, {}, [&](const Record& part) {
+  read_records({path, DataContainer::kText}, {}, [&](const TrainingRecord& part) {
     EXPECT_EQ(part.first, first);
     EXPECT_FALSE(last);
     EXPECT_TRUE(part.last || part.text.back() == '\n');
@@ -240,7 +240,7 @@ TEST_F(SourcesTest, MegatronsIdsAreReadByDocumentInBothTypes) {
       const DataSource source((folder_ / name).string());
       const auto found = files_of(source, "train");
       ASSERT_EQ(found.size(), 1u) << name;
-      read_records(found[0], source, [&](const Record& record) {
+      read_records(found[0], source, [&](const TrainingRecord& record) {
         EXPECT_EQ(record.kind, RecordKind::kTokens);
         documents.push_back(record.tokens);
       });

@@ -21,7 +21,7 @@ int64_t DataLoader::epoch() const { return next_sample_ / dataset_->rows(); }
 int64_t DataLoader::row_of(int64_t sample) const {
   const auto in_epoch = [&](int64_t number, int64_t rows, uint64_t seed) {
     const int64_t index = number % rows;
-    return shuffle_ ? permuted(index, rows, seed, static_cast<uint64_t>(number / rows)) : index;
+    return shuffle_ ? permuted_index(index, rows, seed, static_cast<uint64_t>(number / rows)) : index;
   };
   if (!mixture_) return in_epoch(sample, dataset_->rows(), seed_);
   const auto draw = mixture_->at(sample);

@@ -1,7 +1,7 @@
 // The order in which samples are drawn from the data sets of a mixture.
 //
 //   Mixture mixture({3, 1});
-//   Mixture::Draw draw = mixture.at(7);       // the source (0 or 1), and its number of earlier draws
+//   Mixture::DrawnSample draw = mixture.at(7);       // the source (0 or 1), and its number of earlier draws
 //
 // Row g of the run comes from the source that is furthest behind its share: the source with the largest
 // weight * (g + 1) - rows drawn so far, the first among equals. Weights are divided by their sum. After any number of
@@ -16,7 +16,7 @@ namespace tessera::data {
 
 class Mixture {
  public:
-  struct Draw {
+  struct DrawnSample {
     size_t source = 0;
     int64_t index = 0;  // number of earlier draws from this source
   };
@@ -24,13 +24,13 @@ class Mixture {
   // Weights above 0. Their sum need not be 1.
   explicit Mixture(std::vector<double> weights);
   // Rising samples cost O(sources) each. A sample before the last one starts again from 0.
-  Draw at(int64_t sample);
+  DrawnSample at(int64_t sample);
 
  private:
   std::vector<double> shares_;
   std::vector<int64_t> drawn_;
   int64_t next_ = 0;
-  Draw last_;
+  DrawnSample last_;
 };
 
 }  // namespace tessera::data

@@ -40,18 +40,18 @@ void check_thd_input(const ThdInput& input) {
   }
 }
 
-// Appends the lengths of one row. `nothing` is the value of unused entries. Every row except the last must be full,
-// because cu_seqlens of the flattened batch assumes that the next row begins where the lengths of this one end.
+// Appends the lengths of one row. `unused_value` is the value of unused entries. Every row except the last must be
+// full, because cu_seqlens of the flattened batch assumes that the next row begins where the lengths of this one end.
 void add_row_lengths(SequenceLengths& out, const int64_t* real, const int64_t* padded, int64_t packs, int64_t row,
-                     int64_t row_tokens, bool last, int64_t nothing) {
+                     int64_t row_tokens, bool last, int64_t unused_value) {
   int64_t sum = 0;
   for (int64_t i = 0; i < packs; ++i) {
     TESSERA_CHECK(
-        (real[i] == nothing) == (padded[i] == nothing), ErrorKind::kShape,
+        (real[i] == unused_value) == (padded[i] == unused_value), ErrorKind::kShape,
         "[data.process_input_for_thd] row {}, sequence {}: found lengths {} and {} with padding, only one of which is "
         "the value of an unused entry.",
         row, i, real[i], padded[i]);
-    if (real[i] == nothing) continue;
+    if (real[i] == unused_value) continue;
     TESSERA_CHECK(0 <= real[i] && real[i] <= padded[i] && padded[i] <= row_tokens - sum, ErrorKind::kShape,
                   "[data.process_input_for_thd] row {}, sequence {}: found {} tokens and {} with padding behind {} "
                   "others, wanted them within the row of {}.",
@@ -67,7 +67,7 @@ void add_row_lengths(SequenceLengths& out, const int64_t* real, const int64_t* p
       row, sum, row_tokens);
 }
 
-SequenceLengths lengths_of(const ThdInput& input, int64_t nothing) {
+SequenceLengths lengths_of(const ThdInput& input, int64_t unused_value) {
   const auto real = input.seq_lens.to(at::kCPU, at::kLong).contiguous();
   const auto padded =
       input.seq_lens_padded.defined() ? input.seq_lens_padded.to(at::kCPU, at::kLong).contiguous() : real;
@@ -75,7 +75,7 @@ SequenceLengths lengths_of(const ThdInput& input, int64_t nothing) {
   const int64_t rows = real.size(0), packs = real.size(1);
   for (int64_t row = 0; row < rows; ++row) {
     add_row_lengths(out, real.const_data_ptr<int64_t>() + row * packs, padded.const_data_ptr<int64_t>() + row * packs,
-                    packs, row, input.input_ids.size(1), row + 1 == rows, nothing);
+                    packs, row, input.input_ids.size(1), row + 1 == rows, unused_value);
   }
   return out;
 }
@@ -151,8 +151,8 @@ ThdBatch process_input_for_thd(const ThdInput& input, const ThdOptions& options)
 ThdChunks split_batch_into_thd_chunks(const ThdInput& input, int64_t num_chunks, const ThdOptions& options) {
   if (num_chunks <= 1) {
     auto batch = process_input_for_thd(input, options);
-    const auto most = at::tensor({batch.max_seqlen}, at::kLong);
-    return {.batch = std::move(batch), .max_seqlen = most};
+    const auto max_seqlen = at::tensor({batch.max_seqlen}, at::kLong);
+    return {.batch = std::move(batch), .max_seqlen = max_seqlen};
   }
   check_thd_input(input);
   const int64_t rows = input.input_ids.size(0);
@@ -173,17 +173,17 @@ ThdChunks split_batch_into_thd_chunks(const ThdInput& input, int64_t num_chunks,
   }
   const bool some_padded =
       std::ranges::any_of(parts, [](const ThdBatch& part) { return part.cu_seqlens_padded.defined(); });
-  int64_t most = 0;
-  for (const auto& part : parts) most = std::max(most, part.cu_seqlens.defined() ? part.cu_seqlens.numel() : 0);
+  int64_t longest = 0;
+  for (const auto& part : parts) longest = std::max(longest, part.cu_seqlens.defined() ? part.cu_seqlens.numel() : 0);
   const auto stacked = [&](auto value) {
     std::vector<at::Tensor> values;
     for (const auto& part : parts) values.push_back(value(part));
     return values[0].defined() ? at::stack(values) : at::Tensor();
   };
-  const auto bounds = [&](const at::Tensor& given) {
+  const auto bounds = [&](const at::Tensor& cu_seqlens) {
     // Chunks have different numbers of sequences, so shorter cu_seqlens are filled up before stacking.
-    if (!given.defined()) return given;
-    return at::constant_pad_nd(given, {0, most - given.numel()}, options.seq_lens_padding_value);
+    if (!cu_seqlens.defined()) return cu_seqlens;
+    return at::constant_pad_nd(cu_seqlens, {0, longest - cu_seqlens.numel()}, options.seq_lens_padding_value);
   };
   ThdChunks out{.batch = {}, .max_seqlen = {}, .chunks = num_chunks};
   out.batch.input_ids = stacked([](const ThdBatch& part) { return part.input_ids; });

@@ -39,7 +39,7 @@ bool is_table(const fs::path& file) {
 }
 
 // A hint for a path that looks like the name of a data set on the Hub (OWNER/NAME); else empty.
-std::string hint_of_the_hub(const std::string& name) {
+std::string hub_hint(const std::string& name) {
   const auto slash = name.find('/');
   const bool like_one = slash != name.npos && slash > 0 && slash + 1 < name.size() &&
                         name.find('/', slash + 1) == name.npos && name.find_first_of(". ") != 0;
@@ -62,12 +62,12 @@ bool is_data_name(const fs::path& path) {
 }
 
 // NAME-00003-of-00010 is shard 3 of 10.
-struct Shard {
+struct ShardName {
   std::string stem;
   size_t index = 0, count = 0;
 };
 
-std::optional<Shard> shard_of(const std::string& stem) {
+std::optional<ShardName> shard_of(const std::string& stem) {
   const size_t of = stem.rfind("-of-");
   if (of == stem.npos) return std::nullopt;
   const size_t dash = stem.rfind('-', of - 1);
@@ -79,7 +79,7 @@ std::optional<Shard> shard_of(const std::string& stem) {
   const auto index = number(stem.substr(dash + 1, of - dash - 1));
   const auto count = number(stem.substr(of + 4, stem.find('-', of + 4) - of - 4));
   if (!index || !count) return std::nullopt;
-  return Shard{stem.substr(0, dash), *index, *count};
+  return ShardName{stem.substr(0, dash), *index, *count};
 }
 
 void check_shards(const std::vector<DataFile>& files) {
@@ -134,14 +134,14 @@ std::string split_of(const fs::path& path, const fs::path& root) {
   return "";
 }
 
-void list(const fs::path& folder, int depth, std::vector<fs::path>& files) {
+void list_data_files(const fs::path& folder, int depth, std::vector<fs::path>& files) {
   TESSERA_CHECK(depth <= kDeepest, ErrorKind::kConfig, "[data.files] {}: folders are nested more than {} deep.",
                 folder.string(), kDeepest);
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
     if (entry.path().filename().string().starts_with('.')) continue;
     if (entry.is_directory()) {
-      list(entry.path(), depth + 1, files);
+      list_data_files(entry.path(), depth + 1, files);
     } else if (entry.is_regular_file() && is_data_name(entry.path())) {
       files.push_back(entry.path());
     }
@@ -153,10 +153,10 @@ void list(const fs::path& folder, int depth, std::vector<fs::path>& files) {
 
 // Chooses the files of one split. A folder may hold one data set only: the chosen files must be in one folder, where
 // folders named after the split count as their parent folder.
-std::vector<fs::path> of_folder(const DataSource& source, const std::string& purpose) {
+std::vector<fs::path> files_of_folder(const DataSource& source, const std::string& purpose) {
   const fs::path root = source.path;
   std::vector<fs::path> all;
-  list(root, 0, all);
+  list_data_files(root, 0, all);
   TESSERA_CHECK(!all.empty(), ErrorKind::kIo,
                 "[data.files] {}: the folder holds no data: no .jsonl, .json, .txt, .parquet or .idx, with .gz or not.",
                 root.string());
@@ -185,7 +185,7 @@ std::vector<fs::path> of_folder(const DataSource& source, const std::string& pur
   return files;
 }
 
-std::vector<fs::path> of_pattern(const std::string& pattern) {
+std::vector<fs::path> files_of_pattern(const std::string& pattern) {
   glob_t found{};
   const int result = ::glob(pattern.c_str(), GLOB_BRACE, nullptr, &found);
   std::vector<fs::path> files;
@@ -204,35 +204,35 @@ std::vector<DataFile> files_of(const DataSource& source, const std::string& purp
   const fs::path path = source.path;
   std::vector<fs::path> paths;
   if (fs::is_directory(path, ignored)) {
-    paths = of_folder(source, purpose);
+    paths = files_of_folder(source, purpose);
   } else if (fs::exists(path, ignored)) {
     paths = {path};
   } else if (source.path.find_first_of("*?[{") != std::string::npos) {
-    paths = of_pattern(source.path);
+    paths = files_of_pattern(source.path);
   } else if (fs::exists(source.path + ".idx", ignored)) {  // Megatron's name of a pair of files
     paths = {source.path + ".idx"};
   } else {
-    raise(ErrorKind::kIo, "[data.files] {}: no such file or folder.{}", source.path, hint_of_the_hub(source.path));
+    raise(ErrorKind::kIo, "[data.files] {}: no such file or folder.{}", source.path, hub_hint(source.path));
   }
   std::ranges::sort(paths);
   std::vector<DataFile> files;
   for (const auto& file : paths) {
     const bool ids = source.format == "megatron" || file.extension() == ".bin" || file.extension() == ".idx";
-    auto container = ids ? Container::kMegatron : container_of(file);
+    auto container = ids ? DataContainer::kMegatron : container_of(file);
     TESSERA_CHECK(source.format != "auto" || !is_table(file), ErrorKind::kConfig,
                   "[data.files] {}: CSV and TSV tables are not read. Convert the file to .jsonl or .parquet, or set "
                   "data.format=text to train on it as plain text.",
                   file.string());
-    if (source.format == "text" && container != Container::kParquet) container = Container::kText;
-    if (source.format != "text" && source.format != "auto" && container == Container::kText) {
-      container = Container::kJsonLines;  // records, whatever the file's extension is
+    if (source.format == "text" && container != DataContainer::kParquet) container = DataContainer::kText;
+    if (source.format != "text" && source.format != "auto" && container == DataContainer::kText) {
+      container = DataContainer::kJsonLines;  // records, whatever the file's extension is
     }
     files.push_back({file, container});
   }
   const std::set<fs::path> named(paths.begin(), paths.end());
   std::erase_if(files,
                 [&](const DataFile& file) {  // both files of a pair may be listed
-                  if (file.container != Container::kMegatron || file.path.extension() != ".bin") return false;
+                  if (file.container != DataContainer::kMegatron || file.path.extension() != ".bin") return false;
                   auto index = file.path;
                   return named.contains(index.replace_extension(".idx"));
                 });

@@ -34,7 +34,7 @@ inline constexpr const char* kFormats[] = {"auto",   "text",       "jsonl",     
 
 struct DataFile {
   std::filesystem::path path;
-  Container container;
+  DataContainer container;
 };
 
 // The files of a source, sorted by name. In a folder these are the files of `split` (if empty, of `purpose`: "train" or

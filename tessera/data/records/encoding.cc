@@ -8,11 +8,11 @@
 namespace tessera::data {
 namespace {
 
-constexpr size_t kLooked = size_t{1} << 20;  // bytes at the front that are examined
+constexpr size_t kExaminedBytes = size_t{1} << 20;  // bytes at the front that are examined
 
 // Whether at least a tenth of the bytes are zeros. Text has no zeros; UTF-16 has a zero in almost every character.
 bool is_full_of_zeros(std::string_view content) {
-  const auto front = content.substr(0, kLooked);
+  const auto front = content.substr(0, kExaminedBytes);
   return static_cast<size_t>(std::ranges::count(front, '\0')) * 10 >= front.size();
 }
 
@@ -27,28 +27,29 @@ bool is_full_of_zeros(std::string_view content) {
 
 // Error kFormat for well-known files that are not text, with advice how to convert each.
 void refuse_other_kinds(std::string_view content, const std::filesystem::path& path) {
-  struct Kind {
+  struct FileSignature {
     std::string_view mark;
     const char* name;
     const char* advice;
   };
-  static const Kind kKinds[] = {{{"\x28\xb5\x2f\xfd", 4}, "compressed with zstd", "Unpack it with 'zstd -d'"},
-                                {"BZh", "compressed with bzip2", "Unpack it with 'bunzip2'"},
-                                {{"\xfd"
-                                  "7zXZ\0",
-                                  6},
-                                 "compressed with xz",
-                                 "Unpack it with 'unxz'"},
-                                {{"PK\x03\x04", 4}, "a zip archive", "Unpack it with 'unzip'"},
-                                {"ARROW1", "an Arrow file", "Write it as Parquet or JSON lines"},
-                                {"PAR1", "a Parquet file", "Name it .parquet"},
-                                {{"\x1f\x8b", 2}, "compressed with gzip a second time", "Unpack it with 'gunzip'"}};
+  static const FileSignature kSignatures[] = {
+      {{"\x28\xb5\x2f\xfd", 4}, "compressed with zstd", "Unpack it with 'zstd -d'"},
+      {"BZh", "compressed with bzip2", "Unpack it with 'bunzip2'"},
+      {{"\xfd"
+        "7zXZ\0",
+        6},
+       "compressed with xz",
+       "Unpack it with 'unxz'"},
+      {{"PK\x03\x04", 4}, "a zip archive", "Unpack it with 'unzip'"},
+      {"ARROW1", "an Arrow file", "Write it as Parquet or JSON lines"},
+      {"PAR1", "a Parquet file", "Name it .parquet"},
+      {{"\x1f\x8b", 2}, "compressed with gzip a second time", "Unpack it with 'gunzip'"}};
   constexpr size_t kCharacter = 4;  // the last character may be cut off
-  const auto front = content.substr(0, kLooked);
-  for (const auto& kind : kKinds) {
-    if (!content.starts_with(kind.mark) || valid_utf8_prefix(front) + kCharacter > front.size()) continue;
-    raise(ErrorKind::kFormat, "[data.read] {}: is not text: it seems to be {}. {}.", path.string(), kind.name,
-          kind.advice);
+  const auto front = content.substr(0, kExaminedBytes);
+  for (const auto& signature : kSignatures) {
+    if (!content.starts_with(signature.mark) || valid_utf8_prefix(front) + kCharacter > front.size()) continue;
+    raise(ErrorKind::kFormat, "[data.read] {}: is not text: it seems to be {}. {}.", path.string(), signature.name,
+          signature.advice);
   }
 }
 

@@ -21,7 +21,7 @@ class JsonLines : public RowSource {
  public:
   explicit JsonLines(const std::filesystem::path& path) : stream_(path) {}
 
-  bool next(Row& row) override {
+  bool next(RecordRow& row) override {
     for (std::string_view line; read_line(line);) {
       if (std::ranges::all_of(line, is_json_space)) continue;
       row.where = fmt::format("{} line {}", stream_.path().string(), number_);
@@ -50,7 +50,7 @@ class JsonLines : public RowSource {
       TESSERA_CHECK(looked <= kRecordLimitBytes, ErrorKind::kFormat,
                     "[data.read] {} line {}: no end of the line within {} MiB, the limit of a record.",
                     stream_.path().string(), number_ + 1, kRecordLimitBytes >> 20);
-      if (stream_.more(text_)) continue;
+      if (stream_.read_more(text_)) continue;
       if (text_.empty()) return false;
       last_ = std::move(text_);
       text_.clear();
@@ -85,7 +85,7 @@ class JsonArray : public RowSource {
  public:
   explicit JsonArray(const std::filesystem::path& path) : stream_(path) {}
 
-  bool next(Row& row) override {
+  bool next(RecordRow& row) override {
     if (done_) return false;
     char c = skip_space();
     if (first_) {
@@ -120,8 +120,8 @@ class JsonArray : public RowSource {
   std::string describe_place(const TextPlace& place) const {
     return fmt::format("{} line {} column {}", stream_.path().string(), place.line, place.column);
   }
-  [[noreturn]] void fail(const std::string& found, const char* wanted) const {
-    raise(ErrorKind::kFormat, "[data.read] {}: found {}, wanted {}.", describe_place(place_), found, wanted);
+  [[noreturn]] void fail(const std::string& found, const char* expected) const {
+    raise(ErrorKind::kFormat, "[data.read] {}: found {}, wanted {}.", describe_place(place_), found, expected);
   }
   static std::string found_text(char c) { return c == '\0' ? "the end of the file" : quote(std::string_view(&c, 1)); }
 
@@ -130,7 +130,7 @@ class JsonArray : public RowSource {
     while (at_ == text_.size()) {
       text_.clear();
       at_ = 0;
-      if (!stream_.more(text_)) return '\0';
+      if (!stream_.read_more(text_)) return '\0';
     }
     return text_[at_];
   }
@@ -179,7 +179,7 @@ class JsonArray : public RowSource {
     }
   }
 
-  void parse(const TextPlace& start, Row& row) {
+  void parse(const TextPlace& start, RecordRow& row) {
     try {
       row.value = parse_json(record_, "[data.read] " + row.where, kRecordLimits);
     } catch (const Error&) {

@@ -10,8 +10,9 @@
 namespace tessera::data {
 namespace {
 
-Json parsed(const Json& text, const std::string& what, const std::string& where) {
-  return parse_json(text.get_ref<const std::string&>(), fmt::format("[data.read] {}: {}", where, what), kRecordLimits);
+Json parsed(const Json& text, const std::string& value_name, const std::string& where) {
+  return parse_json(text.get_ref<const std::string&>(), fmt::format("[data.read] {}: {}", where, value_name),
+                    kRecordLimits);
 }
 
 // Tool call arguments that are JSON text become JSON, the form that chat templates expect.
@@ -90,7 +91,7 @@ Json from_sharegpt(const Json& turn, const std::string& name, const std::string&
   } else {
     message["content"] = turn["value"];
   }
-  // silent_messages() reads these keys.
+  // excluded_messages() reads these keys.
   for (const char* key : {"weight", "train"}) {
     if (turn.contains(key)) message[key] = turn[key];
   }
@@ -120,15 +121,15 @@ Json openai_messages(const Json& list, const char* column, const std::string& wh
   return messages;
 }
 
-std::vector<uint8_t> silent_messages(const Json& messages) {
-  std::vector<uint8_t> silent(messages.size(), 0);
+std::vector<uint8_t> excluded_messages(const Json& messages) {
+  std::vector<uint8_t> is_excluded(messages.size(), 0);
   for (size_t i = 0; i < messages.size(); ++i) {
     const Json& message = messages[i];
     const auto weight = message.find("weight"), train = message.find("train");
-    if (weight != message.end() && weight->is_number() && weight->get<double>() == 0) silent[i] = 1;
-    if (train != message.end() && train->is_boolean() && !train->get<bool>()) silent[i] = 1;
+    if (weight != message.end() && weight->is_number() && weight->get<double>() == 0) is_excluded[i] = 1;
+    if (train != message.end() && train->is_boolean() && !train->get<bool>()) is_excluded[i] = 1;
   }
-  return silent;
+  return is_excluded;
 }
 
 void add_tools(const Json& row, Json& chat, const std::string& where) {

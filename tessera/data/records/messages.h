@@ -22,7 +22,7 @@ namespace tessera::data {
 Json openai_messages(const Json& list, const char* column, const std::string& where);
 
 // 1 for each message that is excluded from training: "weight": 0 (OpenAI) or "train": false (axolotl).
-std::vector<uint8_t> silent_messages(const Json& messages);
+std::vector<uint8_t> excluded_messages(const Json& messages);
 
 // Adds the row's "tools" to `chat`. A text is parsed as JSON; error kFormat when it is not JSON.
 void add_tools(const Json& row, Json& chat, const std::string& where);

@@ -139,7 +139,7 @@ class ParquetRows : public RowSource {
     });
   }
 
-  bool next(Row& row) override {
+  bool next(RecordRow& row) override {
     while (!batch_ || at_ == batch_->num_rows()) {
       batch_.reset();
       at_ = 0;

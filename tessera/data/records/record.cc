@@ -14,15 +14,15 @@
 namespace tessera::data {
 namespace {
 
-struct KindRow {
+struct RecordFormat {
   RecordKind kind;
   const char* format;                // the data.format that selects this kind
   std::vector<const char*> columns;  // columns that identify this kind
 };
 
 // The first kind whose columns a record has is chosen, so the order decides for a record with columns of several kinds.
-const std::vector<KindRow>& kinds() {
-  static const std::vector<KindRow> kRows = {
+const std::vector<RecordFormat>& record_formats() {
+  static const std::vector<RecordFormat> kRows = {
       {RecordKind::kChat, "chat", {"messages"}},
       {RecordKind::kChat, "sharegpt", {"conversations"}},
       {RecordKind::kPreference, "preference", {"chosen", "rejected"}},
@@ -38,13 +38,13 @@ bool has(const Json& row, const char* column) {
   return found != row.end() && !found->is_null();
 }
 
-bool has_columns(const Json& row, const KindRow& kind) {
+bool has_columns(const Json& row, const RecordFormat& kind) {
   return std::ranges::all_of(kind.columns, [&](const char* column) { return has(row, column); });
 }
 
 // The first kind whose columns the row has, among the kinds that `format` allows.
-const KindRow* kind_of(const Json& row, const std::string& format) {
-  for (const auto& kind : kinds()) {
+const RecordFormat* kind_of(const Json& row, const std::string& format) {
+  for (const auto& kind : record_formats()) {
     // "jsonl" and "auto" allow any kind; "chat" and "sharegpt" allow both forms of a conversation.
     const bool asked = format == "auto" || format == "jsonl" || format == kind.format ||
                        (kind.kind == RecordKind::kChat && (format == "chat" || format == "sharegpt"));
@@ -58,7 +58,7 @@ std::string wanted_columns(const std::string& format) {
     return "'messages', 'conversations', 'chosen' and 'rejected', 'prompt' and 'completion', 'instruction' and "
            "'output', or 'text'";
   }
-  for (const auto& kind : kinds()) {
+  for (const auto& kind : record_formats()) {
     if (format != kind.format) continue;
     std::vector<std::string> names;
     for (const char* column : kind.columns) names.push_back(quote(column));
@@ -122,8 +122,8 @@ void rename(Json& row, const std::map<std::string, std::string>& columns, const 
   row = std::move(renamed);
 }
 
-void set_chat(const Json& row, Json messages, Record& record) {
-  record.silent = silent_messages(messages);
+void set_chat(const Json& row, Json messages, TrainingRecord& record) {
+  record.is_excluded = excluded_messages(messages);
   Json chat = Json::object();
   chat["messages"] = std::move(messages);
   add_tools(row, chat, record.where);
@@ -138,7 +138,7 @@ std::optional<Json> system_message(const Json& row, const std::string& where) {
   return Json{{"role", "system"}, {"content", std::move(text)}};
 }
 
-void read_completion(const Json& row, Record& record) {
+void read_completion(const Json& row, TrainingRecord& record) {
   const Json &prompt = row.at("prompt"), &completion = row.at("completion");
   if (!prompt.is_array() && !completion.is_array()) {
     record.text = text_of(row, "prompt", record.where);
@@ -151,10 +151,10 @@ void read_completion(const Json& row, Record& record) {
   const size_t first = messages.size();
   for (auto& message : openai_messages(completion, "completion", record.where)) messages.push_back(message);
   set_chat(row, std::move(messages), record);
-  std::fill_n(record.silent.begin(), first, uint8_t{1});
+  std::fill_n(record.is_excluded.begin(), first, uint8_t{1});
 }
 
-void read_chat(const Json& row, const char* column, Record& record) {
+void read_chat(const Json& row, const char* column, TrainingRecord& record) {
   Json messages = openai_messages(row.at(column), column, record.where);
   if (messages[0]["role"] != "system") {
     if (auto system = system_message(row, record.where)) messages.insert(messages.begin(), std::move(*system));
@@ -182,7 +182,7 @@ Json messages_before(const Json& row, const std::string& where) {
   return messages;
 }
 
-void read_instruction(const Json& row, Record& record) {
+void read_instruction(const Json& row, TrainingRecord& record) {
   record.text = text_of(row, "instruction", record.where);
   if (has(row, "input")) record.input = text_of(row, "input", record.where);
   record.completion = text_of(row, "output", record.where);
@@ -190,7 +190,7 @@ void read_instruction(const Json& row, Record& record) {
   if (!before.empty()) record.json = std::make_shared<const Json>(std::move(before));
 }
 
-void read_preference(const Json& row, Record& record) {
+void read_preference(const Json& row, TrainingRecord& record) {
   Json pair = Json::object();
   for (const char* key : {"prompt", "chosen", "rejected"}) {
     if (!has(row, key)) continue;
@@ -213,10 +213,10 @@ const char* to_string(RecordKind kind) {
 RecordReader::RecordReader(std::string format, std::map<std::string, std::string> columns)
     : format_(std::move(format)), columns_(std::move(columns)) {}
 
-Record RecordReader::read(Row& row) {
+TrainingRecord RecordReader::read(RecordRow& row) {
   if (row.nulls_are_absent) row.value = without_nulls(row.value);
   rename(row.value, columns_, row.where);
-  const KindRow* kind = kind_of(row.value, format_);
+  const RecordFormat* kind = kind_of(row.value, format_);
   TESSERA_CHECK(kind != nullptr, ErrorKind::kFormat,
                 "[data.read] {}: found the keys {}, wanted {}. data.columns gives columns other names.", row.where,
                 keys_of(row.value), wanted_columns(format_));
@@ -225,7 +225,7 @@ Record RecordReader::read(Row& row) {
                 "records unless data.format is jsonl.",
                 row.where, keys_of(row.value), to_string(kind->kind), to_string(*kind_));
   if (!kind_) kind_ = kind->kind;
-  Record record{.kind = kind->kind, .where = row.where};
+  TrainingRecord record{.kind = kind->kind, .where = row.where};
   switch (kind->kind) {
     case RecordKind::kChat:
       read_chat(row.value, kind->columns.front(), record);

@@ -1,7 +1,7 @@
 // Records of training data: the kind of each row, and which of its text is trained on.
 //
 //   RecordReader reader(source.format, source.columns);
-//   Record record = reader.read(row);
+//   TrainingRecord record = reader.read(row);
 //
 // | kind | columns | |
 // |---|---|---|
@@ -26,13 +26,13 @@
 
 namespace tessera::data {
 
-struct Row;
+struct RecordRow;
 
 // kStream: a file of plain text or a part of one, to be cut into rows. kTokens: token ids, to be cut into rows.
 enum class RecordKind { kStream, kTokens, kText, kCompletion, kInstruction, kChat, kPreference };
 const char* to_string(RecordKind kind);
 
-struct Record {
+struct TrainingRecord {
   RecordKind kind;
   std::string text = {};        // kStream and kText: the text; kCompletion: the prompt; kInstruction: the instruction
   std::string input = {};       // kInstruction
@@ -43,8 +43,8 @@ struct Record {
   // calls are objects. kInstruction: the messages before the instruction, if any. kPreference: {"prompt", "chosen",
   // "rejected"}, each a text or messages; "prompt" may be absent.
   std::shared_ptr<const nlohmann::ordered_json> json = {};
-  std::vector<uint8_t> silent = {};  // kChat: 1 for an assistant message that is excluded from training
-  std::string where = {};            // "FILE line N", for messages
+  std::vector<uint8_t> is_excluded = {};  // kChat: 1 for an assistant message that is excluded from training
+  std::string where = {};                 // "FILE line N", for messages
 };
 
 class RecordReader {
@@ -54,7 +54,7 @@ class RecordReader {
 
   // Error kFormat names the place and the value found: columns of no kind, or of another kind than the records before,
   // values of another type, unknown roles.
-  Record read(Row& row);
+  TrainingRecord read(RecordRow& row);
   // The kind of the records so far; nullopt before the first record.
   std::optional<RecordKind> kind() const { return kind_; }
 

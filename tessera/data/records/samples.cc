@@ -8,19 +8,19 @@
 #include "tessera/data/records/turns.h"
 #include "tessera/text/chat/chat_messages.h"
 #include "tessera/text/document.h"
-#include "tessera/text/token_rows.h"
+#include "tessera/text/embedding_rows.h"
 
 namespace tessera::data {
 
-Sample SampleMaker::make(const Record& record) const {
-  Sample sample = make_unchecked(record);
-  if (options_.train_on_inputs) sample.learnt.assign(sample.tokens.size(), 1);
+TokenizedSample SampleMaker::make(const TrainingRecord& record) const {
+  TokenizedSample sample = make_unchecked(record);
+  if (options_.train_on_inputs) sample.loss_mask.assign(sample.tokens.size(), 1);
   if (options_.vocab_size == 0) return sample;
-  text::check_token_rows(tokenizer_, sample.tokens, options_.vocab_size, "[data.read] " + record.where);
+  text::check_embedding_rows(tokenizer_, sample.tokens, options_.vocab_size, "[data.read] " + record.where);
   return sample;
 }
 
-Sample SampleMaker::make_unchecked(const Record& record) const {
+TokenizedSample SampleMaker::make_unchecked(const TrainingRecord& record) const {
   switch (record.kind) {
     case RecordKind::kCompletion:
       return from_completion(record.text, record.completion);
@@ -45,11 +45,11 @@ Sample SampleMaker::make_unchecked(const Record& record) const {
 }
 
 // BOS and EOS are added at the two ends of a text, but not where a stream is cut into parts.
-Sample SampleMaker::from_text(const Record& record) const {
-  Sample sample;
+TokenizedSample SampleMaker::from_text(const TrainingRecord& record) const {
+  TokenizedSample sample;
   if (record.first) {
     auto document = text::encode_document(tokenizer_, record.text);
-    if (document.spells_start) spells_bos_ = true;
+    if (document.begins_with_bos) spells_bos_ = true;
     sample.tokens = std::move(document.ids);
   } else {
     sample.tokens = tokenizer_.encode(record.text, {.add_special_tokens = false});
@@ -59,23 +59,23 @@ Sample SampleMaker::from_text(const Record& record) const {
   const bool ends = eos && !sample.tokens.empty() && sample.tokens.back() == *eos;
   if (eos && record.last && !ends) sample.tokens.push_back(*eos);
   if (!record.last && record.first && ends) sample.tokens.pop_back();
-  sample.learnt.assign(sample.tokens.size(), 1);
+  sample.loss_mask.assign(sample.tokens.size(), 1);
   return sample;
 }
 
 // Prompt and completion are tokenized separately, as at generation, where the prompt alone is tokenized. Only the
 // completion and its EOS are trained on.
-Sample SampleMaker::from_completion(const std::string& prompt, const std::string& completion) const {
-  Sample sample;
+TokenizedSample SampleMaker::from_completion(const std::string& prompt, const std::string& completion) const {
+  TokenizedSample sample;
   auto document = text::encode_document(tokenizer_, prompt);
-  if (document.spells_start) spells_bos_ = true;
+  if (document.begins_with_bos) spells_bos_ = true;
   sample.tokens = std::move(document.ids);
   const auto eos = tokenizer_.eos_id();
   if (!eos) lacks_eos_ = true;
   if (eos && !sample.tokens.empty() && sample.tokens.back() == *eos) {
     sample.tokens.pop_back();  // the tokenizer added an EOS after the prompt
   }
-  sample.learnt.assign(sample.tokens.size(), 0);
+  sample.loss_mask.assign(sample.tokens.size(), 0);
   auto answer = tokenizer_.encode(completion, {.add_special_tokens = false});
   const auto bos = tokenizer_.bos_id();
   if (bos && bos != eos && !sample.tokens.empty() && !answer.empty() && answer.front() == *bos) {
@@ -84,7 +84,7 @@ Sample SampleMaker::from_completion(const std::string& prompt, const std::string
   }
   sample.tokens.insert(sample.tokens.end(), answer.begin(), answer.end());
   if (eos && (sample.tokens.empty() || sample.tokens.back() != *eos)) sample.tokens.push_back(*eos);
-  sample.learnt.resize(sample.tokens.size(), 1);
+  sample.loss_mask.resize(sample.tokens.size(), 1);
   return sample;
 }
 
@@ -92,7 +92,7 @@ namespace {
 
 // Alpaca's prompt, word for word. A system message replaces its first sentences, and earlier turns become instructions
 // with responses.
-std::string alpaca_prompt(const Record& record) {
+std::string alpaca_prompt(const TrainingRecord& record) {
   std::string start =
       record.input.empty()
           ? "Below is an instruction that describes a task. Write a response that appropriately completes the request."
@@ -115,7 +115,7 @@ std::string alpaca_prompt(const Record& record) {
 
 }  // namespace
 
-Sample SampleMaker::from_instruction(const Record& record) const {
+TokenizedSample SampleMaker::from_instruction(const TrainingRecord& record) const {
   if (!chat_template_) return from_completion(alpaca_prompt(record), record.completion);
   const std::string request = record.input.empty() ? record.text : record.text + "\n\n" + record.input;
   Json chat = {{"messages", record.json ? *record.json : Json::array()}};
@@ -137,18 +137,18 @@ text::RenderedChat render(const text::ChatTemplate& chat, const Json& messages, 
 }
 
 bool is_assistant(const Json& message) { return message.at("role") == "assistant"; }
-bool is_silent(const Record& record, size_t message) {
-  return message < record.silent.size() && record.silent[message] != 0;
+bool is_excluded_message(const TrainingRecord& record, size_t message) {
+  return message < record.is_excluded.size() && record.is_excluded[message] != 0;
 }
 
 // For each assistant message, in order: whether the model is trained on it.
-std::vector<bool> heard_turns(const Record& record) {
-  std::vector<bool> heard;
+std::vector<bool> trained_turns(const TrainingRecord& record) {
+  std::vector<bool> is_trained;
   const Json& messages = record.json->at("messages");
   for (size_t i = 0; i < messages.size(); ++i) {
-    if (is_assistant(messages[i])) heard.push_back(!is_silent(record, i));
+    if (is_assistant(messages[i])) is_trained.push_back(!is_excluded_message(record, i));
   }
-  return heard;
+  return is_trained;
 }
 
 bool is_blank_token(const text::Encoding& encoding, std::string_view text, size_t token) {
@@ -165,8 +165,8 @@ bool SampleMaker::ends_turn(int32_t token) const {
 
 // Marks the tokens of one turn as trained on, including the token that ends the turn. Bytes of the turn are mapped to
 // the tokens that begin at or after them. Returns false if no token ends the turn.
-bool SampleMaker::learn_turn(const Turn& turn, const std::string& text, const text::Encoding& encoding,
-                             Sample& sample) const {
+bool SampleMaker::mark_turn(const AssistantTurn& turn, const std::string& text, const text::Encoding& encoding,
+                            TokenizedSample& sample) const {
   const auto& offsets = encoding.offsets;
   const auto begin_of = [&](size_t byte) {
     return static_cast<size_t>(
@@ -191,13 +191,13 @@ bool SampleMaker::learn_turn(const Turn& turn, const std::string& text, const te
     found = next < encoding.ids.size() && ends_turn(encoding.ids[next]);
     end = found ? next + 1 : turn.ends_in_special ? limit : text_end;
   }
-  for (size_t token = first; token < end; ++token) sample.learnt[token] = 1;
+  for (size_t token = first; token < end; ++token) sample.loss_mask[token] = 1;
   return found;
 }
 
 // Appends the tokens that the template prints after the last turn when another turn follows, up to the one that ends
 // it.
-void SampleMaker::append_end(const std::string& text_behind, Sample& sample) const {
+void SampleMaker::append_end(const std::string& text_behind, TokenizedSample& sample) const {
   const auto encoding = tokenizer_.encode_with_offsets(text_behind, {.add_special_tokens = false});
   size_t end = 0;
   while (end < encoding.ids.size() && is_blank_token(encoding, text_behind, end)) ++end;
@@ -206,17 +206,18 @@ void SampleMaker::append_end(const std::string& text_behind, Sample& sample) con
     return;
   }
   // Tokens between the text and the end of the turn are trained on, too.
-  for (size_t token = sample.learnt.size(); token-- > 0 && sample.learnt[token] == 0;) sample.learnt[token] = 1;
+  for (size_t token = sample.loss_mask.size(); token-- > 0 && sample.loss_mask[token] == 0;)
+    sample.loss_mask[token] = 1;
   sample.tokens.insert(sample.tokens.end(), encoding.ids.begin(),
                        encoding.ids.begin() + static_cast<ptrdiff_t>(end) + 1);
-  sample.learnt.resize(sample.tokens.size(), 1);
+  sample.loss_mask.resize(sample.tokens.size(), 1);
 }
 
-void SampleMaker::learn_turns(const Record& record, const Json& messages, const Json& extra, const std::string& text,
-                              const text::Encoding& encoding, Sample& sample) const {
+void SampleMaker::mark_turns(const TrainingRecord& record, const Json& messages, const Json& extra,
+                             const std::string& text, const text::Encoding& encoding, TokenizedSample& sample) const {
   const TurnFinder turns(*chat_template_, messages, extra, text);
   for (size_t i = 0; i < messages.size(); ++i) {
-    if (!is_assistant(messages[i]) || is_silent(record, i)) continue;
+    if (!is_assistant(messages[i]) || is_excluded_message(record, i)) continue;
     const auto found = turns.find(i);
     TESSERA_CHECK(!found.empty(), ErrorKind::kFormat,
                   "[data.read] {}: message {} of the assistant cannot be found "
@@ -225,7 +226,7 @@ void SampleMaker::learn_turns(const Record& record, const Json& messages, const 
                   record.where, i, chat_template_->name());
     if (turns.drops_calls(i)) drops_calls_ = true;
     bool ends = true;
-    for (const Turn& turn : found) ends &= learn_turn(turn, text, encoding, sample);
+    for (const AssistantTurn& turn : found) ends &= mark_turn(turn, text, encoding, sample);
     if (ends) continue;
     if (i + 1 < messages.size()) {
       lacks_turn_end_ = true;
@@ -260,38 +261,38 @@ std::vector<std::string> SampleMaker::warnings() const {
 
 // The conversation is rendered and tokenized as a whole, so its tokens are those that the model sees in use. The turns
 // are byte ranges of the rendered text; the offsets of the tokens map them to tokens.
-Sample SampleMaker::from_chat(const Record& record) const {
+TokenizedSample SampleMaker::from_chat(const TrainingRecord& record) const {
   TESSERA_CHECK(chat_template_.has_value(), ErrorKind::kConfig,
                 "[data.read] {}: the record is a chat, but the model's folder "
                 "has no chat template. Use a model with one, or "
                 "records with 'prompt' and 'completion'.",
                 record.where);
-  const Json messages = text::messages_for(*chat_template_, record.json->at("messages"));
+  const Json messages = text::adapt_messages(*chat_template_, record.json->at("messages"));
   Json extra = Json::object();
   if (record.json->contains("tools")) extra["tools"] = record.json->at("tools");
   const text::RenderedChat rendered = render(*chat_template_, messages, extra, record.where);
   const auto encoding = tokenizer_.encode_with_offsets(rendered.text, {.add_special_tokens = false});
-  Sample sample;
+  TokenizedSample sample;
   sample.tokens = encoding.ids;
-  sample.learnt.assign(sample.tokens.size(), 0);
+  sample.loss_mask.assign(sample.tokens.size(), 0);
   if (!chat_template_->marks_generation()) {
-    learn_turns(record, messages, extra, rendered.text, encoding, sample);
+    mark_turns(record, messages, extra, rendered.text, encoding, sample);
     return sample;
   }
-  const auto heard = heard_turns(record);
-  const bool all = std::ranges::find(heard, false) == heard.end();
-  TESSERA_CHECK(all || heard.size() == rendered.generation_spans.size(), ErrorKind::kFormat,
+  const auto is_trained = trained_turns(record);
+  const bool all = std::ranges::find(is_trained, false) == is_trained.end();
+  TESSERA_CHECK(all || is_trained.size() == rendered.generation_spans.size(), ErrorKind::kFormat,
                 "[data.read] {}: some of {} messages of the assistant are "
                 "excluded from training, but {} marks {} of them with "
                 "{{% generation %}}.",
-                record.where, heard.size(), chat_template_->name(), rendered.generation_spans.size());
+                record.where, is_trained.size(), chat_template_->name(), rendered.generation_spans.size());
   // The spans are in bytes and rising; a token belongs to the span in which it begins.
   size_t token = 0;
   for (size_t turn = 0; turn < rendered.generation_spans.size(); ++turn) {
     const auto& [first, last] = rendered.generation_spans[turn];
     while (token < encoding.ids.size() && encoding.offsets[token].first < first) ++token;
     for (; token < encoding.ids.size() && encoding.offsets[token].first < last; ++token) {
-      sample.learnt[token] = all || heard[turn];
+      sample.loss_mask[token] = all || is_trained[turn];
     }
   }
   return sample;

@@ -1,7 +1,7 @@
 // Converts records to token ids and a mask of the tokens that are trained on (have a label).
 //
 //   SampleMaker maker(tokenizer, chat_template);
-//   Sample sample = maker.make(record);
+//   TokenizedSample sample = maker.make(record);
 //
 // - Text: all of it is trained on. It ends with the tokenizer's EOS.
 // - Prompt and completion: the completion and the EOS after it are trained on. The two are tokenized separately, as the
@@ -30,12 +30,12 @@
 
 namespace tessera::data {
 
-struct Sample {
+struct TokenizedSample {
   std::vector<int32_t> tokens;
-  std::vector<uint8_t> learnt;  // 1: the token has a label, so the model is trained to predict it
+  std::vector<uint8_t> loss_mask;  // 1: the token has a label, so the model is trained to predict it
 };
 
-struct Turn;
+struct AssistantTurn;
 
 struct SampleOptions {
   int64_t vocab_size = 0;                // size of the model's vocabulary; 0: not checked
@@ -51,22 +51,24 @@ class SampleMaker {
 
   // Errors: kConfig for a chat without a template, a token outside the vocabulary, and a preference pair; kFormat when
   // the template rejects the messages, or when the assistant's turns cannot be found in the rendered text.
-  Sample make(const Record& record) const;
+  TokenizedSample make(const TrainingRecord& record) const;
 
   // Properties of the samples so far that affect what a model learns, one sentence each.
   std::vector<std::string> warnings() const;
 
  private:
-  Sample make_unchecked(const Record& record) const;
-  Sample from_text(const Record& record) const;
-  Sample from_completion(const std::string& prompt, const std::string& completion) const;
-  Sample from_instruction(const Record& record) const;
-  Sample from_chat(const Record& record) const;
-  void learn_turns(const Record& record, const nlohmann::ordered_json& messages, const nlohmann::ordered_json& extra,
-                   const std::string& text, const text::Encoding& encoding, Sample& sample) const;
+  TokenizedSample make_unchecked(const TrainingRecord& record) const;
+  TokenizedSample from_text(const TrainingRecord& record) const;
+  TokenizedSample from_completion(const std::string& prompt, const std::string& completion) const;
+  TokenizedSample from_instruction(const TrainingRecord& record) const;
+  TokenizedSample from_chat(const TrainingRecord& record) const;
+  void mark_turns(const TrainingRecord& record, const nlohmann::ordered_json& messages,
+                  const nlohmann::ordered_json& extra, const std::string& text, const text::Encoding& encoding,
+                  TokenizedSample& sample) const;
   // Returns true when a token that ends the turn was found.
-  bool learn_turn(const Turn& turn, const std::string& text, const text::Encoding& encoding, Sample& sample) const;
-  void append_end(const std::string& text_behind, Sample& sample) const;
+  bool mark_turn(const AssistantTurn& turn, const std::string& text, const text::Encoding& encoding,
+                 TokenizedSample& sample) const;
+  void append_end(const std::string& text_behind, TokenizedSample& sample) const;
   bool ends_turn(int32_t token) const;
 
   const text::Tokenizer& tokenizer_;

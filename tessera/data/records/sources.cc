@@ -24,13 +24,13 @@ size_t end_of_part(std::string_view text) {
 }
 
 // Reads one byte more than a part before a part is cut off, so the last part is recognised when it is visited.
-std::optional<RecordKind> read_stream(const DataFile& file, const std::function<void(Record)>& visit) {
+std::optional<RecordKind> read_stream(const DataFile& file, const std::function<void(TrainingRecord)>& visit) {
   TextStream stream(file.path);
-  Record part{.kind = RecordKind::kStream, .last = false, .where = file.path.string()};
+  TrainingRecord part{.kind = RecordKind::kStream, .last = false, .where = file.path.string()};
   std::string text;
   while (!part.last) {
     bool more = true;
-    while (more && text.size() <= kPartBytes) more = stream.more(text);
+    while (more && text.size() <= kPartBytes) more = stream.read_more(text);
     part.last = !more && text.size() <= kPartBytes;
     if (part.first && part.last && is_blank(text)) return std::nullopt;
     const size_t end = part.last ? text.size() : end_of_part(text);
@@ -42,7 +42,7 @@ std::optional<RecordKind> read_stream(const DataFile& file, const std::function<
   return RecordKind::kStream;
 }
 
-std::optional<RecordKind> read_ids(const DataFile& file, const std::function<void(Record)>& visit) {
+std::optional<RecordKind> read_ids(const DataFile& file, const std::function<void(TrainingRecord)>& visit) {
   const auto index = MegatronIndex::open(file.path);
   for (int64_t i = 0; i < index.documents(); ++i) {
     visit({.kind = RecordKind::kTokens,
@@ -55,14 +55,14 @@ std::optional<RecordKind> read_ids(const DataFile& file, const std::function<voi
 }  // namespace
 
 std::optional<RecordKind> read_records(const DataFile& file, const SourceOptions& options,
-                                       const std::function<void(Record)>& visit) {
-  if (file.container == Container::kMegatron) {
+                                       const std::function<void(TrainingRecord)>& visit) {
+  if (file.container == DataContainer::kMegatron) {
     TESSERA_CHECK(options.format == "auto" || options.format == "megatron", ErrorKind::kConfig,
                   "[data.read] {}: holds token ids, which data.format {} cannot read. Set it to auto or megatron.",
                   file.path.string(), options.format);
     return read_ids(file, visit);
   }
-  if (file.container == Container::kText) {
+  if (file.container == DataContainer::kText) {
     TESSERA_CHECK(options.format == "auto" || options.format == "text", ErrorKind::kConfig,
                   "[data.read] {}: is plain text, which data.format {} cannot read. Set it to auto or text, or give "
                   "the file an extension of its format.",
@@ -71,7 +71,7 @@ std::optional<RecordKind> read_records(const DataFile& file, const SourceOptions
   }
   const auto rows = open_rows(file.path, file.container);
   RecordReader reader(options.format, options.columns);
-  for (Row row; rows->next(row);) visit(reader.read(row));
+  for (RecordRow row; rows->next(row);) visit(reader.read(row));
   return reader.kind();
 }
 

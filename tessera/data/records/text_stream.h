@@ -2,7 +2,7 @@
 //
 //   TextStream stream(path);
 //   std::string text;
-//   while (stream.more(text)) ...                 // text grows by whole characters
+//   while (stream.read_more(text)) ...                 // text grows by whole characters
 //
 // A byte order mark at the front is removed. Not thread-safe.
 #pragma once
@@ -22,14 +22,14 @@ class TextStream {
 
   // Appends about 1 MiB; false when nothing is left. Error kFormat names the first byte (of the inflated text) that is
   // not UTF-8, and the encoding that the file seems to have.
-  bool more(std::string& text);
+  bool read_more(std::string& text);
   const std::filesystem::path& path() const { return path_; }
 
  private:
   std::filesystem::path path_;
   std::unique_ptr<ByteStream> bytes_;
-  std::string begun_;    // first bytes of a character that continues in the next chunk
-  uint64_t offset_ = 0;  // position of begun_ in the text
+  std::string cut_character_;  // first bytes of a character that continues in the next chunk
+  uint64_t offset_ = 0;        // position of cut_character_ in the text
 };
 
 }  // namespace tessera::data

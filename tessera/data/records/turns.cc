@@ -92,7 +92,7 @@ bool is_blank(Json message) { return !mark_content(message, "-"); }
 
 // Where a message can have its mark, in the order of preference: the name of the first call, its id, the content, the
 // reasoning. A later place is used when the template does not print the earlier places.
-enum class Place { kName, kId, kContent, kReasoning, kNone };
+enum class MarkPlace { kName, kId, kContent, kReasoning, kNone };
 
 bool mark_reasoning(Json& message, const std::string& mark) {
   for (const char* key : {"reasoning_content", "thinking", "reasoning"}) {
@@ -101,14 +101,16 @@ bool mark_reasoning(Json& message, const std::string& mark) {
   return false;
 }
 
-bool mark_at(Place place, Json& message, const std::string& mark) {
-  if (place == Place::kName) return mark_call(message, "name", mark);
-  if (place == Place::kId) return mark_call(message, "id", mark);
-  if (place == Place::kContent) return mark_content(message, mark);
-  return place == Place::kReasoning && mark_reasoning(message, mark);
+bool mark_at(MarkPlace place, Json& message, const std::string& mark) {
+  if (place == MarkPlace::kName) return mark_call(message, "name", mark);
+  if (place == MarkPlace::kId) return mark_call(message, "id", mark);
+  if (place == MarkPlace::kContent) return mark_content(message, mark);
+  return place == MarkPlace::kReasoning && mark_reasoning(message, mark);
 }
 
-Place behind(Place place) { return place == Place::kNone ? place : static_cast<Place>(static_cast<int>(place) + 1); }
+MarkPlace next_place(MarkPlace place) {
+  return place == MarkPlace::kNone ? place : static_cast<MarkPlace>(static_cast<int>(place) + 1);
+}
 
 size_t common_prefix(std::string_view a, std::string_view b) {
   return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
@@ -132,11 +134,11 @@ TurnFinder::TurnFinder(const text::ChatTemplate& chat, const Json& messages, con
 void TurnFinder::choose_marks() {
   marked_ = messages_;
   marks_.assign(messages_.size(), "");
-  std::vector<Place> places(messages_.size(), Place::kName);
+  std::vector<MarkPlace> places(messages_.size(), MarkPlace::kName);
   const auto place_mark = [&](size_t i) {
     marked_[i] = messages_[i];
     marks_[i].clear();
-    for (; places[i] != Place::kNone; places[i] = behind(places[i])) {
+    for (; places[i] != MarkPlace::kNone; places[i] = next_place(places[i])) {
       const auto mark = mark_of(i);
       if (!mark_at(places[i], marked_[i], mark)) continue;
       marks_[i] = mark;
@@ -150,14 +152,14 @@ void TurnFinder::choose_marks() {
     if (!whole_) break;
     for (size_t i = 0; i < messages_.size(); ++i) {
       if (marks_[i].empty() || whole_->find(marks_[i]) != std::string::npos) continue;
-      places[i] = behind(places[i]);
+      places[i] = next_place(places[i]);
       place_mark(i);
       moved = true;
     }
   }
   for (size_t i = 0; i < messages_.size(); ++i) {
-    drops_calls_[i] = has_calls(messages_[i]) && places[i] != Place::kName && places[i] != Place::kId;
-    marks_content_[i] = places[i] == Place::kContent;
+    drops_calls_[i] = has_calls(messages_[i]) && places[i] != MarkPlace::kName && places[i] != MarkPlace::kId;
+    marks_content_[i] = places[i] == MarkPlace::kContent;
   }
   if (whole_ && without_marks(*whole_) != text_) whole_.reset();
 }
@@ -187,7 +189,7 @@ std::optional<std::string> TurnFinder::behind_in_whole(size_t message) const {
 
 // Renders the first `count` messages and finds where this render and the whole conversation diverge. They are compared
 // after the last mark that both have, since text before it may differ; without a mark from the beginning.
-std::optional<TurnFinder::Common> TurnFinder::common_end(size_t count, bool prompt) const {
+std::optional<TurnFinder::CommonPrefix> TurnFinder::common_end(size_t count, bool prompt) const {
   auto part = whole_ ? render_marked(count, prompt, std::nullopt) : std::nullopt;
   if (whole_ && !part) return std::nullopt;
   for (size_t message = count; message-- > 0;) {
@@ -197,13 +199,13 @@ std::optional<TurnFinder::Common> TurnFinder::common_end(size_t count, bool prom
     const auto tail = behind_mark(*part, message), whole_tail = behind_in_whole(message);
     if (!tail || !whole_tail) continue;
     const size_t same = common_prefix(*tail, *whole_tail);
-    return Common{text_.size() - whole_tail->size() + same, same == tail->size()};
+    return CommonPrefix{text_.size() - whole_tail->size() + same, same == tail->size()};
   }
   if (!part) part = render_marked(count, prompt, messages_.size());
   if (!part) return std::nullopt;
   const auto plain = without_marks(*part);
   const size_t same = common_prefix(plain, text_);
-  return Common{same, same == plain.size()};
+  return CommonPrefix{same, same == plain.size()};
 }
 
 // Two positions around the text of a message, found by replacing the message with a bare mark (no calls, no reasoning):
@@ -240,9 +242,9 @@ std::optional<size_t> TurnFinder::first_of(size_t index) const {
   // The generation prompt is what is added at the end of the conversation. Its last occurrence before the text, but
   // after the turn before, is the header of this turn.
   const std::string header = asked->substr(text_.size());
-  const size_t least = index > 0 ? common_end(index, false).value_or(Common{0, false}).place : 0;
+  const size_t min_position = index > 0 ? common_end(index, false).value_or(CommonPrefix{0, false}).place : 0;
   const size_t found = text_.rfind(header, bare->first);
-  const bool fits = found != std::string::npos && found >= least && found + header.size() <= bare->first;
+  const bool fits = found != std::string::npos && found >= min_position && found + header.size() <= bare->first;
   return fits ? found + header.size() : bare->first;
 }
 
@@ -255,11 +257,11 @@ size_t TurnFinder::behind_next_character(size_t place) const {
 // Cases: a printed text (its mark gives the end of the text); no calls and a text that is not printed (not found);
 // calls, whose end is taken from the same message with a text instead of the calls, or is the last special token before
 // the next message.
-std::vector<Turn> TurnFinder::find(size_t index) const {
+std::vector<AssistantTurn> TurnFinder::find(size_t index) const {
   const auto first = first_of(index);
   if (!first) return {};
   const auto end =
-      index + 1 == messages_.size() ? std::optional(Common{text_.size(), true}) : common_end(index + 1, false);
+      index + 1 == messages_.size() ? std::optional(CommonPrefix{text_.size(), true}) : common_end(index + 1, false);
   const auto limit_behind = [&](size_t text_end) {
     return end ? std::max(end->place, text_end) : behind_next_character(text_end);
   };
@@ -274,22 +276,23 @@ std::vector<Turn> TurnFinder::find(size_t index) const {
   // If the template does not print these calls at the end of a conversation, or prints them differently there, a text
   // takes their place: the same end of the turn follows it.
   const auto bare = calls && end && end->all ? std::nullopt : around_bare_text(index);
-  size_t most = text_.size();  // position of the next message that has a printed mark
-  for (size_t next = index + 1; next < messages_.size() && most == text_.size(); ++next) {
-    if (const auto next_tail = behind_in_whole(next)) most -= next_tail->size();
+  size_t next_mark = text_.size();  // position of the next message that has a printed mark
+  for (size_t next = index + 1; next < messages_.size() && next_mark == text_.size(); ++next) {
+    if (const auto next_tail = behind_in_whole(next)) next_mark -= next_tail->size();
   }
-  if (bare && bare->second != std::string::npos && *first <= bare->second && bare->second <= most) {
+  if (bare && bare->second != std::string::npos && *first <= bare->second && bare->second <= next_mark) {
     return {{.first = *first, .text_end = bare->second, .limit = limit_behind(bare->second)}};
   }
   if (!end || end->place < *first) return {};
-  std::vector<Turn> turns = {{.first = *first, .text_end = *first, .limit = end->place, .ends_in_special = true}};
+  std::vector<AssistantTurn> turns = {
+      {.first = *first, .text_end = *first, .limit = end->place, .ends_in_special = true}};
   if (const auto text = text_elsewhere(index, turns[0])) turns.push_back(*text);
   return turns;
 }
 
 // The text of a message with calls, if the template prints it apart from the calls (Gemma 4 prints it after the
 // results).
-std::optional<Turn> TurnFinder::text_elsewhere(size_t index, const Turn& calls) const {
+std::optional<AssistantTurn> TurnFinder::text_elsewhere(size_t index, const AssistantTurn& calls) const {
   const std::string mark = mark_of(messages_.size());
   const auto place = [&](bool (*set_mark)(Json&, const std::string&)) {
     Json messages = messages_;
@@ -304,7 +307,7 @@ std::optional<Turn> TurnFinder::text_elsewhere(size_t index, const Turn& calls) 
   if (text_end == std::string::npos || (calls.first <= text_end && text_end <= calls.limit)) return std::nullopt;
   const size_t first = place(mark_content_begin);
   if (first == std::string::npos || first > text_end) return std::nullopt;
-  return Turn{.first = first, .text_end = text_end, .limit = behind_next_character(text_end)};
+  return AssistantTurn{.first = first, .text_end = text_end, .limit = behind_next_character(text_end)};
 }
 
 std::string TurnFinder::text_behind_last() const {

@@ -1,7 +1,7 @@
 // Finds the assistant's turns in a rendered chat, for templates that do not mark them with {% generation %}.
 //
 //   TurnFinder turns(chat, messages, extra, text);      // text: the rendered conversation
-//   for (const Turn& turn : turns.find(1)) text.substr(turn.first, turn.limit - turn.first) ...
+//   for (const AssistantTurn& turn : turns.find(1)) text.substr(turn.first, turn.limit - turn.first) ...
 //
 // A template may print a message differently when more messages follow (Qwen3 drops its reasoning), so the render of
 // the first messages need not be a prefix of the whole render. All positions are therefore found in the whole render.
@@ -27,7 +27,7 @@ namespace tessera::data {
 // text that the template prints for this message ends at `limit`. The first special token after `text_end` ends the
 // turn. With tool calls, which may hold special tokens of their own, the end of the text is not known; then the last
 // special token before `limit` ends the turn.
-struct Turn {
+struct AssistantTurn {
   size_t first = 0, text_end = 0, limit = 0;
   bool ends_in_special = false;  // true: the last special token before `limit` ends the turn
 };
@@ -40,7 +40,7 @@ class TurnFinder {
 
   // The turn of an assistant message: two parts if the template prints its text apart from its calls. Empty when the
   // turn cannot be found in the rendered text.
-  std::vector<Turn> find(size_t index) const;
+  std::vector<AssistantTurn> find(size_t index) const;
   // The text that the template prints after the last message only if another message follows. Empty when it cannot be
   // found.
   std::string text_behind_last() const;
@@ -54,15 +54,15 @@ class TurnFinder {
   std::optional<std::string> behind_in_whole(size_t message) const;
   // Where the render of the first messages and the whole render diverge, after the last mark that both have. `all`: the
   // whole of the former is part of the latter.
-  struct Common {
+  struct CommonPrefix {
     size_t place;
     bool all;
   };
-  std::optional<Common> common_end(size_t count, bool prompt) const;
+  std::optional<CommonPrefix> common_end(size_t count, bool prompt) const;
   std::optional<std::pair<size_t, size_t>> around_bare_text(size_t index) const;
   std::optional<size_t> first_of(size_t index) const;
   size_t behind_next_character(size_t place) const;
-  std::optional<Turn> text_elsewhere(size_t index, const Turn& calls) const;
+  std::optional<AssistantTurn> text_elsewhere(size_t index, const AssistantTurn& calls) const;
   void choose_marks();
 
   const text::ChatTemplate& chat_;

@@ -57,19 +57,20 @@ std::string hash_content(const fs::path& path) {
 // system it continues without the lock, with a warning.
 class KeyLock {
  public:
-  // Error kInternal when `*stop` becomes true while it waits. `what` names the entry in messages.
-  KeyLock(const fs::path& path, const std::string& what, const std::atomic<bool>* stop)
+  // Error kInternal when `*stop` becomes true while it waits. `entry_name` names the entry in messages.
+  KeyLock(const fs::path& path, const std::string& entry_name, const std::atomic<bool>* stop)
       : file_(open_to_lock(path, O_CREAT)) {
-    constexpr std::chrono::milliseconds kLook{200};
+    constexpr std::chrono::milliseconds kRetryInterval{200};
     TESSERA_CHECK(file_.open(), ErrorKind::kIo, "[data.cache] {}: cannot be opened: {}", path.string(),
                   std::strerror(errno));
-    bool told = false;
+    bool logged = false;
     while ((state_ = try_lock(file_)) == LockState::kBusy) {
-      if (!told) log_info("[data.cache] another process tokenizes the same data; waiting until {} is ready", what);
-      told = true;
+      if (!logged)
+        log_info("[data.cache] another process tokenizes the same data; waiting until {} is ready", entry_name);
+      logged = true;
       TESSERA_CHECK(!stop || !*stop, ErrorKind::kInternal,
-                    "[data.cache] {}: asked to stop while another process makes it.", what);
-      std::this_thread::sleep_for(kLook);
+                    "[data.cache] {}: asked to stop while another process makes it.", entry_name);
+      std::this_thread::sleep_for(kRetryInterval);
     }
     if (state_ == LockState::kNoLocks) {
       log_warning(
@@ -116,16 +117,16 @@ fs::file_time_type::duration untouched_for(const fs::path& folder) {
 
 // Whether a staged entry will never be finished. `locked`: this process holds the entry's lock, so no process of this
 // host works on it. A process of another host may, if locks are not shared; then only the age of its files decides.
-bool is_dead(const fs::path& staged, bool locked) {
-  constexpr auto kDead = std::chrono::hours(24);
-  return (locked && maker_of(staged) == host_name()) || untouched_for(staged) > kDead;
+bool is_abandoned(const fs::path& staged, bool locked) {
+  constexpr auto kAbandonedAfter = std::chrono::hours(24);
+  return (locked && maker_of(staged) == host_name()) || untouched_for(staged) > kAbandonedAfter;
 }
 
 // Removes the staged entries that killed processes left. The caller holds the key's lock.
 void remove_staged(const fs::path& folder, const std::string& key) {
   for (const auto& path : entries_of(folder)) {
     const auto name = path.filename().string();
-    if (!name.starts_with("." + key + ".") || !name.ends_with(".tmp") || !is_dead(path, true)) continue;
+    if (!name.starts_with("." + key + ".") || !name.ends_with(".tmp") || !is_abandoned(path, true)) continue;
     std::error_code ignored;
     fs::remove_all(path, ignored);
   }
@@ -144,7 +145,7 @@ std::string key_of_leftover(const std::string& name) {
   return ours ? name.substr(1, 32) : "";
 }
 
-struct KeptEntry {
+struct CacheEntry {
   fs::path folder;
   std::string maker;
   uint64_t bytes = 0;
@@ -152,7 +153,7 @@ struct KeptEntry {
 };
 
 // A complete entry of any version; nullopt for any other folder. Only such folders are ever removed by age or size.
-std::optional<KeptEntry> kept_entry(const fs::path& folder) {
+std::optional<CacheEntry> read_cache_entry(const fs::path& folder) {
   const auto name = folder.filename().string();
   if (!is_key(name) || !fs::is_directory(fs::symlink_status(folder))) return std::nullopt;
   const auto set = folder / "set.json";
@@ -164,7 +165,7 @@ std::optional<KeptEntry> kept_entry(const fs::path& folder) {
   } catch (const Error&) {
     return std::nullopt;
   }
-  KeptEntry entry{.folder = folder, .maker = maker_of(folder)};
+  CacheEntry entry{.folder = folder, .maker = maker_of(folder)};
   struct stat info {};
   for (const auto& file : {set, folder / kMakerName}) {
     if (::stat(file.c_str(), &info) != 0) continue;
@@ -220,7 +221,7 @@ void make_folders(const fs::path& folder) {
 
 }  // namespace
 
-FileState state_of(const fs::path& path) {
+FileStamp read_file_stamp(const fs::path& path) {
   struct stat info {};
   TESSERA_CHECK(::stat(path.c_str(), &info) == 0, ErrorKind::kIo, "[data.cache] {}: {}", path.string(),
                 std::strerror(errno));
@@ -230,12 +231,12 @@ FileState state_of(const fs::path& path) {
 }
 
 UnchangedFiles::UnchangedFiles(std::vector<fs::path> files) : files_(std::move(files)) {
-  for (const auto& file : files_) states_.push_back(state_of(file));
+  for (const auto& file : files_) stamps_.push_back(read_file_stamp(file));
 }
 
 void UnchangedFiles::check() const {
   for (size_t i = 0; i < files_.size(); ++i) {
-    if (state_of(files_[i]) != states_[i]) raise_changed(files_[i]);
+    if (read_file_stamp(files_[i]) != stamps_[i]) raise_changed(files_[i]);
   }
 }
 
@@ -243,8 +244,8 @@ void UnchangedFiles::check() const {
 std::optional<fs::path> UnchangedFiles::changed() const {
   for (size_t i = 0; i < files_.size(); ++i) {
     try {
-      const auto now = state_of(files_[i]);
-      if (now.size != states_[i].size || now.modified_ns != states_[i].modified_ns) return files_[i];
+      const auto now = read_file_stamp(files_[i]);
+      if (now.size != stamps_[i].size || now.modified_ns != stamps_[i].modified_ns) return files_[i];
     } catch (const Error&) {
       return files_[i];
     }
@@ -270,7 +271,7 @@ fs::path DataCache::folder_of(const std::string& setting) {
 // Reading all data to hash it at each start would be slow, so hashes are remembered in files/HASH_OF_PATH.json,
 // together with the file's place, size and times. A hash is used again only if all of these are unchanged.
 std::string DataCache::content_hash(const fs::path& file) const {
-  const auto before = state_of(file);
+  const auto before = read_file_stamp(file);
   std::error_code unknown;
   const auto place = fs::canonical(file, unknown).string();
   TESSERA_CHECK(!unknown, ErrorKind::kIo, "[data.cache] {}: {}", file.string(), unknown.message());
@@ -294,7 +295,7 @@ std::string DataCache::content_hash(const fs::path& file) const {
     }
   }
   const std::string hash = hash_content(file);
-  if (state_of(file) != before) raise_changed(file);
+  if (read_file_stamp(file) != before) raise_changed(file);
   // Times have a coarse resolution: a file written just now could change again within the same time stamp. So a hash is
   // remembered only for files that were last changed over 2 s ago.
   constexpr int64_t kSettledNs = 2'000'000'000;
@@ -318,7 +319,7 @@ std::string DataCache::content_hash(const fs::path& file) const {
 // between. It is written into a staged folder and renamed, so a reader sees a complete entry or no entry. Without locks
 // (or on several hosts) two processes may write at the same time; the rename of the second fails and it uses the
 // first's.
-std::shared_ptr<const PackedRows> DataCache::find_or_make(const std::string& key,
+std::shared_ptr<const PackedRows> DataCache::open_or_make(const std::string& key,
                                                           const std::function<void(const fs::path&)>& make,
                                                           const std::atomic<bool>* stop) const {
   std::string reason;
@@ -365,12 +366,12 @@ std::shared_ptr<const PackedRows> DataCache::find_or_make(const std::string& key
 // open unnoticed; then only old entries that this host has made are removed.
 void DataCache::prune() const {
   const bool locks_count = limits_.locks_reach_all_hosts.value_or(locks_reach_all_hosts(folder_));
-  std::vector<KeptEntry> entries;
+  std::vector<CacheEntry> entries;
   uint64_t bytes = 0;
   for (const auto& found : entries_of(folder_)) {
     if (!key_of_leftover(found.filename().string()).empty()) {
       prune_leftover(found, locks_count);
-    } else if (auto entry = kept_entry(found)) {
+    } else if (auto entry = read_cache_entry(found)) {
       bytes += entry->bytes;
       entries.push_back(std::move(*entry));
     }
@@ -394,7 +395,7 @@ void DataCache::prune_leftover(const fs::path& path, bool locks_count) const {
   bool gone = false;
   if (name.ends_with(".tmp")) {
     lock = open_to_lock(folder_ / (key_of_leftover(name) + ".lock"), O_NOFOLLOW);
-    gone = is_dead(path, lock.open() && try_lock(lock) == LockState::kHeld);
+    gone = is_abandoned(path, lock.open() && try_lock(lock) == LockState::kHeld);
   } else {
     gone = (locks_count && is_unused(path, lock)) || untouched_for(path) > limits_.age;
   }

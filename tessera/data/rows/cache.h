@@ -2,7 +2,7 @@
 //
 //   const DataCache cache(DataCache::folder_of("auto"));
 //   const UnchangedFiles files(paths);  // before any of them is read
-//   auto rows = cache.find_or_make(key, [&](const std::filesystem::path& folder) {
+//   auto rows = cache.open_or_make(key, [&](const std::filesystem::path& folder) {
 //     write(folder);
 //     files.check();
 //   });
@@ -37,15 +37,15 @@
 namespace tessera::data {
 
 // Properties of a file that change when it is written to.
-struct FileState {
+struct FileStamp {
   uint64_t device = 0, inode = 0;
   int64_t size = 0, modified_ns = 0, changed_ns = 0;
-  bool operator==(const FileState&) const = default;
+  bool operator==(const FileStamp&) const = default;
 };
 // Error kIo, e.g. for a missing file.
-FileState state_of(const std::filesystem::path& path);
+FileStamp read_file_stamp(const std::filesystem::path& path);
 
-// Remembers the state of files and detects later changes.
+// Remembers the stamps of files and detects later changes.
 class UnchangedFiles {
  public:
   explicit UnchangedFiles(std::vector<std::filesystem::path> files);
@@ -56,7 +56,7 @@ class UnchangedFiles {
 
  private:
   std::vector<std::filesystem::path> files_;
-  std::vector<FileState> states_;
+  std::vector<FileStamp> stamps_;
 };
 
 struct CacheLimits {
@@ -77,7 +77,7 @@ class DataCache {
   // Opens the entry of this key. If the entry does not exist, `make` is called with an empty folder first. Errors:
   // those of `make`; kIo, also for an existing entry that cannot be opened or read (too many open files, a broken
   // disk); kInternal when `stop` becomes true while another process makes the entry.
-  std::shared_ptr<const PackedRows> find_or_make(const std::string& key,
+  std::shared_ptr<const PackedRows> open_or_make(const std::string& key,
                                                  const std::function<void(const std::filesystem::path&)>& make,
                                                  const std::atomic<bool>* stop = nullptr) const;
   // Hash of a file's contents, in hexadecimal. Errors: kIo; kConfig when the file changes meanwhile.

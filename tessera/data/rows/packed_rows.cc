@@ -75,7 +75,7 @@ void check_missing(const std::filesystem::path& path) {
 
 }  // namespace
 
-std::string DataStats::losses(int64_t sequence_length) const {
+std::string DataStats::describe_dropped(int64_t sequence_length) const {
   std::vector<std::string> parts;
   if (truncated > 0) parts.push_back(fmt::format("{} cut to data.sequence_length {}", truncated, sequence_length));
   if (dropped > 0) {
@@ -124,10 +124,10 @@ void ArrayFile::close() {
 PackedRowsWriter::PackedRowsWriter(std::filesystem::path folder, const PackingOptions& options)
     : folder_(std::move(folder)), options_(options), tokens_(folder_ / kTokensName), entries_(folder_ / kEntriesName) {}
 
-void PackedRowsWriter::add(std::span<const int32_t> tokens, std::span<const uint8_t> learnt) {
+void PackedRowsWriter::add(std::span<const int32_t> tokens, std::span<const uint8_t> loss_mask) {
   sample_.resize(tokens.size());
   for (size_t i = 0; i < tokens.size(); ++i) {
-    sample_[i].bits = static_cast<uint32_t>(tokens[i]) | (learnt[i] ? uint32_t{1} << 31 : 0);
+    sample_[i].bits = static_cast<uint32_t>(tokens[i]) | (loss_mask[i] ? uint32_t{1} << 31 : 0);
   }
   const SampleEntry entry{token_count_, static_cast<uint32_t>(tokens.size()), hash_of_sample(sample_)};
   tokens_.append(sample_.data(), sample_.size() * sizeof(PackedToken));
@@ -162,7 +162,7 @@ void PackedRowsWriter::pack() {
   };
   for (int64_t i = 0; i < samples_; ++i) {
     const auto sample =
-        static_cast<uint64_t>(options_.shuffle ? permuted(i, samples_, options_.seed, kPackingEpoch) : i);
+        static_cast<uint64_t>(options_.shuffle ? permuted_index(i, samples_, options_.seed, kPackingEpoch) : i);
     const uint64_t length = entries[sample].length;
     size_t at = options_.packing ? 0 : open.size();
     while (at < open.size() && open[at].used + length > limit) ++at;
@@ -181,7 +181,7 @@ std::string PackedRowsWriter::fingerprint() const {
   add_converted<int32_t, PackedToken>(hash, folder_ / kTokensName, [](PackedToken token) { return token.id(); });
   hash.next_array();
   add_converted<uint8_t, PackedToken>(hash, folder_ / kTokensName,
-                                      [](PackedToken token) -> uint8_t { return token.learnt(); });
+                                      [](PackedToken token) -> uint8_t { return token.has_label(); });
   hash.next_array();
   add_converted<uint64_t, SampleEntry>(hash, folder_ / kEntriesName,
                                        [](const SampleEntry& entry) { return entry.begin; });
@@ -221,9 +221,9 @@ void PackedRowsWriter::finish(const std::string& key, const DataStats& stats, in
 // An entry is in use while set.json is locked for reading. "Not complete" is a reason to return null; "cannot be read
 // now" is an error, because making the entry again would not help.
 std::shared_ptr<const PackedRows> PackedRows::open(const std::filesystem::path& folder, const std::string& key,
-                                                   std::string* why_not) {
+                                                   std::string* failure_reason) {
   std::string ignored;
-  std::string& reason = why_not ? *why_not : ignored;
+  std::string& reason = failure_reason ? *failure_reason : ignored;
   std::error_code missing;
   if (!std::filesystem::exists(folder, missing)) {
     reason.clear();
@@ -287,11 +287,11 @@ std::shared_ptr<const PackedRows> PackedRows::open(const std::filesystem::path& 
   return set;
 }
 
-void PackedRows::damaged(const std::string& what) const {
+void PackedRows::damaged(const std::string& problem) const {
   raise(ErrorKind::kFormat,
         "[data.cache] {}: {}: the rows were damaged after they were written. Remove the folder; it is then made again "
         "from the data.",
-        folder_.string(), what);
+        folder_.string(), problem);
 }
 
 // Uses pread() instead of a memory map: resident memory does not grow with the bytes read, and a file that became
@@ -312,8 +312,8 @@ void PackedRows::read_at(const UniqueFd& file, const char* name, uint64_t offset
 void PackedRows::read(int64_t row, const std::function<void(std::span<const PackedToken>)>& visit) const {
   uint64_t bounds[2] = {};
   read_at(bounds_file_, kBoundsName, static_cast<uint64_t>(row) * sizeof(uint64_t), bounds, sizeof(bounds));
-  const auto most = static_cast<uint64_t>(sequence_length_);
-  if (bounds[0] > bounds[1] || bounds[1] > static_cast<uint64_t>(samples_) || bounds[1] - bounds[0] > most) {
+  const auto max_tokens = static_cast<uint64_t>(sequence_length_);
+  if (bounds[0] > bounds[1] || bounds[1] > static_cast<uint64_t>(samples_) || bounds[1] - bounds[0] > max_tokens) {
     damaged(fmt::format("row {} holds samples {} to {}", row, bounds[0], bounds[1]));
   }
   std::vector<uint64_t> samples(bounds[1] - bounds[0]);
@@ -325,7 +325,7 @@ void PackedRows::read(int64_t row, const std::function<void(std::span<const Pack
     SampleEntry entry;
     read_at(entries_file_, kEntriesName, sample * sizeof(entry), &entry, sizeof(entry));
     used += entry.length;
-    if (used > most || entry.begin > token_count_ || entry.length > token_count_ - entry.begin) {
+    if (used > max_tokens || entry.begin > token_count_ || entry.length > token_count_ - entry.begin) {
       damaged(fmt::format("sample {} has {} tokens from token {}", sample, entry.length, entry.begin));
     }
     tokens.resize(entry.length);

@@ -2,7 +2,7 @@
 // row by row by any number of processes. docs/format/packed_rows.md.
 //
 //   PackedRowsWriter writer(folder, {.sequence_length = 512});
-//   writer.add(tokens, learnt);
+//   writer.add(tokens, loss_mask);
 //   writer.finish(key, stats, padding_token, description);
 //   auto rows = PackedRows::open(folder, key);
 //   rows->read(7, [&](std::span<const PackedToken> sample) { ... });
@@ -35,14 +35,14 @@ struct DataStats {
 
   // E.g. "3 cut to data.sequence_length 512, 2 longer than data.sequence_length 512 dropped, 1 left out without
   // anything to learn"; empty when no sample was cut or left out.
-  std::string losses(int64_t sequence_length) const;
+  std::string describe_dropped(int64_t sequence_length) const;
 };
 
 // A token id, and in the highest bit whether the model is trained to predict it.
 struct PackedToken {
   uint32_t bits = 0;
   int32_t id() const { return static_cast<int32_t>(bits & 0x7fffffffu); }
-  bool learnt() const { return (bits >> 31) != 0; }
+  bool has_label() const { return (bits >> 31) != 0; }
 };
 
 struct PackingOptions {
@@ -74,7 +74,7 @@ class PackedRowsWriter {
   PackedRowsWriter(std::filesystem::path folder, const PackingOptions& options);
 
   // Adds a sample of at most sequence_length tokens with at least one label.
-  void add(std::span<const int32_t> tokens, std::span<const uint8_t> learnt);
+  void add(std::span<const int32_t> tokens, std::span<const uint8_t> loss_mask);
   int64_t samples() const { return samples_; }
   // Packs all samples (first-fit over the 64 rows begun last) and writes set.json, the last of the files. `description`
   // is stored for readers.
@@ -102,7 +102,7 @@ class PackedRows {
   // Null, with the reason, for a folder without a complete set of this version and key. Error kIo when the files exist
   // and cannot be opened or read: too many open files, another user's files, a broken disk.
   static std::shared_ptr<const PackedRows> open(const std::filesystem::path& folder, const std::string& key,
-                                                std::string* why_not = nullptr);
+                                                std::string* failure_reason = nullptr);
 
   int64_t rows() const { return rows_; }
   int64_t sequence_length() const { return sequence_length_; }
@@ -119,7 +119,7 @@ class PackedRows {
  private:
   PackedRows() = default;
   void read_at(const UniqueFd& file, const char* name, uint64_t offset, void* data, size_t bytes) const;
-  [[noreturn]] void damaged(const std::string& what) const;
+  [[noreturn]] void damaged(const std::string& problem) const;
 
   std::filesystem::path folder_;
   UniqueFd tokens_file_, entries_file_, bounds_file_, order_file_;

@@ -10,6 +10,6 @@
 namespace tessera::data {
 
 // The position of `index` in the permutation. Computed by a Feistel network of 8 rounds with cycle walking.
-int64_t permuted(int64_t index, int64_t size, uint64_t seed, uint64_t epoch);
+int64_t permuted_index(int64_t index, int64_t size, uint64_t seed, uint64_t epoch);
 
 }  // namespace tessera::data

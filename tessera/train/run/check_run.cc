@@ -49,11 +49,11 @@ void check_run(const Recipe& recipe, int64_t world_size) {
   build_schedule(recipe, steps);
   check_run_folder(recipe);
   const auto& stats = data.train->stats();
-  const auto losses = stats.losses(recipe.data.sequence_length);
+  const auto dropped = stats.describe_dropped(recipe.data.sequence_length);
   fmt::print("model       {} of {}, {} parameters\n", config.architecture, with_model_as_named(recipe).model.path,
              format_count(parameters));
   fmt::print("data        {} samples in {} rows of {} tokens, {} label tokens{}{}\n", stats.documents,
-             data.train->rows(), recipe.data.sequence_length, stats.label_tokens, losses.empty() ? "" : "; ", losses);
+             data.train->rows(), recipe.data.sequence_length, stats.label_tokens, dropped.empty() ? "" : "; ", dropped);
   if (!adapters.empty()) fmt::print("adapters    {}\n", adapters);
   if (data.validation) fmt::print("validation  {} rows\n", data.validation->rows());
   fmt::print("layout      {} ranks: {}, {} micro-batches of {} a rank and step\n", world_size, describe_layout(layout),

@@ -1,4 +1,4 @@
-#include "tessera/data/records/sample_batches.h"
+#include "tessera/data/records/parallel_sample_maker.h"
 
 #include <algorithm>
 #include <atomic>
@@ -22,14 +22,14 @@ size_t bytes_of(const Json& json) {
   return bytes;
 }
 
-size_t bytes_of(const Record& record) {
+size_t bytes_of(const TrainingRecord& record) {
   return record.text.size() + record.input.size() + record.completion.size() +
          record.tokens.size() * sizeof(record.tokens[0]) + (record.json ? bytes_of(*record.json) : 0);
 }
 
 }  // namespace
 
-void SampleBatches::add(Record record) {
+void ParallelSampleMaker::add(TrainingRecord record) {
   constexpr size_t kRecords = 256, kTextBytes = size_t{4} << 20;
   text_bytes_ += bytes_of(record);
   records_.push_back(std::move(record));
@@ -38,9 +38,9 @@ void SampleBatches::add(Record record) {
 
 // Threads take the next record by an atomic counter and write only to its own slots, so no lock is needed. Results and
 // errors are used after the threads have ended, in the order of the records.
-void SampleBatches::finish() {
+void ParallelSampleMaker::finish() {
   constexpr int kMostThreads = 16;
-  std::vector<Sample> samples(records_.size());
+  std::vector<TokenizedSample> samples(records_.size());
   std::vector<std::exception_ptr> errors(records_.size());
   std::atomic<size_t> next{0};
   const auto work = [&] {
@@ -60,7 +60,7 @@ void SampleBatches::finish() {
   }
   for (size_t i = 0; i < records_.size(); ++i) {
     if (errors[i]) std::rethrow_exception(errors[i]);
-    take_(records_[i], samples[i]);
+    visit_(records_[i], samples[i]);
   }
   records_.clear();
   text_bytes_ = 0;

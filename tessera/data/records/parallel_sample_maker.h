@@ -1,8 +1,8 @@
 // Makes samples of records on several threads and passes them on in the order of the records.
 //
-//   SampleBatches batches(maker, [&](const Record& record, const Sample& sample) { ... });
-//   read_records(file, source, [&](Record record) { batches.add(std::move(record)); });
-//   batches.finish();
+//   ParallelSampleMaker samples(maker, [&](const TrainingRecord& record, const TokenizedSample& sample) { ... });
+//   read_records(file, source, [&](TrainingRecord record) { samples.add(std::move(record)); });
+//   samples.finish();
 //
 // At most 256 records are held, or fewer when their text reaches 4 MiB. Errors come in the order of the records, too:
 // the first bad record is reported, whichever thread finds an error first. One object belongs to one thread.
@@ -15,18 +15,18 @@
 
 namespace tessera::data {
 
-class SampleBatches {
+class ParallelSampleMaker {
  public:
-  using Take = std::function<void(const Record&, const Sample&)>;
-  SampleBatches(const SampleMaker& maker, Take take) : maker_(maker), take_(std::move(take)) {}
+  using SampleVisitor = std::function<void(const TrainingRecord&, const TokenizedSample&)>;
+  ParallelSampleMaker(const SampleMaker& maker, SampleVisitor visit) : maker_(maker), visit_(std::move(visit)) {}
 
-  void add(Record record);
+  void add(TrainingRecord record);
   void finish();
 
  private:
   const SampleMaker& maker_;
-  Take take_;
-  std::vector<Record> records_;
+  SampleVisitor visit_;
+  std::vector<TrainingRecord> records_;
   size_t text_bytes_ = 0;
 };
 
