@@ -171,7 +171,7 @@ void apply_layer_graphs(CausalLM& model, const std::vector<nn::Module*>& layers,
                 "of this model communicate or read counts on the host, which a graph cannot contain. Set "
                 "train.layer_graphs to false, or parallel.tp and parallel.cp to 1.");
   if (!mesh.all->device().is_cpu()) {
-    for (const auto& [path, decoder] : nn::modules_of<DecoderModel>(model)) decoder->make_documents_repeat();
+    for (const auto& [path, decoder] : nn::modules_of<DecoderModel>(model)) decoder->pad_document_lists();
     return graph_layers(layers, mesh.all->device());
   }
   if (mesh.all->rank() == mesh.all->ranks().front()) {

@@ -16,7 +16,7 @@ void apply_context_parallel(nn::Module& model, const MeshPtr& mesh, const ApplyC
                 "[parallel.apply_context_parallel] the model has no DecoderModel, and only its attention can be made "
                 "context parallel here. Pass a context sequence to nn::attention_pattern in the model's own forward.");
   if (mesh->size() == 1) return;
-  const nn::ContextParallelism context_options{.group = mesh->group(0), .rotate = rotate};
+  const nn::ContextParallelGroup context_options{.group = mesh->group(0), .rotate = rotate};
   for (const auto& [path, decoder] : decoders) decoder->set_context_parallelism(context_options);
 }
 

@@ -75,13 +75,13 @@ ContextParallel::ContextParallel(const MeshPtr& mesh, const ContextParallelOptio
   }
   // The shards and the scope are made before the first buffer is replaced, so an error leaves every buffer as it was.
   const auto layout = kernels::ContextLayout::of_pytorch(buffers[0].size(options.buffer_seq_dims[0]), mesh->size());
-  const nn::ContextParallelism context_options{.group = mesh->group(0), .rotate = scope_rotate_method};
+  const nn::ContextParallelGroup context_options{.group = mesh->group(0), .rotate = scope_rotate_method};
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> parts;
   for (size_t i = 0; i < buffers.size(); ++i) {
     parts.push_back(layout.shard(buffers[i].detach(), options.buffer_seq_dims[i], mesh->local_rank(0)));
   }
-  scope_ = std::make_unique<nn::ContextScope>(context_options, layout);
+  scope_ = std::make_unique<nn::ContextParallelGuard>(context_options, layout);
   for (size_t i = 0; i < buffers.size(); ++i) {
     if (!contains_tensor(no_restore, buffers[i])) saved_buffers_.push_back({buffers[i], buffers[i].detach()});
     replace_data(buffers[i], parts[i]);
@@ -101,7 +101,7 @@ at::Tensor scaled_dot_product_attention(const at::Tensor& q, const at::Tensor& k
   TESSERA_CHECK(!grouped || options.enable_gqa, ErrorKind::kShape,
                 "[parallel.scaled_dot_product_attention] found {} query heads and {} of keys. Set enable_gqa.",
                 q.size(1), k.size(1));
-  if (const auto* scope = nn::ContextScope::current()) {
+  if (const auto* scope = nn::ContextParallelGuard::current()) {
     return scope->scaled_dot_product_attention(q, k, v, options.is_causal, {.scale = options.scale});
   }
   const auto scale = options.scale > 0 ? std::optional<double>(options.scale) : std::nullopt;

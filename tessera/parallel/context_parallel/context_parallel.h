@@ -26,7 +26,7 @@
 namespace tessera {
 
 namespace nn {
-class ContextScope;
+class ContextParallelGuard;
 }
 
 struct ContextParallelOptions {
@@ -53,7 +53,7 @@ class ContextParallel {
     at::Tensor buffer, whole;
   };
   std::vector<SavedBuffer> saved_buffers_;
-  std::unique_ptr<nn::ContextScope> scope_;
+  std::unique_ptr<nn::ContextParallelGuard> scope_;
 };
 
 struct ScaledDotProductAttentionOptions {

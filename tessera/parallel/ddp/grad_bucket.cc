@@ -100,7 +100,7 @@ void GradBucket::write_values() {
   const c10::NoGradGuard no_grad;
   while (stages_.advance(name_, /*at_end=*/true)) {
   }
-  sum_ = stages_.take(streams_->replicas);
+  sum_ = stages_.take_result(streams_->replicas);
   values_ = flat_.allocate_values(sum_, params_[0]->parameter.scalar_type());
   // The memory of values_ is new, and the compute stream may have used it before.
   if (!values_.is_same(sum_)) streams_->replicas.wait_current_stream();

@@ -76,8 +76,8 @@ at::Tensor AllToAllExchange::run_experts(nn::MoE& block, const at::Tensor& sorte
 
 at::Tensor AllToAllExchange::forward_local_rows(nn::MoE& block, const at::Tensor& rows, int64_t length,
                                                 const at::Tensor& mask) const {
-  const auto [routing, order] = block.route(rows, length, nn::RealTokens{mask});
-  const auto sorted = nn::sort_by_expert(rows, order, block.chosen());
+  const auto [routing, order] = block.route(rows, length, nn::NonPaddingMask{mask});
+  const auto sorted = nn::permute_to_experts(rows, order, block.chosen());
   return nn::combine(run_experts(block, sorted, order.counts), order, routing.weights);
 }
 
@@ -101,7 +101,7 @@ at::Tensor AllToAllExchange::forward_replicated(nn::MoE& block, const at::Tensor
   return to_local(redistribute(all, {Replicate()})).view(x.sizes());
 }
 
-at::Tensor AllToAllExchange::run(nn::MoE& block, const at::Tensor& x, const nn::RealTokens& real) {
+at::Tensor AllToAllExchange::run(nn::MoE& block, const at::Tensor& x, const nn::NonPaddingMask& real) {
   if (!replicas_) {
     TESSERA_CHECK(!is_dtensor(x), ErrorKind::kShape,
                   "[parallel.experts] tokens: found a DTensor {} over {}, wanted a plain tensor. Pass that mesh to "

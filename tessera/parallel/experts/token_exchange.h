@@ -8,11 +8,11 @@ namespace tessera {
 
 // Runs a mixture-of-experts block whose experts are sharded over `experts` (1-d). The tokens are equal along `replicas`
 // (1-d or null), or sharded over it with sequence_parallel. run() and its backward are COLLECTIVE over both.
-class AllToAllExchange : public nn::TokenExchange {
+class AllToAllExchange : public nn::TokenDispatcher {
  public:
   AllToAllExchange(MeshPtr experts, MeshPtr replicas, bool sequence_parallel)
       : experts_(std::move(experts)), replicas_(std::move(replicas)), sequence_parallel_(sequence_parallel) {}
-  at::Tensor run(nn::MoE& block, const at::Tensor& x, const nn::RealTokens& real) override;
+  at::Tensor run(nn::MoE& block, const at::Tensor& x, const nn::NonPaddingMask& real) override;
 
  private:
   // The block's output for rows [N, width] that only this rank holds, from sequences of `length` tokens. mask [N]: true

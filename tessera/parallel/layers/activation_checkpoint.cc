@@ -42,7 +42,7 @@ DropoutRows dropout_rows(nn::Module& module) {
 // returns the gradients, which then flow through the outer graph. So hooks of the outer graph (FSDP, DDP) see one
 // gradient per parameter.
 struct RecomputeNode : torch::autograd::Node {
-  nn::Rerun rerun;
+  nn::ForwardFunction rerun;
   std::vector<at::Tensor> inputs;
   ForwardParameters parameters;
   std::vector<size_t> differentiable_outputs;
@@ -62,7 +62,7 @@ struct RecomputeNode : torch::autograd::Node {
     variable_list outputs, output_gradients;
     {
       const c10::AutoGradMode on(true);
-      const LeafParametersScope show(parameters, inner_parameters);
+      const LeafParametersScope scope(parameters, inner_parameters);
       const auto exchange_rows = [&] {
         if (rows.dropout) std::swap(rows.dropout->first_row, rows.first_row);
       };
@@ -96,7 +96,7 @@ struct RecomputeNode : torch::autograd::Node {
   std::string name() const override { return "RecomputeNode"; }
 };
 
-void wrap_forward(nn::Module& module, const nn::TensorRefs& inputs, nn::TensorRefs& outputs, nn::Rerun rerun,
+void wrap_forward(nn::Module& module, const nn::TensorRefs& inputs, nn::TensorRefs& outputs, nn::ForwardFunction rerun,
                   std::shared_ptr<kernels::ActivationCheckpointCache> kept) {
   auto [pointer, node] = make_node<RecomputeNode>();
   node->parameters = forward_parameters(module);
@@ -127,7 +127,7 @@ struct CheckpointWrapper {
     const auto kept = selective ? std::make_shared<kernels::ActivationCheckpointCache>() : nullptr;
     const auto record = std::make_shared<kernels::ActivationCheckpointCache::Scope>(
         kept, kernels::ActivationCheckpointCache::Mode::kRecord);
-    return [&of, kept, record](const nn::TensorRefs& inputs, nn::TensorRefs& outputs, nn::Rerun rerun) {
+    return [&of, kept, record](const nn::TensorRefs& inputs, nn::TensorRefs& outputs, nn::ForwardFunction rerun) {
       record->end();
       wrap_forward(of, inputs, outputs, std::move(rerun), kept);
     };

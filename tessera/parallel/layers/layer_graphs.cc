@@ -188,7 +188,7 @@ class Recording {
     capture_as("forward", *graph, shared_->stream, [&] {
       const c10::AutoGradMode on(true);
       const kernels::WeightGradStore::Scope all_at_once(nullptr);
-      const LeafParametersScope show(parameters, leaves);
+      const LeafParametersScope scope(parameters, leaves);
       output = call.run(input_leaves_).at(0);
     });
     forward_ = std::move(graph);

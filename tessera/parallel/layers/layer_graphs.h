@@ -10,7 +10,7 @@
 //
 // A call runs eagerly if it does not repeat: with a KV cache, with more than four batch shapes, with hooks or sharding
 // on modules inside the layer, in a forward without autograd, and for rows of several documents. Such rows repeat if
-// attention reads the document lengths on the device (DecoderModel::make_documents_repeat; 16-bit dtypes, no softcap,
+// attention reads the document lengths on the device (DecoderModel::pad_document_lists; 16-bit dtypes, no softcap,
 // head sizes that its kernels support).
 //
 // The graph runs inside the module's hooks, so sharding gathers and frees parameters as without it. The parameters must

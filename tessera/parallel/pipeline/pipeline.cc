@@ -275,8 +275,8 @@ std::vector<int64_t> Pipeline::generate(std::span<const int64_t> prompt, const G
                                      has_logits.begin());
   }
   // The stages of a rank share one page store, in which each stage has the pages of its own layers.
-  source.forward = [&](nn::PageStore& store, const StepRows& rows) {
-    nn::PagedStep step(store, rows.sequences, rows.wanted);
+  source.forward = [&](nn::PagedKVCache& store, const StepRows& rows) {
+    nn::PagedBatch step(store, rows.sequences, rows.wanted);
     const std::vector<ModelInputs> one = {inputs_of_rows(rows, step, source.device)};
     detail::Execution execution(model_, plan_, channel_.get(), one, 1);
     execution.run(program(1, false), nullptr);
