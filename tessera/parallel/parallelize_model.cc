@@ -165,11 +165,12 @@ MixedPrecisionPolicy root_mp_policy(CausalLM& model, const ParallelizeModelOptio
 
 void apply_layer_graphs(CausalLM& model, const std::vector<nn::Module*>& layers, const ModelMesh& mesh,
                         const ParallelizeModelOptions& options) {
-  TESSERA_CHECK(mesh.tensor_ranks == 1 && dim_ranks(*options.mesh, "cp") <= 1 && model.config().experts.num_experts == 0,
-                ErrorKind::kConfig,
-                "[parallel.parallelize_model] layer_graphs with tensor or context parallelism, or experts: the layers "
-                "of this model communicate or read counts on the host, which a graph cannot contain. Set "
-                "train.layer_graphs to false, or parallel.tp and parallel.cp to 1.");
+  TESSERA_CHECK(
+      mesh.tensor_ranks == 1 && dim_ranks(*options.mesh, "cp") <= 1 && model.config().experts.num_experts == 0,
+      ErrorKind::kConfig,
+      "[parallel.parallelize_model] layer_graphs with tensor or context parallelism, or experts: the layers "
+      "of this model communicate or read counts on the host, which a graph cannot contain. Set "
+      "train.layer_graphs to false, or parallel.tp and parallel.cp to 1.");
   if (!mesh.all->device().is_cpu()) {
     for (const auto& [path, decoder] : nn::modules_of<DecoderModel>(model)) decoder->pad_document_lists();
     return graph_layers(layers, mesh.all->device());

@@ -40,7 +40,7 @@ TEST(Families, StepsThroughPagesGiveTheLogitsOfTheWhole) {
     auto model = tiny_model(changes);
     const auto tokens = tiny_tokens(2, 11);
     const auto whole = model->logits({.tokens = tokens});
-    nn::PageStore store(2, 2);
+    nn::PagedKVCache store(2, 2);
     const std::vector<int32_t> pages = {0, 1};
     const auto forward = rows_forward(*model);
     int64_t begin = 0;

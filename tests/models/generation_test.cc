@@ -27,7 +27,8 @@ std::vector<int64_t> tokens_from(int64_t seed, int64_t count) {
   return tokens;
 }
 
-std::shared_ptr<CausalLM> row_model(const std::string& changes, kernels::RowDtype dtype = kernels::RowDtype::kFloat32) {
+std::shared_ptr<CausalLM> row_model(const std::string& changes,
+                                    kernels::WeightFormat dtype = kernels::WeightFormat::kFloat32) {
   auto model = tiny_model(changes);
   if (testing::test_device().is_cpu()) make_row_model(*model, dtype);  // as load_for_generation() does
   return model;
@@ -277,17 +278,17 @@ TEST(Engine, LogProbsOfPromptsAreThoseOfTheModelInBlocksAndAmongOthers) {
 }
 
 // In float32, with the values that weights of that dtype stand for.
-std::shared_ptr<CausalLM> rounded_model(const std::string& changes, kernels::RowDtype dtype) {
+std::shared_ptr<CausalLM> rounded_model(const std::string& changes, kernels::WeightFormat dtype) {
   auto model = tiny_model(changes);
   for (auto& named : model->named_parameters(/*all=*/true)) {
     const auto& value = named.slot->parameter;
     if (value.dim() != 2 || named.name.find("embed") != std::string::npos) continue;
     const bool head = named.name.find("lm_head") != std::string::npos;
-    const auto packed =
-        kernels::RowWeight::of(value, head && dtype == kernels::RowDtype::kInt4 ? kernels::RowDtype::kInt8 : dtype);
-    nn::Module::set_parameter(*named.slot, packed.widened());
+    const auto packed = kernels::InferenceWeight::of(
+        value, head && dtype == kernels::WeightFormat::kInt4 ? kernels::WeightFormat::kInt8 : dtype);
+    nn::Module::set_parameter(*named.slot, packed.dequantized());
   }
-  make_row_model(*model, kernels::RowDtype::kFloat32);
+  make_row_model(*model, kernels::WeightFormat::kFloat32);
   return model;
 }
 
@@ -384,8 +385,8 @@ TEST_F(Constrained, SampledTextsAreAllTakenAlsoAmongOthersAndWhenPagesAreGivenBa
 TEST(RowModel, SmallerWeightsGiveWhatTheirValuesGiveAndKeepTheSameBits) {
   TESSERA_CPU_ONLY("weights of models in rows are packed for the CPU's products");
   const std::string whole_blocks = R"("hidden_size": 32, "intermediate_size": 64)";
-  for (const auto dtype : {kernels::RowDtype::kBFloat16, kernels::RowDtype::kFloat16, kernels::RowDtype::kInt8,
-                           kernels::RowDtype::kInt4}) {
+  for (const auto dtype : {kernels::WeightFormat::kBFloat16, kernels::WeightFormat::kFloat16,
+                           kernels::WeightFormat::kInt8, kernels::WeightFormat::kInt4}) {
     const auto model = row_model(whole_blocks, dtype);
     const auto alone = run_alone(model, tokens_from(1, 20), 12);
     const auto expected = run_alone(rounded_model(whole_blocks, dtype), tokens_from(1, 20), 12);

@@ -18,8 +18,8 @@
 #include "tessera/formats/tensor_files/finite.h"
 #include "tessera/formats/tensor_files/tensor_files.h"
 #include "tessera/models/adapters/adapters.h"
-#include "tessera/models/tensors/local_part.h"
-#include "tessera/models/tensors/stage_values.h"
+#include "tessera/models/tensors/model_parameters.h"
+#include "tessera/models/tensors/stage_parameters.h"
 
 namespace tessera {
 namespace {
@@ -65,8 +65,8 @@ void check_plain_lora(const JsonReader& top) {
   const auto init = top.find("init_lora_weights");
   if (!init || init->value().is_boolean()) return;
   static const std::set<std::string> kKeepBase = {"gaussian", "eva", "orthogonal"};
-  const auto how = init->as_string();
-  if (!kKeepBase.contains(how)) {
+  const auto init_name = init->as_string();
+  if (!kKeepBase.contains(init_name)) {
     init->fail("true, false, gaussian, eva or orthogonal: others change the base's weights");
   }
 }
@@ -114,7 +114,7 @@ std::string last_part(const std::string& path) { return path.substr(path.rfind('
 
 AdapterSummary summary_of(CausalLM& model) {
   AdapterSummary out;
-  out.parameters = shared_parameters(model, Parameters::kOfAdapters);
+  out.parameters = shared_parameters(model, ParameterSet::kOfAdapters);
   for (const auto& [path, module] : model.named_modules()) {
     if (const auto* linear = dynamic_cast<nn::LoraLinear*>(module)) {
       out.adapted.push_back(path);
@@ -261,7 +261,7 @@ void load_adapters(CausalLM& model, const std::filesystem::path& folder) {
   const at::NoGradGuard no_grad;
   const auto path = adapter_weights_file(folder);
   const auto file = open_adapter_weights(path);
-  auto parameters = shared_parameters(model, Parameters::kOfAdapters);
+  auto parameters = shared_parameters(model, ParameterSet::kOfAdapters);
   const auto elsewhere = linears_elsewhere(model);
   TESSERA_CHECK(!parameters.empty() || !elsewhere.empty(), ErrorKind::kConfig,
                 "[models.adapters] {}: the model has no adapters to load into. Call add_adapters first.",
@@ -297,8 +297,8 @@ void load_adapters(CausalLM& model, const std::filesystem::path& folder) {
           problems.size() > 1 ? fmt::format(" (and {} more)", problems.size() - 1) : "", kConfigFile);
   }
   for (auto& parameter : parameters) {
-    const auto box = local_part_box(parameter.tensor);
-    const auto local = writable_part(parameter, c10::Device(c10::DeviceType::CPU));
+    const auto box = local_shard_box(parameter.tensor);
+    const auto local = writable_local_shard(parameter, c10::Device(c10::DeviceType::CPU));
     if (local.numel() == 0) continue;
     const auto name = peft_name(parameter.names.front());
     file->read(name, box.offset, local);
@@ -317,7 +317,7 @@ void save_adapters(CausalLM& model, const std::filesystem::path& folder, const S
   const auto own = summary_of(model);
   auto all = shared_parameters(model);
   all.insert(all.end(), own.parameters.begin(), own.parameters.end());
-  const StageValues stages(options.pipeline, all);
+  const StageParameters stages(options.pipeline, all);
   const auto summary = stages.pipeline() ? summary_of_stages(*stages.pipeline(), own) : own;
   TESSERA_CHECK(!summary.parameters.empty(), ErrorKind::kConfig,
                 "[models.adapters] {}: the model has no adapters to save", folder.string());
@@ -331,7 +331,7 @@ void save_adapters(CausalLM& model, const std::filesystem::path& folder, const S
   std::vector<at::Tensor> values;
   for (const auto& parameter : summary.parameters) values.push_back(stages.collect(parameter, value_of));
   stages.attempt_on_all([&] {
-    if (stages.writes()) write_adapters(summary, values, folder, options);
+    if (stages.is_writer()) write_adapters(summary, values, folder, options);
   });
 }
 

@@ -14,7 +14,7 @@
 #include "tessera/base/philox.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/dtensor/random/random_fill.h"
-#include "tessera/models/tensors/local_part.h"
+#include "tessera/models/tensors/model_parameters.h"
 #include "tessera/nn/linear/quantized_linear.h"
 
 namespace tessera {
@@ -29,7 +29,7 @@ bool is_module_name(std::string_view text) {
 }
 
 // Whether `name` is `module`, or ends in ".module".
-bool means_module(const std::string& name, const std::string& module) {
+bool matches_module(const std::string& name, const std::string& module) {
   return name == module || name.ends_with("." + module);
 }
 
@@ -56,10 +56,10 @@ class AdapterTarget {
           quote(text_), syntax == TargetSyntax::kPeftPattern ? "" : "no name and ");
     }
   }
-  bool means(const std::string& path) const {
+  bool matches(const std::string& path) const {
     if (all_) return true;
     if (pattern_) return std::regex_match(path, *pattern_);
-    return means_module(path, text_);
+    return matches_module(path, text_);
   }
   const std::string& text() const { return text_; }
 
@@ -69,13 +69,13 @@ class AdapterTarget {
   std::optional<std::regex> pattern_;
 };
 
-struct LinearPlace {
+struct LinearSlot {
   std::string path, name;
   nn::Module* parent;
   nn::Linear* linear;
 };
 
-void collect_linears(nn::Module& module, const std::string& path, std::vector<LinearPlace>& out) {
+void collect_linears(nn::Module& module, const std::string& path, std::vector<LinearSlot>& out) {
   for (const auto& [name, child] : module.named_children()) {
     const std::string below = path.empty() ? name : path + "." + name;
     if (auto* linear = dynamic_cast<nn::Linear*>(child.get())) {
@@ -88,8 +88,8 @@ void collect_linears(nn::Module& module, const std::string& path, std::vector<Li
 
 // Every Linear that some target names is adapted. A target that names none is an error, except in PEFT's lists, which
 // may contain names of other models; such a list must name at least one Linear of this model.
-std::vector<LinearPlace> meant_linears(CausalLM& model, const AdapterConfig& config) {
-  std::vector<LinearPlace> all, meant;
+std::vector<LinearSlot> find_target_linears(CausalLM& model, const AdapterConfig& config) {
+  std::vector<LinearSlot> all, targeted;
   collect_linears(model, "", all);
   std::vector<AdapterTarget> targets;
   for (const auto& text : config.target_modules) targets.emplace_back(text, config.target_syntax);
@@ -97,26 +97,26 @@ std::vector<LinearPlace> meant_linears(CausalLM& model, const AdapterConfig& con
                 "[models.adapters] target_modules: the list is empty, wanted names "
                 "of Linears, or all-linear");
   std::vector<bool> used(targets.size());
-  for (const auto& place : all) {
-    bool is_meant = false;
+  for (const auto& slot : all) {
+    bool is_target = false;
     for (size_t i = 0; i < targets.size(); ++i) {
-      if (!targets[i].means(place.path)) continue;
-      is_meant = used[i] = true;
+      if (!targets[i].matches(slot.path)) continue;
+      is_target = used[i] = true;
     }
-    if (is_meant) meant.push_back(place);
+    if (is_target) targeted.push_back(slot);
   }
   std::set<std::string> names;
-  for (const auto& place : all) names.insert(place.name);
-  const bool passes_over_others = config.target_syntax == TargetSyntax::kPeftNames && !meant.empty();
+  for (const auto& slot : all) names.insert(slot.name);
+  const bool ignores_unknown_names = config.target_syntax == TargetSyntax::kPeftNames && !targeted.empty();
   for (size_t i = 0; i < targets.size(); ++i) {
     const auto& text = targets[i].text();
-    TESSERA_CHECK(used[i] || (!means_module(text, "lm_head") && !means_module(text, "embed_tokens")),
+    TESSERA_CHECK(used[i] || (!matches_module(text, "lm_head") && !matches_module(text, "embed_tokens")),
                   ErrorKind::kConfig,
                   "[models.adapters] target_modules: {}: this version has no adapters on embedding and head. Leave it "
                   "out; an adapter that has it can be merged with PEFT (merge_and_unload).",
                   quote(text));
     TESSERA_CHECK(
-        used[i] || passes_over_others, ErrorKind::kConfig,
+        used[i] || ignores_unknown_names, ErrorKind::kConfig,
         "[models.adapters] target_modules: {} {}. Its Linears are called {}.", quote(text),
         config.target_syntax == TargetSyntax::kPeftPattern
             ? "is read as a regular expression, because it is a text and not a list, and matches the whole path "
@@ -124,7 +124,7 @@ std::vector<LinearPlace> meant_linears(CausalLM& model, const AdapterConfig& con
             : "is not a Linear of this model",
         fmt::join(names, ", "));
   }
-  return meant;
+  return targeted;
 }
 
 void check_adapter_config(const AdapterConfig& config) {
@@ -139,7 +139,7 @@ void check_adapter_config(const AdapterConfig& config) {
 // Fills this rank's shard with values that depend only on the seed, the parameter's name and the global index of an
 // element, so the result is the same for every sharding.
 void fill_uniform(SharedParameter& parameter, uint64_t seed) {
-  const auto local = writable_part(parameter, c10::Device(c10::DeviceType::CPU));
+  const auto local = writable_local_shard(parameter, c10::Device(c10::DeviceType::CPU));
   const auto& whole = parameter.tensor;
   const auto region = is_dtensor(whole) ? tessera::ShardRegion(whole.sizes(), *device_mesh(whole), placements(whole))
                                         : tessera::ShardRegion(whole.sizes());
@@ -157,7 +157,7 @@ std::string layer_of(const std::string& path) {
   return begin == path.npos ? path : path.substr(0, path.find('.', begin + kLayers.size()));
 }
 
-at::Tensor whole_of(const at::Tensor& parameter) {
+at::Tensor full_value(const at::Tensor& parameter) {
   return is_dtensor(parameter) ? full_tensor(parameter.detach()) : parameter.detach();
 }
 
@@ -167,7 +167,7 @@ std::vector<std::string> add_adapters(CausalLM& model, const AdapterConfig& conf
   check_adapter_config(config);
   TESSERA_CHECK(adapted_linears(model).empty(), ErrorKind::kConfig,
                 "[models.adapters] the model has adapters already. Add them once.");
-  const auto places = meant_linears(model, config);
+  const auto slots = find_target_linears(model, config);
   model.set_requires_grad(false);
   std::shared_ptr<nn::LoraDropout> dropout;
   if (config.dropout > 0) {
@@ -179,16 +179,16 @@ std::vector<std::string> add_adapters(CausalLM& model, const AdapterConfig& conf
     });
   }
   std::vector<std::string> paths;
-  for (const auto& place : places) {
-    place.parent->replace_child(
-        place.name, std::make_shared<nn::LoraLinear>(*place.linear, nn::LoraSettings{.rank = config.rank,
-                                                                                     .alpha = config.alpha,
-                                                                                     .rslora = config.rslora,
-                                                                                     .dora = config.dora,
-                                                                                     .dropout = dropout,
-                                                                                     .path = place.path,
-                                                                                     .dtype = dtype}));
-    paths.push_back(place.path);
+  for (const auto& slot : slots) {
+    slot.parent->replace_child(slot.name,
+                               std::make_shared<nn::LoraLinear>(*slot.linear, nn::LoraSettings{.rank = config.rank,
+                                                                                               .alpha = config.alpha,
+                                                                                               .rslora = config.rslora,
+                                                                                               .dora = config.dora,
+                                                                                               .dropout = dropout,
+                                                                                               .path = slot.path,
+                                                                                               .dtype = dtype}));
+    paths.push_back(slot.path);
   }
   return paths;
 }
@@ -216,7 +216,7 @@ std::string describe_adapters(CausalLM& model) {
   return fmt::format("{} of {} layers{}{}", fmt::join(names, ", "),
                      layers.size() == all ? fmt::format("{}", all) : fmt::format("{} of {}", layers.size(), all),
                      linears.size() == names.size() * layers.size() ? "" : ", not all of them in each",
-                     config.experts.count > 0 ? "; experts and router stay frozen" : "");
+                     config.experts.num_experts > 0 ? "; experts and router stay frozen" : "");
 }
 
 std::shared_ptr<nn::LoraDropout> adapter_dropout(CausalLM& model) {
@@ -226,12 +226,12 @@ std::shared_ptr<nn::LoraDropout> adapter_dropout(CausalLM& model) {
 
 void init_adapters(CausalLM& model, uint64_t seed) {
   const c10::NoGradGuard no_grad;
-  for (auto& parameter : shared_parameters(model, Parameters::kOfAdapters)) {
+  for (auto& parameter : shared_parameters(model, ParameterSet::kOfAdapters)) {
     const auto& name = parameter.names.front();
     if (name.ends_with(".lora_A.weight")) {
       fill_uniform(parameter, seed);
     } else if (name.ends_with(".lora_B.weight")) {
-      writable_part(parameter, c10::Device(c10::DeviceType::CPU)).zero_();
+      writable_local_shard(parameter, c10::Device(c10::DeviceType::CPU)).zero_();
     }
   }
   for (const auto& [path, linear] : adapted_linears(model)) {
@@ -245,10 +245,10 @@ void init_adapters(CausalLM& model, uint64_t seed) {
                   path);
     // Read the slot: under FSDP the module's member has no values between forward passes.
     const at::Tensor base = is_packed ? linear->base_weight() : linear->own_parameters().front().parameter;
-    const auto norms = whole_of(base).to(at::kFloat).square().sum(1).sqrt();
-    for (auto& parameter : shared_parameters(*linear->lora_magnitude_vector, Parameters::kOfAdapters)) {
-      const auto local = writable_part(parameter, base.device());
-      const auto box = local_part_box(parameter.tensor);
+    const auto norms = full_value(base).to(at::kFloat).square().sum(1).sqrt();
+    for (auto& parameter : shared_parameters(*linear->lora_magnitude_vector, ParameterSet::kOfAdapters)) {
+      const auto local = writable_local_shard(parameter, base.device());
+      const auto box = local_shard_box(parameter.tensor);
       local.copy_(norms.narrow(0, local.numel() == 0 ? 0 : box.offset[0], local.numel()));
     }
   }
@@ -257,7 +257,7 @@ void init_adapters(CausalLM& model, uint64_t seed) {
 // Every rank gathers A, B and the magnitude and computes the same merged weight.
 at::Tensor merged_weight(nn::LoraLinear& linear, const at::Tensor& whole) {
   const c10::NoGradGuard no_grad;
-  const auto of = [](nn::Module& part) { return whole_of(part.own_parameters().front().parameter); };
+  const auto of = [](nn::Module& part) { return full_value(part.own_parameters().front().parameter); };
   const at::Tensor a = of(*linear.lora_A), b = of(*linear.lora_B);
   const at::Tensor magnitude = linear.lora_magnitude_vector ? of(*linear.lora_magnitude_vector) : at::Tensor();
   return nn::LoraLinear::merged(whole, a, b, magnitude, linear.scaling());

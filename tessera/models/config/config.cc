@@ -86,13 +86,13 @@ RopeConfig parse_rope(const JsonReader& in, int64_t max_positions) {
   return read_rope(in, object,
                    {.theta = in.number("rope_theta", 10000.0, 1.0, 1e18),
                     .max_positions = max_positions,
-                    .original_beside_object = true});
+                    .parent_original_has_priority = true});
 }
 
 // Returns the context length that a rotary scaling gives, as vLLM computes it: factor * original context for yarn, and
 // factor * max_position_embeddings for linear and dynamic. For llama3 and Gemma3, max_position_embeddings already is
 // the scaled length.
-int64_t stretched_context(const ModelConfig& config) {
+int64_t scaled_context_tokens(const ModelConfig& config) {
   const auto& rope = config.rope;
   auto base = static_cast<double>(config.max_position_embeddings);
   if (rope.kind == RopeKind::kDefault || rope.kind == RopeKind::kLlama3) return config.max_position_embeddings;
@@ -152,11 +152,12 @@ void parse_heads(const JsonReader& in, const ConfigKeys& keys, ModelConfig& conf
   const int64_t heads = in.integer("num_attention_heads", keys.num_attention_heads, 1, kMaxSize);
   // A null num_key_value_heads means one key/value head per query head; a missing key means the family's default.
   const bool null = in.value().contains("num_key_value_heads") && !in.has("num_key_value_heads");
-  const int64_t fewer = keys.most_key_value_heads && !null ? std::min(keys.most_key_value_heads, heads) : heads;
+  const int64_t default_kv_heads =
+      keys.max_key_value_heads && !null ? std::min(keys.max_key_value_heads, heads) : heads;
   config.num_attention_heads = heads;
-  config.num_key_value_heads = in.integer("num_key_value_heads", fewer, 1, kMaxSize);
-  const bool given = in.has("head_dim") || keys.head_dim > 0;
-  TESSERA_CHECK(given || config.hidden_size % heads == 0, ErrorKind::kConfig,
+  config.num_key_value_heads = in.integer("num_key_value_heads", default_kv_heads, 1, kMaxSize);
+  const bool has_head_dim = in.has("head_dim") || keys.head_dim > 0;
+  TESSERA_CHECK(has_head_dim || config.hidden_size % heads == 0, ErrorKind::kConfig,
                 "{}: hidden_size {} is not a multiple of num_attention_heads {}", in.name(), config.hidden_size, heads);
   config.head_dim = in.integer(
       "head_dim", keys.head_dim ? keys.head_dim : std::max<int64_t>(1, config.hidden_size / heads), 1, 1 << 16);
@@ -169,9 +170,9 @@ void parse_heads(const JsonReader& in, const ConfigKeys& keys, ModelConfig& conf
 
 void parse_biases(const JsonReader& in, BiasKeys keys, ModelConfig& config) {
   if (keys == BiasKeys::kNone) return;
-  const bool asked = keys != BiasKeys::kQueryKeyValue && in.boolean("attention_bias", false);
-  config.qkv_bias = keys == BiasKeys::kQueryKeyValue || asked;
-  config.output_bias = asked;
+  const bool has_attention_bias = keys != BiasKeys::kQueryKeyValue && in.boolean("attention_bias", false);
+  config.qkv_bias = keys == BiasKeys::kQueryKeyValue || has_attention_bias;
+  config.output_bias = has_attention_bias;
   config.mlp_bias = keys == BiasKeys::kAttentionAndMlp && in.boolean("mlp_bias", false);
 }
 
@@ -190,19 +191,21 @@ bool parse_layer_type(const JsonReader& type, const ModelConfig& config) {
 // Returns the window of sliding layers in tokens, or 0 for no window. A missing key means the family's default, null
 // means no window.
 int64_t parse_window(const JsonReader& in, const WindowKeys& keys) {
-  const bool off = keys.switched && !in.boolean("use_sliding_window", false);
-  if (!keys.known || off) return 0;
+  const bool off = keys.has_use_window_key && !in.boolean("use_sliding_window", false);
+  if (!keys.has_window_key || off) return 0;
   const bool null = in.value().contains("sliding_window") && !in.has("sliding_window");
-  return null ? 0 : in.integer("sliding_window", keys.missing, 1, kMaxContext);
+  return null ? 0 : in.integer("sliding_window", keys.default_window, 1, kMaxContext);
 }
 
 // Returns for each layer whether it slides when layer_types is missing.
 std::vector<bool> default_sliding_layers(const JsonReader& in, const WindowKeys& keys, const ModelConfig& config) {
   std::vector<bool> slides;
-  for (int64_t i = 0; i < config.num_hidden_layers; ++i) slides.push_back(!keys.slides || keys.slides(in, i));
+  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
+    slides.push_back(!keys.layer_slides || keys.layer_slides(in, i));
+  }
   const bool any = std::ranges::find(slides, true) != slides.end();
   if (config.sliding_window > 0 || !any) return slides;
-  TESSERA_CHECK(!keys.required, ErrorKind::kConfig,
+  TESSERA_CHECK(!keys.is_required, ErrorKind::kConfig,
                 "{}: sliding_window is null and layers slide. Set it, or make all layer_types full_attention.",
                 in.name());
   return std::vector<bool>(slides.size(), false);
@@ -211,14 +214,14 @@ std::vector<bool> default_sliding_layers(const JsonReader& in, const WindowKeys&
 void parse_windows(const JsonReader& in, const WindowKeys& keys, ModelConfig& config) {
   config.sliding_layers.assign(static_cast<size_t>(config.num_hidden_layers), false);
   config.sliding_window = parse_window(in, keys);
-  const auto types = keys.layer_types ? in.find("layer_types") : std::nullopt;
+  const auto types = keys.has_layer_types_key ? in.find("layer_types") : std::nullopt;
   if (types) {
     const auto items = types->items();
     TESSERA_CHECK(static_cast<int64_t>(items.size()) == config.num_hidden_layers, ErrorKind::kConfig,
                   "{}: found {} types, wanted one for each of the {} layers", types->name(), items.size(),
                   config.num_hidden_layers);
     for (size_t i = 0; i < items.size(); ++i) config.sliding_layers[i] = parse_layer_type(items[i], config);
-  } else if (keys.known) {
+  } else if (keys.has_window_key) {
     config.sliding_layers = default_sliding_layers(in, keys, config);
   }
   if (std::ranges::none_of(config.sliding_layers, [](bool slides) { return slides; })) config.sliding_window = 0;
@@ -254,7 +257,7 @@ void parse_dtype(const JsonReader& in, ModelConfig& config) {
 }
 
 // Reads the keys that all families share. `in` is the object with the text model's keys.
-void parse_text(const JsonReader& in, const ConfigKeys& keys, ModelConfig& config) {
+void parse_text_config(const JsonReader& in, const ConfigKeys& keys, ModelConfig& config) {
   config.vocab_size = in.integer("vocab_size", keys.vocab_size, 1, kMaxSize);
   config.hidden_size = in.integer("hidden_size", keys.hidden_size, 1, kMaxSize);
   config.intermediate_size = in.integer("intermediate_size", keys.intermediate_size, 1, kMaxSize);
@@ -307,7 +310,7 @@ ModelConfig ModelConfig::from_folder(const std::filesystem::path& dir) {
 // The family is found first, because it decides which keys exist and their defaults. A family with images has the text
 // model's keys in a nested object (text_config).
 ModelConfig ModelConfig::parse(std::string_view text, const std::string& name) {
-  static const Json nothing = Json::object();
+  static const Json kEmptyObject = Json::object();
   const std::string where = "[models.config] " + name;
   auto source = std::make_shared<Json>(parse_json_object(text, where, kLimits));
   const JsonReader top(*source, where, ErrorKind::kConfig);
@@ -315,15 +318,15 @@ ModelConfig ModelConfig::parse(std::string_view text, const std::string& name) {
   const auto& family = parse_family(top);
   config.architecture = family.architecture;
   const auto nested = family.config.text_config.empty() ? top : top.find(family.config.text_config);
-  const JsonReader in = nested.value_or(JsonReader(nothing, where, ErrorKind::kConfig));
+  const JsonReader in = nested.value_or(JsonReader(kEmptyObject, where, ErrorKind::kConfig));
   if (!in.is_object()) in.fail("an object");
   warn_and_refuse(top, in);
-  parse_text(in, family.config, config);
+  parse_text_config(in, family.config, config);
   // transformers reads this key at the top level of the file, not in text_config.
   config.tie_word_embeddings = top.boolean("tie_word_embeddings", family.config.tie_word_embeddings);
-  if (!family.config.own_rope) config.rope = parse_rope(in, config.max_position_embeddings);
-  if (family.config.more) family.config.more(in, top, config);
-  config.context_tokens = family.config.own_rope ? config.max_position_embeddings : stretched_context(config);
+  if (!family.config.reads_rope) config.rope = parse_rope(in, config.max_position_embeddings);
+  if (family.config.read_extra) family.config.read_extra(in, top, config);
+  config.context_tokens = family.config.reads_rope ? config.max_position_embeddings : scaled_context_tokens(config);
   parse_dtype(in, config);
   parse_dtype(top, config);
   parse_tokens(top, in, family.config, config);

@@ -42,15 +42,15 @@ struct RopeConfig {
 
 // Settings of mixture-of-experts layers: each token is sent to a few of many small MLPs. The settings are read also
 // when no layer has experts.
-struct ExpertConfig {
-  int64_t count = 0;                 // experts per layer; 0: no layer has experts
-  int64_t chosen = 0;                // experts per token (num_experts_per_tok)
-  int64_t inner = 0;                 // intermediate size of one expert
-  bool normalise = false;            // the router weights of a token's experts are normalised to sum to 1
-  std::vector<bool> layers{};        // for each layer, whether it has experts
-  bool balance = false;              // training adds the load-balancing loss
-  double balance_coefficient = 0.0;  // factor of the load-balancing loss
-  double capacity_factor = 0.0;      // see nn::MoEOptions; a training setting that is not in config.json
+struct MoEConfig {
+  int64_t num_experts = 0;                // experts per layer; 0: no layer has experts
+  int64_t num_experts_per_tok = 0;        // experts per token
+  int64_t intermediate_size = 0;          // intermediate size of one expert
+  bool norm_topk_prob = false;            // the router weights of a token's experts are normalised to sum to 1
+  std::vector<bool> layer_has_experts{};  // for each layer, whether it has experts
+  bool adds_balance_loss = false;         // training adds the load-balancing loss
+  double balance_coefficient = 0.0;       // factor of the load-balancing loss
+  double capacity_factor = 0.0;           // see nn::MoEOptions; a training setting that is not in config.json
 };
 
 struct ModelConfig {
@@ -78,7 +78,7 @@ struct ModelConfig {
   double final_logit_softcapping = 0;    // 0: no soft cap
   std::optional<c10::ScalarType> dtype;  // dtype of the stored weights
   RopeConfig rope;
-  ExpertConfig experts;
+  MoEConfig experts;
   std::optional<RopeConfig> local_rope;  // rope settings of the sliding layers, when they differ
   std::optional<int64_t> bos_token_id;
   std::vector<int64_t> eos_token_ids;
@@ -86,7 +86,7 @@ struct ModelConfig {
   std::vector<int64_t> image_token_ids;  // placeholder tokens of images, which the model does not support
 
   // Tokens that a token of this layer attends to, itself included; 0: all earlier tokens.
-  int64_t window_of(int64_t layer) const {
+  int64_t sliding_window_of_layer(int64_t layer) const {
     return sliding_layers.empty() || sliding_layers[static_cast<size_t>(layer)] ? sliding_window : 0;
   }
 
@@ -96,7 +96,7 @@ struct ModelConfig {
   }
 
   bool has_experts(int64_t layer) const {
-    return !experts.layers.empty() && experts.layers[static_cast<size_t>(layer)];
+    return !experts.layer_has_experts.empty() && experts.layer_has_experts[static_cast<size_t>(layer)];
   }
 
   static ModelConfig from_folder(const std::filesystem::path& dir);

@@ -37,13 +37,13 @@ enum class BiasKeys : uint8_t {
 
 // Selects the layers with a sliding window.
 struct WindowKeys {
-  bool known = false;        // the family has the key sliding_window; null in it means that no layer slides
-  bool switched = false;     // layers slide only when use_sliding_window is true
-  int64_t missing = 4096;    // value of sliding_window when the key is missing
-  bool layer_types = false;  // the key layer_types lists the sliding layers
-  bool required = false;     // a null sliding_window is an error when layers slide
+  bool has_window_key = false;       // the family has the key sliding_window; null in it means that no layer slides
+  bool has_use_window_key = false;   // layers slide only when use_sliding_window is true
+  int64_t default_window = 4096;     // value of sliding_window when the key is missing
+  bool has_layer_types_key = false;  // the key layer_types lists the sliding layers
+  bool is_required = false;          // a null sliding_window is an error when layers slide
   // Whether a layer slides when layer_types is missing. Null: all layers slide.
-  bool (*slides)(const JsonReader& config, int64_t layer) = nullptr;
+  bool (*layer_slides)(const JsonReader& config, int64_t layer) = nullptr;
 };
 
 // The keys of config.json that the family has, and their defaults in the configuration class of transformers.
@@ -54,7 +54,7 @@ struct ConfigKeys {
   int64_t num_hidden_layers = 32;
   int64_t num_attention_heads = 32;
   // Default of num_key_value_heads, but never more than the number of heads; 0: the number of heads.
-  int64_t most_key_value_heads = 0;
+  int64_t max_key_value_heads = 0;
   int64_t head_dim = 0;  // 0: hidden_size / num_attention_heads
   int64_t max_position_embeddings = 0;
   std::string_view activation = "silu";
@@ -67,17 +67,17 @@ struct ConfigKeys {
   std::optional<int64_t> pad_token_id{};
   std::string_view text_config{};  // name of the object with these keys; empty: the top level of the file
   // Reads keys that only this family has. `text` has the keys above, `top` is the file.
-  void (*more)(const JsonReader& text, const JsonReader& top, ModelConfig& config) = nullptr;
-  // Whether `more` also reads the rotary settings, in place of the common keys.
-  bool own_rope = false;
+  void (*read_extra)(const JsonReader& text, const JsonReader& top, ModelConfig& config) = nullptr;
+  // Whether `read_extra` also reads the rotary settings, in place of the common keys.
+  bool reads_rope = false;
 };
 
 // The tensor-parallel plan of the family.
 struct PlanKeys {
-  std::string_view name{};           // name of the family's plans in parallel/
-  std::string_view inner = "model";  // path of the module with embed_tokens, layers, norm and rotary_emb
+  std::string_view name{};                 // name of the family's plans in parallel/
+  std::string_view base_module = "model";  // path of the module with embed_tokens, layers, norm and rotary_emb
   // transformers' own plan, a map from FQN patterns to styles: `top` is _tp_plan of the class, `layers` is
-  // base_model_tp_plan of the configuration, whose patterns are relative to `inner`.
+  // base_model_tp_plan of the configuration, whose patterns are relative to `base_module`.
   struct Style {
     std::string_view pattern, style;
   };
@@ -94,16 +94,17 @@ struct WeightMap {
   // A stack of expert weights: parameters [experts, rows, columns] whose names end in `parameter`, such as
   // ".experts.gate_up_proj". A file may have, for each expert M, the tensors ".experts.M." + each of `tensors`, which
   // are equal parts of the expert's rows in this order. Parameters are saved in this form.
-  struct Stack {
+  struct ExpertStack {
     std::string_view parameter;
     std::vector<std::string_view> tensors;
   };
-  std::vector<Stack> stacks{};
-  std::vector<std::string_view> foreign{};  // prefixes of tensors that the model does not own; they are saved unchanged
+  std::vector<ExpertStack> stacks{};
+  // Prefixes of tensors that the model does not own. They are saved unchanged.
+  std::vector<std::string_view> unowned_prefixes{};
   // Returns the names that a parameter may have in a file, most likely name first. It is saved under the first name.
   // The last name lacks the prefix "model.", as in files of the model without head, which transformers also loads.
   std::vector<std::string> names_of(const std::string& parameter) const;
-  bool is_foreign(std::string_view name) const;
+  bool is_unowned(std::string_view name) const;
 };
 
 // The family in GGUF files. See gguf/gguf_tensors.h.
@@ -113,8 +114,8 @@ struct GgufMap {
   std::string_view architecture{};
   bool interleaved_rotary = false;  // llama.cpp stores the rows of q and k in another order
   bool qk_norm = false;             // the tensors attn_q_norm and attn_k_norm exist
-  bool norms_around = false;        // the tensors post_attention_norm and post_ffw_norm exist
-  bool norms_one_plus = false;      // norm weights are stored with 1 added
+  bool has_post_norms = false;      // the tensors post_attention_norm and post_ffw_norm exist
+  bool norms_plus_one = false;      // norm weights are stored with 1 added
   bool experts = false;             // every layer has ffn_gate_inp, ffn_gate_exps, ffn_up_exps and ffn_down_exps
   bool windows = false;             // set_keys writes which layers slide; otherwise a file cannot express it
   // Write the family's own metadata to the file, and read them into the config.json that is made from it. Errors

@@ -22,10 +22,10 @@ at::Tensor powers(double theta, int64_t head_dim) { return at::pow(theta, expone
 // Returns the base of the dynamic kind. `length` is a number, or a float64 scalar tensor (on an accelerator, so that
 // the host does not wait).
 template <class Number>
-Number dynamic_theta(const RopeConfig& rope, int64_t head_dim, double most, const Number& length) {
+Number dynamic_theta(const RopeConfig& rope, int64_t head_dim, double max_positions, const Number& length) {
   using std::pow;
   const auto dim = static_cast<double>(head_dim);
-  const Number stretch = rope.factor * length / most - (rope.factor - 1);
+  const Number stretch = rope.factor * length / max_positions - (rope.factor - 1);
   // With one pair of dims the only frequency is 1 for every base; the exponent dim / (dim - 2) would not be finite.
   return rope.theta * pow(stretch, head_dim > 2 ? dim / (dim - 2) : 0.0);
 }
@@ -80,9 +80,9 @@ RopeFrequencies rope_frequencies(const RopeConfig& rope, int64_t head_dim, int64
     case RopeKind::kLinear:
       return {1.0 / powers(rope.theta, head_dim) / rope.factor};
     case RopeKind::kDynamic: {
-      const auto most = static_cast<double>(max_position_embeddings);
-      const double length = std::max(static_cast<double>(sequence_length), most);
-      return {1.0 / powers(dynamic_theta(rope, head_dim, most, length), head_dim)};
+      const auto max_positions = static_cast<double>(max_position_embeddings);
+      const double length = std::max(static_cast<double>(sequence_length), max_positions);
+      return {1.0 / powers(dynamic_theta(rope, head_dim, max_positions, length), head_dim)};
     }
     case RopeKind::kYarn:
       return yarn(rope, head_dim);
@@ -99,9 +99,9 @@ namespace {
 RopeFrequencies dynamic_frequencies(const RopeConfig& rope, int64_t head_dim, int64_t max_position_embeddings,
                                     const at::Tensor& positions, c10::Device device) {
   if (positions.numel() > 0 && !is_dtensor(positions) && at::accelerator::isAccelerator(positions.device().type())) {
-    const auto most = static_cast<double>(max_position_embeddings);
-    const at::Tensor length = (positions.max().to(at::kDouble) + 1).clamp_min(most);
-    const auto theta = dynamic_theta(rope, head_dim, most, length).to(at::kFloat);
+    const auto max_positions = static_cast<double>(max_position_embeddings);
+    const at::Tensor length = (positions.max().to(at::kDouble) + 1).clamp_min(max_positions);
+    const auto theta = dynamic_theta(rope, head_dim, max_positions, length).to(at::kFloat);
     return {1.0 / at::pow(theta, to_device_async(device, exponents(head_dim)))};
   }
   const int64_t length = positions.numel() > 0 ? positions.max().item<int64_t>() + 1 : 0;
@@ -119,12 +119,12 @@ nn::RotaryAngles RotaryEmbedding::forward(const at::Tensor& x, const at::Tensor&
   at::NoGradGuard no_grad;
   const bool dynamic = rope_.kind == RopeKind::kDynamic;
   // The frequencies of the other kinds do not depend on the positions and are computed once per device.
-  if (!dynamic && (!kept_.inverse.defined() || kept_.inverse.device() != x.device())) {
-    kept_ = rope_frequencies(rope_, head_dim_, max_position_embeddings_, 0);
-    kept_.inverse = to_device_async(x.device(), kept_.inverse);
+  if (!dynamic && (!cached_.inverse.defined() || cached_.inverse.device() != x.device())) {
+    cached_ = rope_frequencies(rope_, head_dim_, max_position_embeddings_, 0);
+    cached_.inverse = to_device_async(x.device(), cached_.inverse);
   }
   const auto frequencies =
-      dynamic ? dynamic_frequencies(rope_, head_dim_, max_position_embeddings_, positions, x.device()) : kept_;
+      dynamic ? dynamic_frequencies(rope_, head_dim_, max_position_embeddings_, positions, x.device()) : cached_;
   const auto angles = positions.to(at::kFloat).unsqueeze(-1) * replicate_like(frequencies.inverse, positions);
   nn::RotaryAngles table{angles.cos(), angles.sin()};
   if (frequencies.scaling != 1.0) {
@@ -145,11 +145,11 @@ nn::RotaryAngles RotaryEmbedding::forward_by_lengths(const at::Tensor& x, const 
   if (!is_dynamic() || !is_long.any().item<bool>()) return (*this)(x, positions);
   const int64_t rows = flat.numel();
   nn::RotaryAngles table{at::empty({rows, head_dim_ / 2}, at::kFloat), at::empty({rows, head_dim_ / 2}, at::kFloat)};
-  const auto shorter = is_long.logical_not().nonzero().flatten();
-  if (shorter.numel() > 0) {
-    const auto some = forward(at::empty({0}), flat.index_select(0, shorter).unsqueeze(0));
-    table.cos.index_copy_(0, shorter, some.cos[0]);
-    table.sin.index_copy_(0, shorter, some.sin[0]);
+  const auto short_rows = is_long.logical_not().nonzero().flatten();
+  if (short_rows.numel() > 0) {
+    const auto short_angles = forward(at::empty({0}), flat.index_select(0, short_rows).unsqueeze(0));
+    table.cos.index_copy_(0, short_rows, short_angles.cos[0]);
+    table.sin.index_copy_(0, short_rows, short_angles.sin[0]);
   }
   // One row at a time: the cosine of a vector may round differently at another position in the vector, and a row must
   // get the same angles as when it is computed alone.

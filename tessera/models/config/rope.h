@@ -37,7 +37,7 @@ struct RotaryEmbedding : nn::Callable<RotaryEmbedding> {
  private:
   RopeConfig rope_;
   int64_t head_dim_, max_position_embeddings_;
-  RopeFrequencies kept_;  // frequencies on the device of the last call; unused by the dynamic kind
+  RopeFrequencies cached_;  // frequencies on the device of the last call; unused by the dynamic kind
 };
 
 }  // namespace tessera

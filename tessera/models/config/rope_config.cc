@@ -49,28 +49,27 @@ void check_partial_factor(const JsonReader& in, double factor) {
 
 // Keys in the object have priority over keys outside it, except original_max_position_embeddings when the caller asks
 // for the opposite.
-RopeConfig read_rope(const JsonReader& beside, const std::optional<JsonReader>& object,
-                     const RopeSurroundings& surroundings) {
+RopeConfig read_rope(const JsonReader& parent, const std::optional<JsonReader>& object, const RopeDefaults& defaults) {
   RopeConfig rope;
-  const int64_t max_positions = surroundings.max_positions;
-  rope.theta = surroundings.theta;
+  const int64_t max_positions = defaults.max_positions;
+  rope.theta = defaults.theta;
   rope.original_max_position_embeddings = max_positions;
-  const double beside_factor = beside.number("partial_rotary_factor", 1.0, 0, 1e3);
+  const double parent_factor = parent.number("partial_rotary_factor", 1.0, 0, 1e3);
   if (!object) {
-    check_partial_factor(beside, beside_factor);
+    check_partial_factor(parent, parent_factor);
     return rope;
   }
   if (!object->is_object()) object->fail("an object");
   const JsonReader& in = *object;
   rope.kind = parse_rope_kind(in.string("rope_type", in.string("type", "default")), in.name());
   rope.theta = in.number("rope_theta", rope.theta, 1.0, 1e18);
-  check_partial_factor(in, in.number("partial_rotary_factor", beside_factor, 0, 1e3));
+  check_partial_factor(in, in.number("partial_rotary_factor", parent_factor, 0, 1e3));
   if (rope.kind == RopeKind::kDefault) return rope;
   constexpr const char* kOriginal = "original_max_position_embeddings";
   rope.original_max_position_embeddings = in.integer(kOriginal, max_positions, 1, kMostPositions);
-  if (surroundings.original_beside_object) {
+  if (defaults.parent_original_has_priority) {
     rope.original_max_position_embeddings =
-        beside.integer(kOriginal, rope.original_max_position_embeddings, 1, kMostPositions);
+        parent.integer(kOriginal, rope.original_max_position_embeddings, 1, kMostPositions);
   }
   // For yarn the factor may be missing; it is then the ratio of the two context lengths.
   const bool derived = rope.kind == RopeKind::kYarn && !in.has("factor");

@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-void check_text(const ModelConfig& config, const at::Tensor& tokens) {
+void check_no_image_tokens(const ModelConfig& config, const at::Tensor& tokens) {
   for (const int64_t id : config.image_token_ids) {
     TESSERA_CHECK(
         !tokens.eq(id).any().item<bool>(), ErrorKind::kConfig,

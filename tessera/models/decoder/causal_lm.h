@@ -46,10 +46,10 @@ struct ModelInputs {
   std::optional<StageRange> stage{};
   // Tokens [1, N] of several sequences; forward returns the logits of the rows that the step asks for. positions must
   // be set. Not owned.
-  nn::PagedStep* paged = nullptr;
+  nn::PagedBatch* paged = nullptr;
   int64_t logits_to_keep = 0;  // forward returns the logits of this many last tokens of each row; 0: of all tokens
-  // check_text() was called for the tokens; otherwise a model with image tokens checks them.
-  bool tokens_are_text = false;
+  // check_no_image_tokens() was called for the tokens; otherwise a model with image tokens checks them.
+  bool image_tokens_checked = false;
 
   template <class F>
   void visit_tensors(F&& visit) {
@@ -61,7 +61,7 @@ struct ModelInputs {
 
 // Error kConfig when `tokens` contains an image placeholder of the model, of which this version has the text tower
 // only. With tokens on an accelerator the host waits for the device.
-void check_text(const ModelConfig& config, const at::Tensor& tokens);
+void check_no_image_tokens(const ModelConfig& config, const at::Tensor& tokens);
 
 class CausalLM : public nn::Callable<CausalLM> {
  public:

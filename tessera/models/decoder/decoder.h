@@ -25,18 +25,18 @@ nn::MoEOptions moe_options(const ModelConfig& config);
 
 // The inputs that all layers of a forward pass share.
 struct LayerContext : nn::AttentionContext {
-  at::Tensor real{};  // bool [B, T]: false for padding, which router statistics skip; undefined: no padding
+  at::Tensor is_real_token{};  // bool [B, T]: false for padding, which router statistics skip; undefined: no padding
 
   // Required by nn::ForwardCall.
   template <class F>
   void visit_read_tensors(F&& visit) {
     angles.visit_tensors(visit);
     if (pattern.documents.begins.defined()) visit(pattern.documents.begins);
-    if (real.defined()) visit(real);
+    if (is_real_token.defined()) visit(is_real_token);
   }
   // Returns the numbers that a layer reads besides tensors, so that calls with equal numbers and shapes can be
   // replayed. Returns nullopt for calls that cannot be replayed: with a KV cache, with tokens that are sharded over
-  // ranks, and for documents that are not padded (nn::DocumentRoom).
+  // ranks, and for documents that are not padded (nn::FixedDocumentSizes).
   std::optional<std::vector<int64_t>> read_numbers() const;
 };
 
@@ -85,19 +85,19 @@ struct DecoderModel : nn::Callable<DecoderModel> {
   // group as kernels::ContextLayout does. Undefined positions stand for the positions in the whole rows. forward is
   // COLLECTIVE over the group (apply_context_parallel). In a paged step, however, the inputs are whole rows, equal on
   // all ranks, and each rank computes all of them. Error kConfig: logits_to_keep outside a paged step.
-  void set_context_parallelism(nn::ContextParallelism how) { context_ = std::move(how); }
-  // Pads the document lists of later calls (nn::DocumentRoom) where the device's attention works by document lengths.
-  // The shapes then repeat from batch to batch, so that layers can be captured as graphs (nn::ForwardCall).
-  void make_documents_repeat() { room_ = std::make_unique<nn::DocumentRoom>(); }
+  void set_context_parallelism(nn::ContextParallelGroup parallelism) { context_ = std::move(parallelism); }
+  // Pads the document lists of later calls (nn::FixedDocumentSizes) where the device's attention works by document
+  // lengths. The shapes then repeat from batch to batch, so that layers can be captured as graphs (nn::ForwardCall).
+  void pad_document_lists() { room_ = std::make_unique<nn::FixedDocumentSizes>(); }
 
  private:
   using Sequence = std::shared_ptr<const nn::ContextSequence>;
-  Sequence sequence_over_ranks(const ModelInputs& inputs) const;  // null when tokens are not sharded
+  Sequence context_parallel_sequence(const ModelInputs& inputs) const;  // null when tokens are not sharded
   nn::AttentionPattern pattern(const ModelInputs& inputs, const at::Tensor& x, bool sliding,
                                const Sequence& sequence) const;
   ModelConfig config_;
-  std::optional<nn::ContextParallelism> context_;
-  std::unique_ptr<nn::DocumentRoom> room_;  // null: document lists are not padded
+  std::optional<nn::ContextParallelGroup> context_;
+  std::unique_ptr<nn::FixedDocumentSizes> room_;  // null: document lists are not padded
 };
 
 // Makes the head of the config. A tied head allocates nothing: its slot has the embedding's weight.
@@ -106,7 +106,7 @@ std::shared_ptr<nn::Head> make_head(const ModelConfig& config, const nn::Embeddi
 // Implements CausalLM::forward. The head may be null when the last stage is not run. Errors: kShape for tokens that are
 // not int64 [B, T] and for hidden states that are not [B, T, hidden_size]; kConfig for a stage that is not on this
 // rank.
-at::Tensor decode(DecoderModel& model, nn::Head* head, const ModelInputs& inputs);
+at::Tensor run_decoder(DecoderModel& model, nn::Head* head, const ModelInputs& inputs);
 
 class DecoderForCausalLM : public CausalLM {
  public:

@@ -35,8 +35,8 @@ std::vector<std::string> WeightMap::names_of(const std::string& parameter) const
   return names;
 }
 
-bool WeightMap::is_foreign(std::string_view name) const {
-  return std::ranges::any_of(foreign, [&](std::string_view begin) { return name.starts_with(begin); });
+bool WeightMap::is_unowned(std::string_view name) const {
+  return std::ranges::any_of(unowned_prefixes, [&](std::string_view begin) { return name.starts_with(begin); });
 }
 
 const std::vector<const ModelFamily*>& model_families() {

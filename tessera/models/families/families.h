@@ -18,7 +18,7 @@ std::shared_ptr<CausalLM> make_llama(const ModelConfig& config, const nn::Parame
 std::vector<PlanKeys::Style> llama_layer_styles();
 // Returns the same plan with transformers' styles of q_norm and k_norm.
 std::vector<PlanKeys::Style> normed_layer_styles();
-// WindowKeys::slides of the Qwen families: layers from max_window_layers on slide.
+// WindowKeys::layer_slides of the Qwen families: layers from max_window_layers on slide.
 bool qwen_layer_slides(const JsonReader& config, int64_t layer);
 
 }  // namespace tessera

@@ -58,8 +58,8 @@ Gemma3ForConditionalGeneration::Gemma3ForConditionalGeneration(const ModelConfig
 
 at::Tensor Gemma3ForConditionalGeneration::forward(const ModelInputs& inputs) {
   const auto& tokens = inputs.tokens;
-  if (tokens.defined() && !tokens.is_meta() && !inputs.tokens_are_text) check_text(config(), tokens);
-  return decode(*model->language_model, lm_head.get(), inputs);
+  if (tokens.defined() && !tokens.is_meta() && !inputs.image_tokens_checked) check_no_image_tokens(config(), tokens);
+  return run_decoder(*model->language_model, lm_head.get(), inputs);
 }
 
 std::vector<std::shared_ptr<nn::Module>> Gemma3ForConditionalGeneration::blocks() {
@@ -168,14 +168,14 @@ constexpr int64_t kLayersOf27B = 62;
 
 // llama.cpp derives the scale of the attention scores from the number of layers: the 27B model, which has 62, scales by
 // hidden / heads, every other model by head_dim.
-double score_scalar(int64_t layers, int64_t hidden, int64_t heads, int64_t head_dim) {
+double default_query_pre_attn_scalar(int64_t layers, int64_t hidden, int64_t heads, int64_t head_dim) {
   return layers == kLayersOf27B ? static_cast<double>(hidden) / static_cast<double>(heads)
                                 : static_cast<double>(head_dim);
 }
 
 // Returns the period of the full-attention layers, or 0 when they have no period. The usual period is tried first,
 // because several periods fit when there are few layers.
-int64_t period_of(const std::vector<bool>& sliding) {
+int64_t full_attention_period(const std::vector<bool>& sliding) {
   const auto layers = static_cast<int64_t>(sliding.size());
   const auto fits = [&](int64_t period) {
     for (int64_t i = 0; i < layers; ++i) {
@@ -192,7 +192,7 @@ int64_t period_of(const std::vector<bool>& sliding) {
 
 // Writes the metadata that only Gemma3 has. Error kConfig for settings that llama.cpp's Gemma3 does not have.
 void set_gemma3_keys(const ModelConfig& config, const std::string& where, GgufWriter& writer) {
-  const int64_t period = period_of(config.sliding_layers);
+  const int64_t period = full_attention_period(config.sliding_layers);
   TESSERA_CHECK(period > 0, ErrorKind::kConfig,
                 "[gguf] {}: layer_types has no fixed period, and GGUF can express only a period", where);
   TESSERA_CHECK(config.local_rope && config.local_rope->kind == RopeKind::kDefault, ErrorKind::kConfig,
@@ -200,8 +200,8 @@ void set_gemma3_keys(const ModelConfig& config, const std::string& where, GgufWr
   TESSERA_CHECK(config.attn_logit_softcapping == 0, ErrorKind::kConfig,
                 "[gguf] {}: attn_logit_softcapping {} cannot be written: llama.cpp's Gemma3 has none", where,
                 config.attn_logit_softcapping);
-  const double scalar =
-      score_scalar(config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.head_dim);
+  const double scalar = default_query_pre_attn_scalar(config.num_hidden_layers, config.hidden_size,
+                                                      config.num_attention_heads, config.head_dim);
   TESSERA_CHECK(std::fabs(config.query_pre_attn_scalar - scalar) < 1e-6 * scalar, ErrorKind::kConfig,
                 "[gguf] {}: query_pre_attn_scalar is {}, llama.cpp's Gemma3 of this size has {}", where,
                 config.query_pre_attn_scalar, scalar);
@@ -233,8 +233,8 @@ void read_gemma3_keys(const GgufFile& file, nlohmann::ordered_json& config) {
   if (window > 0) config["sliding_window"] = window;
   config["rope_local_base_freq"] = shortest_decimal(file.find_float("gemma3.rope.freq_base_swa").value_or(10000.0));
   const auto whole = [&](const char* key) { return config.at(key).get<int64_t>(); };
-  config["query_pre_attn_scalar"] =
-      static_cast<int64_t>(score_scalar(layers, whole("hidden_size"), whole("num_attention_heads"), whole("head_dim")));
+  config["query_pre_attn_scalar"] = static_cast<int64_t>(
+      default_query_pre_attn_scalar(layers, whole("hidden_size"), whole("num_attention_heads"), whole("head_dim")));
   config["attn_logit_softcapping"] = nullptr;
   config["final_logit_softcapping"] = nullptr;
   if (const auto cap = file.find_float("gemma3.final_logit_softcapping")) {
@@ -250,19 +250,22 @@ ConfigKeys gemma3_keys() {
           .intermediate_size = 9216,
           .num_hidden_layers = 26,
           .num_attention_heads = 8,
-          .most_key_value_heads = 4,
+          .max_key_value_heads = 4,
           .head_dim = 256,
           .max_position_embeddings = 131'072,
           .activation = "gelu_pytorch_tanh",
           .activation_key = "hidden_activation",
           .tie_word_embeddings = true,
           .biases = BiasKeys::kAttention,
-          .windows = {.known = true, .layer_types = true, .required = true, .slides = gemma3_layer_slides},
+          .windows = {.has_window_key = true,
+                      .has_layer_types_key = true,
+                      .is_required = true,
+                      .layer_slides = gemma3_layer_slides},
           .bos_token_id = 2,
           .eos_token_id = 1,
           .pad_token_id = 0,
-          .more = read_gemma3_text,
-          .own_rope = true};
+          .read_extra = read_gemma3_text,
+          .reads_rope = true};
 }
 
 std::shared_ptr<CausalLM> make_gemma3(const ModelConfig& config, const nn::ParameterOptions& options) {
@@ -284,8 +287,8 @@ const ModelFamily& gemma3_family() {
       .plan = {.name = "gemma3", .top = {{"lm_head", "colwise_gather_output"}}, .layers = normed_layer_styles()},
       .gguf = {.architecture = "gemma3",
                .qk_norm = true,
-               .norms_around = true,
-               .norms_one_plus = true,
+               .has_post_norms = true,
+               .norms_plus_one = true,
                .windows = true,
                .set_keys = set_gemma3_keys,
                .read_keys = read_gemma3_keys}};
@@ -298,12 +301,13 @@ const ModelFamily& gemma3_conditional_family() {
     row.architecture = "Gemma3ForConditionalGeneration";
     row.model_type = "gemma3";
     row.config.text_config = "text_config";
-    row.config.more = read_gemma3_with_images;
+    row.config.read_extra = read_gemma3_with_images;
     row.make = make_gemma3_with_images;
-    row.plan.inner = "model.language_model";
+    row.plan.base_module = "model.language_model";
     row.weights = {
         .prefixes = {{"model.language_model.", "language_model.model."}, {"lm_head.", "language_model.lm_head."}},
-        .foreign = {"vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."}};
+        .unowned_prefixes = {"vision_tower.", "multi_modal_projector.", "model.vision_tower.",
+                             "model.multi_modal_projector."}};
     row.gguf = {};  // llama.cpp stores the vision tower in a separate file
     return row;
   }();

@@ -17,7 +17,7 @@ constexpr int64_t kMostElements = int64_t{1} << 40;  // elements of the stacked 
 std::shared_ptr<CausalLM> make_qwen3_moe(const ModelConfig& config, const nn::ParameterOptions& options) {
   // All layers share one statistics object, because the load-balancing loss is computed over the layers together.
   const auto& experts = config.experts;
-  const auto statistics = std::make_shared<nn::RouterStatistics>(experts.count, experts.balance_coefficient);
+  const auto statistics = std::make_shared<nn::RouterStatistics>(experts.num_experts, experts.balance_coefficient);
   const auto layer = [&](int64_t index) {
     auto attention = attention_options(config, index);
     attention.qk_norm = nn::NormOptions{.eps = config.rms_norm_eps};
@@ -42,36 +42,38 @@ void read_expert_keys(const JsonReader& in, const JsonReader& /*top*/, ModelConf
   auto& experts = config.experts;
   // When a file has both names of the key, transformers uses num_local_experts.
   const char* key = in.has("num_local_experts") ? "num_local_experts" : "num_experts";
-  experts.count = in.integer(key, 128, 0, kMostExperts);
-  experts.inner = in.integer("moe_intermediate_size", 768, 1, int64_t{1} << 31);
-  experts.normalise = in.boolean("norm_topk_prob", false);
-  experts.balance = in.boolean("output_router_logits", false);
+  experts.num_experts = in.integer(key, 128, 0, kMostExperts);
+  experts.intermediate_size = in.integer("moe_intermediate_size", 768, 1, int64_t{1} << 31);
+  experts.norm_topk_prob = in.boolean("norm_topk_prob", false);
+  experts.adds_balance_loss = in.boolean("output_router_logits", false);
   experts.balance_coefficient = in.number("router_aux_loss_coef", 0.001, 0, 1e6);
-  if (experts.count == 0) return;
-  experts.chosen = in.integer("num_experts_per_tok", 8, 1, kMostExperts);
-  TESSERA_CHECK(experts.chosen <= experts.count, ErrorKind::kConfig,
-                "{}: num_experts_per_tok {} is more than the {} experts", in.name(), experts.chosen, experts.count);
-  TESSERA_CHECK(experts.inner <= kMostElements / config.hidden_size / experts.count / 2, ErrorKind::kConfig,
-                "{}: {} experts of {} x {} are too large: at most {} elements", in.name(), experts.count,
-                2 * experts.inner, config.hidden_size, kMostElements);
-  experts.layers = layers_with_experts(in, config.num_hidden_layers);
-  if (std::ranges::none_of(experts.layers, [](bool has) { return has; })) experts.count = 0;
+  if (experts.num_experts == 0) return;
+  experts.num_experts_per_tok = in.integer("num_experts_per_tok", 8, 1, kMostExperts);
+  TESSERA_CHECK(experts.num_experts_per_tok <= experts.num_experts, ErrorKind::kConfig,
+                "{}: num_experts_per_tok {} is more than the {} experts", in.name(), experts.num_experts_per_tok,
+                experts.num_experts);
+  TESSERA_CHECK(experts.intermediate_size <= kMostElements / config.hidden_size / experts.num_experts / 2,
+                ErrorKind::kConfig, "{}: {} experts of {} x {} are too large: at most {} elements", in.name(),
+                experts.num_experts, 2 * experts.intermediate_size, config.hidden_size, kMostElements);
+  experts.layer_has_experts = layers_with_experts(in, config.num_hidden_layers);
+  if (std::ranges::none_of(experts.layer_has_experts, [](bool has) { return has; })) experts.num_experts = 0;
 }
 
 // llama.cpp's Qwen3-MoE has experts in every layer and always normalises the router weights of a token's experts to sum
 // to 1.
 void set_expert_keys(const ModelConfig& config, const std::string& where, GgufWriter& writer) {
   const auto& experts = config.experts;
-  const bool everywhere = experts.count > 0 && std::ranges::find(experts.layers, false) == experts.layers.end();
+  const bool everywhere =
+      experts.num_experts > 0 && std::ranges::find(experts.layer_has_experts, false) == experts.layer_has_experts.end();
   TESSERA_CHECK(everywhere, ErrorKind::kConfig,
                 "[gguf] {}: found layers without experts (mlp_only_layers, decoder_sparse_step), which a GGUF of a "
                 "Qwen3MoeForCausalLM cannot have",
                 where);
-  TESSERA_CHECK(experts.normalise, ErrorKind::kConfig,
+  TESSERA_CHECK(experts.norm_topk_prob, ErrorKind::kConfig,
                 "[gguf] {}: norm_topk_prob is false, and llama.cpp's Qwen3-MoE always normalises", where);
-  writer.set("qwen3moe.expert_count", static_cast<uint32_t>(experts.count));
-  writer.set("qwen3moe.expert_used_count", static_cast<uint32_t>(experts.chosen));
-  writer.set("qwen3moe.expert_feed_forward_length", static_cast<uint32_t>(experts.inner));
+  writer.set("qwen3moe.expert_count", static_cast<uint32_t>(experts.num_experts));
+  writer.set("qwen3moe.expert_used_count", static_cast<uint32_t>(experts.num_experts_per_tok));
+  writer.set("qwen3moe.expert_feed_forward_length", static_cast<uint32_t>(experts.intermediate_size));
 }
 
 void read_expert_keys_of_gguf(const GgufFile& file, nlohmann::ordered_json& config) {
@@ -97,11 +99,11 @@ const ModelFamily& qwen3_moe_family() {
                  .hidden_size = 2048,
                  .intermediate_size = 6144,
                  .num_hidden_layers = 24,
-                 .most_key_value_heads = 4,
+                 .max_key_value_heads = 4,
                  .max_position_embeddings = 32768,
                  .biases = BiasKeys::kAttention,
-                 .windows = {.known = true, .switched = true},
-                 .more = read_expert_keys},
+                 .windows = {.has_window_key = true, .has_use_window_key = true},
+                 .read_extra = read_expert_keys},
       .make = make_qwen3_moe,
       // transformers also shards inside the experts. Here experts are replicated over tensor-parallel ranks, or are
       // expert-parallel.

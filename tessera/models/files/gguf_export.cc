@@ -19,7 +19,7 @@
 #include "tessera/models/gguf/gguf_rope.h"
 #include "tessera/models/gguf/gguf_tensors.h"
 #include "tessera/models/gguf/gguf_tokenizer.h"
-#include "tessera/models/tensors/local_part.h"
+#include "tessera/models/tensors/model_parameters.h"
 
 namespace tessera {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "tessera/base/philox.h"
 #include "tessera/models/files/weights.h"
-#include "tessera/models/tensors/local_part.h"
+#include "tessera/models/tensors/model_parameters.h"
 #include "tessera/nn/linear/quantized_linear.h"
 
 namespace tessera {
@@ -40,10 +40,10 @@ at::Tensor normal_box(const LocalBox& box, const std::vector<int64_t>& whole, ui
   at::parallel_for(0, rows, 64, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       // `first` is the global row-major index of the row's first element, computed from the box's offset dim by dim.
-      int64_t first = box.offset.back(), rest = row, stride = whole.back();
+      int64_t first = box.offset.back(), remaining = row, stride = whole.back();
       for (size_t dim = box.shape.size() - 1; dim-- > 0;) {
-        first += (box.offset[dim] + rest % box.shape[dim]) * stride;
-        rest /= box.shape[dim];
+        first += (box.offset[dim] + remaining % box.shape[dim]) * stride;
+        remaining /= box.shape[dim];
         stride *= whole[dim];
       }
       fill_row(data + row * width, width, first, seed, stream, deviation);
@@ -58,9 +58,9 @@ void init_weights(CausalLM& model, uint64_t seed, c10::Device device) {
   at::NoGradGuard no_grad;
   for (auto& parameter : shared_parameters(model)) {
     const auto& name = parameter.names.front();
-    const auto box = local_part_box(parameter.tensor);
+    const auto box = local_shard_box(parameter.tensor);
     const auto whole = parameter.tensor.sizes().vec();
-    const auto local = writable_part(parameter, device);
+    const auto local = writable_local_shard(parameter, device);
     if (whole.size() >= 2) {
       local.copy_(normal_box(box, whole, seed, philox_stream(name), model.config().initializer_range));
     } else {

@@ -12,7 +12,7 @@
 #include "tessera/models/config/family.h"
 #include "tessera/models/files/weights.h"
 #include "tessera/models/gguf/gguf_weights.h"
-#include "tessera/models/tensors/local_part.h"
+#include "tessera/models/tensors/model_parameters.h"
 #include "tessera/models/tensors/stacked_tensors.h"
 #include "tessera/nn/linear/quantized_linear.h"
 
@@ -31,7 +31,7 @@ bool is_computed(std::string_view name) { return name.ends_with("rotary_emb.inv_
 std::string shape_text(c10::IntArrayRef shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
 // All problems of a folder, for one error. The error is kShape only when every problem is a wrong shape.
-struct Problems {
+struct LoadProblems {
   std::vector<std::string> lines;
   bool only_shapes = true;
   void add(std::string line, bool is_shape = false) {
@@ -42,15 +42,15 @@ struct Problems {
     if (lines.empty()) return;
     const std::vector<std::string> shown(
         lines.begin(), lines.begin() + static_cast<std::ptrdiff_t>(std::min(kShownProblems, lines.size())));
-    const auto rest = lines.size() > shown.size() ? fmt::format("; and {} more", lines.size() - shown.size()) : "";
+    const auto remaining = lines.size() > shown.size() ? fmt::format("; and {} more", lines.size() - shown.size()) : "";
     raise(only_shapes ? ErrorKind::kShape : ErrorKind::kFormat,
           "[models.load] {}: {}{}. List the folder with 'tessera ckpt ls PATH'.", dir.string(), fmt::join(shown, "; "),
-          rest);
+          remaining);
   }
 };
 
 // The tensors of the folder that a parameter is read from: one tensor, or the tensors of a stack.
-struct Source {
+struct TensorSource {
   std::string name;
   std::vector<StackedTensor> stacked;
   std::vector<std::string> other_names{};  // further tensors of the folder for the same parameter (a tied head)
@@ -66,9 +66,11 @@ void warn_of_unused(const std::vector<std::string>& names, const std::filesystem
                    further);
 }
 
-void check_stored(const std::string& name, const StoredTensor& entry, c10::IntArrayRef wanted, Problems& problems) {
-  if (wanted != at::IntArrayRef(entry.shape)) {
-    problems.add(fmt::format("{}: saved {}, model wants {}", name, shape_text(entry.shape), shape_text(wanted)), true);
+void check_stored(const std::string& name, const StoredTensor& entry, c10::IntArrayRef expected_shape,
+                  LoadProblems& problems) {
+  if (expected_shape != at::IntArrayRef(entry.shape)) {
+    problems.add(fmt::format("{}: saved {}, model wants {}", name, shape_text(entry.shape), shape_text(expected_shape)),
+                 true);
   }
   if (!is_weight_dtype(entry.dtype)) {
     problems.add(
@@ -79,7 +81,7 @@ void check_stored(const std::string& name, const StoredTensor& entry, c10::IntAr
 // Checks the tensors of a stack up to the first missing one. A config may claim more experts than the folder has, so
 // the list of problems must stay short.
 bool has_stacked(const std::vector<StackedTensor>& stacked, int64_t columns, const TensorFiles& folder,
-                 Problems& problems) {
+                 LoadProblems& problems) {
   for (const auto& each : stacked) {
     if (!folder.contains(each.name)) {
       problems.add(fmt::format("{} is missing", each.name));
@@ -103,8 +105,9 @@ std::vector<StackedTensor> stack_of(const WeightMap& map, const std::vector<std:
 
 // Returns the names in files of the parameters that a whole model of this config has and this model does not have
 // (other pipeline stages).
-std::set<std::string, std::less<>> names_of_rest(const ModelConfig& config, const WeightMap& map,
-                                                 const std::vector<SharedParameter>& own, const TensorFiles& folder) {
+std::set<std::string, std::less<>> names_in_other_stages(const ModelConfig& config, const WeightMap& map,
+                                                         const std::vector<SharedParameter>& own,
+                                                         const TensorFiles& folder) {
   std::set<std::string> held;
   for (const auto& parameter : own) held.insert(parameter.names.begin(), parameter.names.end());
   std::set<std::string, std::less<>> all;
@@ -129,12 +132,12 @@ std::set<std::string, std::less<>> names_of_rest(const ModelConfig& config, cons
 
 // Whether the name belongs to a stack of experts that the model reads. An expert that the model does not have is an
 // error: transformers stacks all experts of the file and would then find a wrong shape.
-bool is_of_stack(std::string_view name, const std::vector<Source>& sources) {
+bool is_of_stack(std::string_view name, const std::vector<TensorSource>& sources) {
   constexpr std::string_view kExperts = ".experts.";
   const auto at = name.find(kExperts);
   if (at == std::string_view::npos) return false;
   const auto layer = name.substr(0, at + kExperts.size());
-  return std::ranges::any_of(sources, [&](const Source& source) {
+  return std::ranges::any_of(sources, [&](const TensorSource& source) {
     return !source.stacked.empty() && source.stacked.front().name.starts_with(layer);
   });
 }
@@ -151,13 +154,13 @@ std::vector<std::string> other_names(const std::vector<std::string>& names, cons
 }
 
 // Matches every parameter with tensors of the folder and checks names, shapes and dtypes. Then every tensor of the
-// folder must belong to a parameter, be computed, be foreign, or belong to another stage. All problems are thrown
+// folder must belong to a parameter, be computed, be unowned, or belong to another stage. All problems are thrown
 // together before any value is read.
-std::vector<Source> match_names(const CausalLM& model, const std::vector<SharedParameter>& parameters,
-                                const TensorFiles& folder, UnusedTensors allowed) {
+std::vector<TensorSource> match_tensors(const CausalLM& model, const std::vector<SharedParameter>& parameters,
+                                        const TensorFiles& folder, UnusedTensors allowed) {
   const auto& map = family_of(model.config().architecture).weights;
-  Problems problems;
-  std::vector<Source> found;
+  LoadProblems problems;
+  std::vector<TensorSource> found;
   std::set<std::string, std::less<>> known;
   for (const auto& parameter : parameters) {
     const auto names = file_names(map, parameter);
@@ -186,13 +189,13 @@ std::vector<Source> match_names(const CausalLM& model, const std::vector<SharedP
   }
   // Names in other pipeline stages; computed at the first use.
   std::optional<std::set<std::string, std::less<>>> elsewhere;
-  const auto lies_elsewhere = [&](const std::string& name) {
-    if (!elsewhere) elsewhere = names_of_rest(model.config(), map, parameters, folder);
+  const auto is_in_other_stage = [&](const std::string& name) {
+    if (!elsewhere) elsewhere = names_in_other_stages(model.config(), map, parameters, folder);
     return elsewhere->contains(name);
   };
   std::vector<std::string> unused;
   for (const auto& [name, stored] : folder.tensors()) {
-    if (known.contains(name) || is_computed(name) || map.is_foreign(name) || lies_elsewhere(name)) continue;
+    if (known.contains(name) || is_computed(name) || map.is_unowned(name) || is_in_other_stage(name)) continue;
     if (allowed == UnusedTensors::kRefuse || is_of_stack(name, found)) {
       problems.add(fmt::format("{} is unexpected", escape(name)));
     } else {
@@ -244,12 +247,12 @@ bool are_equal(const TensorFiles& folder, const std::string& left, const std::st
 // Compares the tensors of a parameter that the folder has under two names, such as a tied head and the embedding.
 // transformers unties a head whose values differ, whatever config.json has. A model here is tied or not before its
 // weights are read, so different values are an error.
-void check_tied(const std::vector<SharedParameter>& parameters, const std::vector<Source>& sources,
+void check_tied(const std::vector<SharedParameter>& parameters, const std::vector<TensorSource>& sources,
                 const TensorFiles& folder) {
   for (size_t i = 0; i < parameters.size(); ++i) {
     const bool tied = parameters[i].names.size() > 1;
     for (const auto& other : sources[i].other_names) {
-      TESSERA_CHECK(are_equal(folder, sources[i].name, other, local_part_box(parameters[i].tensor),
+      TESSERA_CHECK(are_equal(folder, sources[i].name, other, local_shard_box(parameters[i].tensor),
                               parameters[i].tensor.scalar_type()),
                     ErrorKind::kFormat, "[models.load] {}: {} and {} are one parameter{}, but their values differ. {}.",
                     folder.path().string(), sources[i].name, other,
@@ -261,7 +264,8 @@ void check_tied(const std::vector<SharedParameter>& parameters, const std::vecto
 }
 
 // Reads the part of `source` in the box of `local`. Returns the number of bytes that it has in the folder.
-int64_t read_source(const TensorFiles& folder, const Source& source, const LocalBox& box, const at::Tensor& local) {
+int64_t read_local_part(const TensorFiles& folder, const TensorSource& source, const LocalBox& box,
+                        const at::Tensor& local) {
   const auto read = [&](const std::string& name, c10::IntArrayRef offset, const at::Tensor& into) {
     folder.read(name, offset, into);
     check_read(folder, name, offset, into);
@@ -301,7 +305,7 @@ void check_pretrained(CausalLM& model, const std::filesystem::path& dir, UnusedT
   if (const auto file = gguf_of(dir); !file.empty()) return check_gguf(model, file);
   const auto folder = open_weights(dir, FolderAdapter::kRefuse);
   const auto parameters = parameters_and_packed(model);
-  check_tied(parameters, match_names(model, parameters, *folder, unused), *folder);
+  check_tied(parameters, match_tensors(model, parameters, *folder, unused), *folder);
 }
 
 std::string check_folder(const std::filesystem::path& dir) {
@@ -319,20 +323,20 @@ void load_pretrained(CausalLM& model, const std::filesystem::path& dir, c10::Dev
   if (const auto file = gguf_of(dir); !file.empty()) return load_gguf(model, file, device);
   const auto folder = open_weights(dir, adapter);
   auto parameters = shared_parameters(model);
-  const auto sources = match_names(model, parameters_and_packed(model), *folder, UnusedTensors::kWarn);
+  const auto sources = match_tensors(model, parameters_and_packed(model), *folder, UnusedTensors::kWarn);
   check_tied(parameters, sources, *folder);
   int64_t bytes = 0;
   for (size_t i = 0; i < parameters.size(); ++i) {
-    const auto box = local_part_box(parameters[i].tensor);
-    const auto local = writable_part(parameters[i], device);
+    const auto box = local_shard_box(parameters[i].tensor);
+    const auto local = writable_local_shard(parameters[i], device);
     if (local.numel() == 0) continue;
-    bytes += read_source(*folder, sources[i], box, local);
+    bytes += read_local_part(*folder, sources[i], box, local);
   }
   auto source = sources.begin() + static_cast<std::ptrdiff_t>(parameters.size());
   for (const auto& [name, packed] : nn::packed_weights(model)) {
     // Float32 values of one packed weight at a time.
     const auto values = at::empty({packed->out, packed->in}, at::kFloat);
-    bytes += read_source(*folder, *source++, {values.sizes().vec(), {0, 0}}, values);
+    bytes += read_local_part(*folder, *source++, {values.sizes().vec(), {0, 0}}, values);
     packed->pack(values);
   }
   log_info("[models.load] {}: {} parameters, {:.1f} MiB read", dir.string(), parameters.size(),

@@ -15,7 +15,7 @@
 #include "tessera/models/config/family.h"
 #include "tessera/models/gguf/gguf_convert.h"
 #include "tessera/models/gguf/gguf_tensors.h"
-#include "tessera/models/tensors/local_part.h"
+#include "tessera/models/tensors/model_parameters.h"
 #include "tessera/nn/linear/quantized_linear.h"
 
 namespace tessera {
@@ -127,8 +127,8 @@ void load_gguf(CausalLM& model, const std::filesystem::path& path, c10::Device d
   // check_gguf finds every missing tensor and wrong shape before the first parameter is written.
   int64_t tensors = 0, packed_bytes = 0;
   for (auto& parameter : shared_parameters(model)) {
-    const auto box = local_part_box(parameter.tensor);
-    const auto local = writable_part(parameter, device);
+    const auto box = local_shard_box(parameter.tensor);
+    const auto local = writable_local_shard(parameter, device);
     ++tensors;
     if (local.numel() == 0) continue;
     const auto& tensor = weights.of(parameter.names);

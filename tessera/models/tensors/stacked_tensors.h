@@ -1,4 +1,4 @@
-// The tensors that a file may have in place of a stacked parameter. See WeightMap::Stack.
+// The tensors that a file may have in place of a stacked parameter. See WeightMap::ExpertStack.
 #pragma once
 
 #include <c10/util/ArrayRef.h>

@@ -65,9 +65,11 @@ double flops_per_token(const ModelConfig& config, int64_t sequence_length) {
   double attended = 0;  // tokens that a token attends to, summed over the layers
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     const auto& experts = config.experts;  // a token is computed by `chosen` experts of a layer
-    const int64_t inner = config.has_experts(layer) ? experts.chosen * experts.inner : config.intermediate_size;
+    const int64_t inner =
+        config.has_experts(layer) ? experts.num_experts_per_tok * experts.intermediate_size : config.intermediate_size;
     weights += attention_weights + 3 * hidden * number(inner);  // gate, up and down projections
-    const double window = config.window_of(layer) > 0 ? number(config.window_of(layer)) : number(sequence_length);
+    const double window = config.sliding_window_of_layer(layer) > 0 ? number(config.sliding_window_of_layer(layer))
+                                                                    : number(sequence_length);
     attended += std::min(number(sequence_length) / 2, window);
   }
   return 6 * weights + 12 * queries * attended;

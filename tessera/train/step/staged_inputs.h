@@ -22,16 +22,17 @@ class StagedInputs {
  public:
   // `config` must outlive the object.
   StagedInputs(c10::Device device, const ModelConfig& config)
-      : device_(device), config_(config), copies_(device, /*high_priority=*/false) {}
-  // The inputs of one forward per batch. Tokens are checked while they are on the host: Error kConfig as check_text().
+      : device_(device), config_(config), copy_stream_(device, /*high_priority=*/false) {}
+  // The inputs of one forward per batch. Tokens are checked while they are on the host: Error kConfig as
+  // check_no_image_tokens().
   std::vector<ModelInputs> stage(const std::vector<data::Batch>& batches) const;
 
  private:
-  at::Tensor there(const at::Tensor& tensor) const;
+  at::Tensor copy_to_device(const at::Tensor& tensor) const;
 
   c10::Device device_;
   const ModelConfig& config_;
-  DeviceStream copies_;
+  DeviceStream copy_stream_;
 };
 
 }  // namespace tessera::train

@@ -1,4 +1,4 @@
-#include "tessera/models/tensors/stage_values.h"
+#include "tessera/models/tensors/stage_parameters.h"
 
 #include <numeric>
 
@@ -9,10 +9,10 @@
 
 namespace tessera {
 
-StageValues::StageValues(const MeshPtr& pipeline, const std::vector<SharedParameter>& own)
+StageParameters::StageParameters(const MeshPtr& pipeline, const std::vector<SharedParameter>& own)
     : pipeline_(pipeline && pipeline->size() > 1 ? pipeline->group(0) : nullptr),
       mesh_(mesh_of(own)),
-      speaks_(!mesh_ || mesh_->rank() == mesh_->ranks().front()),
+      is_mesh_leader_(!mesh_ || mesh_->rank() == mesh_->ranks().front()),
       device_(own.empty() ? c10::Device(at::kCPU) : own.front().tensor.device()) {
   if (!pipeline_) return;
   std::vector<std::string> names;
@@ -24,21 +24,21 @@ StageValues::StageValues(const MeshPtr& pipeline, const std::vector<SharedParame
   }
 }
 
-int StageValues::owner(const SharedParameter& parameter) const {
+int StageParameters::owner(const SharedParameter& parameter) const {
   for (const auto& name : parameter.names) {
     if (const auto found = owners_.find(name); found != owners_.end()) return found->second;
   }
   raise(ErrorKind::kInternal, "[models.save] {}: no stage of the pipeline has this parameter", parameter.names.front());
 }
 
-at::Tensor StageValues::collect(const SharedParameter& parameter,
-                                const std::function<at::Tensor(const SharedParameter&)>& value_of) const {
+at::Tensor StageParameters::collect(const SharedParameter& parameter,
+                                    const std::function<at::Tensor(const SharedParameter&)>& value_of) const {
   if (!pipeline_) return value_of(parameter);
   const int from = owner(parameter), rank = pipeline_->rank();
   const at::Tensor value = rank == from ? value_of(parameter) : at::Tensor();
   // One rank per stage sends to the writing rank: the first rank of the stage's mesh. The owner and rank 0 both compute
   // `from`, so send and receive match.
-  if (from == 0 || !speaks_) return value;
+  if (from == 0 || !is_mesh_leader_) return value;
   if (rank == from) comm::send(*pipeline_, value.to(parameter.tensor.scalar_type()).contiguous(), 0).wait();
   if (rank != 0) return value;
   auto theirs = at::empty(parameter.tensor.sizes(), parameter.tensor.options().device(device_));
@@ -46,7 +46,7 @@ at::Tensor StageValues::collect(const SharedParameter& parameter,
   return theirs;
 }
 
-void StageValues::attempt_on_all(const std::function<void()>& action) const {
+void StageParameters::attempt_on_all(const std::function<void()>& action) const {
   // The inner agreement is over the mesh, the outer over the pipeline, so an error reaches all ranks of all stages.
   const auto on_mesh = [&] {
     if (!mesh_) return action();

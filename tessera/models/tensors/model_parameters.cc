@@ -1,4 +1,4 @@
-#include "tessera/models/tensors/local_part.h"
+#include "tessera/models/tensors/model_parameters.h"
 
 #include <unordered_map>
 
@@ -10,13 +10,13 @@
 
 namespace tessera {
 
-std::vector<SharedParameter> shared_parameters(nn::Module& module, Parameters which) {
+std::vector<SharedParameter> shared_parameters(nn::Module& module, ParameterSet parameter_set) {
   std::vector<SharedParameter> out;
   // Slots with the same tensor are one parameter.
   std::unordered_map<const at::TensorImpl*, size_t> seen;
   for (const auto& named : module.named_parameters(/*all=*/true)) {
-    const bool of_adapter = dynamic_cast<nn::AdapterPart*>(named.owner) != nullptr;
-    if (of_adapter != (which == Parameters::kOfAdapters)) continue;
+    const bool of_adapter = dynamic_cast<nn::AdapterModule*>(named.owner) != nullptr;
+    if (of_adapter != (parameter_set == ParameterSet::kOfAdapters)) continue;
     const auto [found, fresh] = seen.emplace(named.slot->parameter.unsafeGetTensorImpl(), out.size());
     if (fresh) out.push_back({named.slot->parameter, {}, {}});
     out[found->second].names.push_back(named.name);
@@ -54,7 +54,7 @@ std::vector<std::string> file_names(const WeightMap& map, const SharedParameter&
 
 // Files are read by boxes. A strided shard that is nested last (FSDP over tensor parallelism) is still one box; other
 // strided shards are several pieces.
-LocalBox local_part_box(const at::Tensor& parameter) {
+LocalBox local_shard_box(const at::Tensor& parameter) {
   const auto shape = parameter.sizes().vec();
   if (!is_dtensor(parameter)) return {shape, std::vector<int64_t>(shape.size(), 0)};
   for (size_t i = 0; i < placements(parameter).size(); ++i) {
@@ -69,7 +69,7 @@ LocalBox local_part_box(const at::Tensor& parameter) {
   return local_box(shape, *device_mesh(parameter), placements(parameter));
 }
 
-at::Tensor writable_part(SharedParameter& parameter, c10::Device device) {
+at::Tensor writable_local_shard(SharedParameter& parameter, c10::Device device) {
   at::NoGradGuard no_grad;
   const auto& old = parameter.tensor;
   const bool distributed = is_dtensor(old);

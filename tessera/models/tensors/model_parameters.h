@@ -1,4 +1,5 @@
-// The local shard of a parameter, which may be a plain tensor or a DTensor, on the meta device or allocated.
+// The parameters of a model with all their names, and the local shard of a parameter. A parameter may be a plain tensor
+// or a DTensor, on the meta device or allocated.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,10 +22,10 @@ struct SharedParameter {
   std::vector<std::string> names;
   std::vector<nn::ParameterSlot*> slots;
 };
-enum class Parameters { kOfModel, kOfAdapters };
-// Returns the parameters in the order of named_parameters(). Parameters of adapters (nn::AdapterPart) do not count as
+enum class ParameterSet { kOfModel, kOfAdapters };
+// Returns the parameters in the order of named_parameters(). Parameters of adapters (nn::AdapterModule) do not count as
 // the model's.
-std::vector<SharedParameter> shared_parameters(nn::Module& module, Parameters which = Parameters::kOfModel);
+std::vector<SharedParameter> shared_parameters(nn::Module& module, ParameterSet parameter_set = ParameterSet::kOfModel);
 // Returns the model's parameters, then one entry without slot for each packed weight, in the order of
 // nn::packed_weights(). The tensor of such an entry is on the meta device, with the shape and the name of the weight
 // before packing.
@@ -36,10 +37,10 @@ std::vector<std::string> file_names(const WeightMap& map, const SharedParameter&
 
 // Returns the shape of the local shard and its offset in the whole. Error kShape for placements whose shard is not one
 // box.
-LocalBox local_part_box(const at::Tensor& parameter);
+LocalBox local_shard_box(const at::Tensor& parameter);
 
 // Returns the tensor to write the local shard into. A parameter on the meta device is first allocated, on the device of
 // its mesh or on `device`, and set in all its slots.
-at::Tensor writable_part(SharedParameter& parameter, c10::Device device);
+at::Tensor writable_local_shard(SharedParameter& parameter, c10::Device device);
 
 }  // namespace tessera
