@@ -126,8 +126,8 @@ PendingHiddenState StageChannel::receive_forward(const Address& from, c10::IntAr
   }
   const auto& form = known->second;
   auto part = at::empty(form.local, at::TensorOptions(form.dtype).device(device_));
-  // Only the header is waited for. The hidden state arrives while the rank computes; PendingHiddenState::take() waits
-  // for it.
+  // Only the header is waited for. The hidden state arrives while the rank computes;
+  // PendingHiddenState::wait_for_tensor() waits for it.
   auto pending = comm::recv(*group_, part, from.rank, tag_of(from, kForwardMessage));
   return {std::move(part), std::move(pending), form, tensor_parallel_};
 }
