@@ -75,7 +75,7 @@ LeafParametersScope::LeafParametersScope(const ForwardParameters& parameters, co
 }
 
 LeafParametersScope::~LeafParametersScope() {
-  for (auto& [member, shown] : before_) *member = shown;
+  for (auto& [member, tensor] : before_) *member = tensor;
 }
 
 std::vector<at::Tensor> tensors_requiring_grad(const std::vector<at::Tensor>& first,
