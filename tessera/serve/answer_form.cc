@@ -15,13 +15,13 @@
 namespace tessera::serve {
 namespace {
 
-using Part = text::Grammar::Part;
+using PartId = text::Grammar::PartId;
 
 constexpr size_t kKept = 16;                      // number of forms that are kept
 constexpr size_t kLongestKey = size_t{64} << 10;  // bytes; a form with a longer key is not kept
 constexpr size_t kSmallForm = size_t{64} << 10;   // bytes; a form of this size is always accepted
 
-Part format_part(text::JsonParts& json, const JsonReader& format) {
+PartId format_part(text::JsonParts& json, const JsonReader& format) {
   const auto type = format.string("type");
   if (type == "json_object") {  // llama.cpp and Together allow a schema here
     const auto schema = format.find("schema");
@@ -37,7 +37,7 @@ Part format_part(text::JsonParts& json, const JsonReader& format) {
 
 // The arguments of a function. Without "parameters" the object is empty, as in OpenAI's API; an empty schema allows any
 // object.
-Part arguments_part(text::JsonParts& json, const JsonReader& function) {
+PartId arguments_part(text::JsonParts& json, const JsonReader& function) {
   const auto parameters = function.find("parameters");
   if (!parameters || parameters->is_null()) return json.braces(json.builder().literal(""));
   const bool any = parameters->value().empty();
@@ -45,10 +45,10 @@ Part arguments_part(text::JsonParts& json, const JsonReader& function) {
 }
 
 // The grammar of a tool call: {"name": NAME, "arguments": OBJECT}, where the key may also be "parameters" (Llama 3).
-Part call_part(text::JsonParts& json, const WantedForm& wanted) {
+PartId call_part(text::JsonParts& json, const WantedForm& wanted) {
   auto& build = json.builder();
   const auto key = [&](const char* name) { return build.sequence({json.literal(name), json.colon()}); };
-  std::vector<Part> calls;
+  std::vector<PartId> calls;
   for (const auto& tool : wanted.tools->items()) {
     const auto function = tool.at("function");
     const auto name = function.string("name");
@@ -92,12 +92,12 @@ std::shared_ptr<text::GrammarMasks> AnswerForms::of(const WantedForm& wanted, co
   if (!vocabulary_) vocabulary_ = std::make_shared<const text::SortedVocabulary>(tokenizer);
   text::GrammarBuilder build;
   text::JsonParts json(build);
-  std::vector<Part> ways;
+  std::vector<PartId> ways;
   if (wanted.format) ways.push_back(format_part(json, *wanted.format));
   if (wanted.tools) ways.push_back(call_part(json, wanted));
   const auto root = build.choice(ways);
   const auto grammar = std::move(build).finish(root);
-  if (grammar.bytes() > kSmallForm && memory_->part_bytes() + grammar.bytes() > kMostBytes / 2) {
+  if (grammar.bytes() > kSmallForm && memory_->grammar_bytes() + grammar.bytes() > kMostBytes / 2) {
     throw ApiError(503, "The server is busy with large schemas of other requests. Try again later.", "overloaded");
   }
   auto masks = std::make_shared<text::GrammarMasks>(grammar, vocabulary_, memory_);

@@ -78,7 +78,7 @@ TEST(HostileRequests, AreRefusedByALimitOrTakeNoMoreMemoryThanIsStated) {
         try {
           std::vector<int64_t> made;
           for (int slice = 0; slice < kSlices; ++slice) {
-            if (!choice.options.constraint->prepare_allowed(made, 20'000)) continue;
+            if (!choice.options.constraint->prepare_allowed_tokens(made, 20'000)) continue;
             const auto allowed = choice.options.constraint->allowed(made);
             made.push_back(std::ranges::find(allowed, true) - allowed.begin());
           }

@@ -143,7 +143,7 @@ TEST_F(Masks, InSlicesEqualThoseInOneCall) {
   std::vector<int64_t> made;
   for (const char* token : {"\"", "a", "t"}) {
     int slices = 1;
-    while (!sliced.prepare_allowed(made, 200)) ++slices;
+    while (!sliced.prepare_allowed_tokens(made, 200)) ++slices;
     EXPECT_GT(slices, made.empty() ? 0 : 3);
     EXPECT_EQ(sliced.allowed(made), whole.allowed(made));
     made.push_back(*tokenizer_->token_to_id(token));
@@ -158,7 +158,7 @@ TEST_F(Masks, StepsAreLimitedAndFewForSimpleGrammars) {
   const std::vector<int64_t> quote = {*tokenizer_->token_to_id("\"")};
   TokenConstraint simple(
       std::make_shared<GrammarMasks>(schema_grammar(R"({"type": "string", "maxLength": 100})"), vocabulary), {2000});
-  EXPECT_TRUE(simple.prepare_allowed(quote, 20'000)) << "an engine makes it within one of its steps";
+  EXPECT_TRUE(simple.prepare_allowed_tokens(quote, 20'000)) << "an engine makes it within one of its steps";
   TokenConstraint hostile(std::make_shared<GrammarMasks>(schema_grammar(lengths(700)), vocabulary, nullptr, 100'000),
                           {2000});
   try {
@@ -183,14 +183,14 @@ TEST_F(Masks, MemoryIsCountedTrulyAndStaysWithinItsShare) {
       forms.push_back(std::make_shared<GrammarMasks>(grammar, vocabulary, memory));
       sequences.push_back(std::make_unique<TokenConstraint>(forms.back(), std::vector<int64_t>{2000}));
     }
-    EXPECT_EQ(memory->share(), size_t{4} << 20);
+    EXPECT_EQ(memory->bytes_per_grammar(), size_t{4} << 20);
     std::mt19937_64 draw(5);
     int forgotten = 0;
     std::vector<size_t> last(3);
     std::vector<std::vector<int64_t>> made(3, {*tokenizer_->token_to_id("\"")});
     for (int round = 0; round < 12; ++round) {
       for (size_t i = 0; i < 3; ++i) {
-        while (!sequences[i]->prepare_allowed(made[i], 20'000)) {
+        while (!sequences[i]->prepare_allowed_tokens(made[i], 20'000)) {
           forgotten += forms[i]->bytes() < last[i] ? 1 : 0;
           last[i] = forms[i]->bytes();
           EXPECT_LT(last[i], (size_t{4} << 20) + (size_t{2} << 20)) << "a share, and what a slice adds";

@@ -28,7 +28,7 @@ using ByteSet = std::bitset<256>;
 
 class Grammar {
  public:
-  using Part = int32_t;  // index of a node; valid only in the grammar that created it
+  using PartId = int32_t;  // index of a node; valid only in the grammar that created it
   static constexpr size_t kMostBytes = size_t{4} << 20;
 
   size_t bytes() const { return parts_->bytes; }
@@ -36,91 +36,91 @@ class Grammar {
  private:
   friend class GrammarBuilder;
   friend class GrammarStates;
-  enum class Kind : uint8_t { kBytes, kLiteral, kOneOf, kOtherThan, kSequence, kChoice, kRepeat, kForward };
-  static constexpr int32_t kEndless = -1;
+  enum class NodeKind : uint8_t { kBytes, kLiteral, kOneOf, kNoneOf, kSequence, kChoice, kRepeat, kForward };
+  static constexpr int32_t kUnbounded = -1;
 
   // The meaning of the numbers depends on the kind:
   //   kBytes: first is an index into sets.
   //   kLiteral: first is the position of its first byte in text, second its number of bytes.
   //   kOneOf: first is an index into trees.
-  //   kOtherThan: first is an index into others.
+  //   kNoneOf: first is an index into others.
   //   kSequence, kChoice: first is the index into lists of the first child, second the number of children.
-  //   kRepeat: first is the child, second the minimum and third the maximum number of repetitions, or kEndless.
+  //   kRepeat: first is the child, second the minimum and third the maximum number of repetitions, or kUnbounded.
   //   kForward: first is the part that define() has set, -1 before.
   struct Node {
-    Kind kind;
+    NodeKind kind;
     int32_t first = 0;
     int32_t second = 0;
     int32_t third = 0;
   };
-  // The data of a kOtherThan node (GrammarBuilder::other_than).
-  struct Other {
+  // The data of a kNoneOf node (GrammarBuilder::none_of_texts).
+  struct ExcludedTexts {
     int32_t tree;        // index into trees: the excluded texts
     int32_t characters;  // index into sets: the allowed characters of one byte
-    Part after;          // the part that may follow when the text differs from all excluded texts
-    Part wide;           // a character of several bytes and the part that may follow it
+    PartId after;        // the part that may follow when the text differs from all excluded texts
+    PartId wide;         // a character of several bytes and the part that may follow it
     uint8_t end;         // the byte after the text
   };
-  struct Parts {
+  struct GrammarData {
     std::vector<Node> nodes{};
     std::vector<ByteSet> sets{};
-    std::string text{};         // the bytes of all literals
-    std::vector<Part> lists{};  // the children of all sequences and choices
+    std::string text{};           // the bytes of all literals
+    std::vector<PartId> lists{};  // the children of all sequences and choices
     std::vector<RadixTree> trees{};
-    std::vector<Other> others{};
-    Part root = 0;
+    std::vector<ExcludedTexts> others{};
+    PartId root = 0;
     size_t bytes = 0;
   };
-  std::shared_ptr<const Parts> parts_;
+  std::shared_ptr<const GrammarData> parts_;
 };
 
 // Builds a grammar from parts. Each function that creates a part raises Error kConfig when the grammar would use more
 // than Grammar::kMostBytes.
 class GrammarBuilder {
  public:
-  using Part = Grammar::Part;
+  using PartId = Grammar::PartId;
 
-  Part bytes(const ByteSet& set);
-  Part range(int first, int last);      // one byte from `first` to `last`, both included
-  Part literal(std::string_view text);  // "" is the empty text
-  Part one_of(const std::vector<std::string_view>& texts);
+  PartId bytes(const ByteSet& set);
+  PartId range(int first, int last);      // one byte from `first` to `last`, both included
+  PartId literal(std::string_view text);  // "" is the empty text
+  PartId one_of(const std::vector<std::string_view>& texts);
   // A text of UTF-8 characters, then the byte `end`, where the text is none of the excluded `texts`. The grammar
   // follows the tree of the excluded texts byte by byte. Where a character leaves the tree, `after` follows (after a
   // character of one byte in `characters`) or `wide` matches (a character of several bytes and all that follows it).
   // Limitation: at a position where an excluded text continues with a character of several bytes, all other characters
   // of several bytes are excluded, too.
-  struct OtherThan {
+  struct NoneOfOptions {
     uint8_t end;
     ByteSet characters;
-    Part after, wide;
+    PartId after, wide;
   };
-  Part other_than(const std::vector<std::string_view>& texts, const OtherThan& options);
-  Part sequence(const std::vector<Part>& parts);
-  Part choice(const std::vector<Part>& parts);
-  Part optional(Part part) { return repeat(part, 0, 1); }
-  Part many(Part part) { return repeat(part, 0); }  // zero or more
-  Part repeat(Part part, int32_t least, int32_t most = Grammar::kEndless);
+  PartId none_of_texts(const std::vector<std::string_view>& texts, const NoneOfOptions& options);
+  PartId sequence(const std::vector<PartId>& parts);
+  PartId choice(const std::vector<PartId>& parts);
+  PartId optional(PartId part) { return repeat(part, 0, 1); }
+  PartId zero_or_more(PartId part) { return repeat(part, 0); }
+  PartId repeat(PartId part, int32_t min_count, int32_t max_count = Grammar::kUnbounded);
   // A part that define() sets later, once, so that a part can contain itself. Between the begin of the part and itself
   // there must be at least one byte: left recursion is not supported.
-  Part forward();
-  void define(Part forward, Part as);
+  PartId forward();
+  void define(PartId forward, PartId as);
 
   // Removes the parts that have no finite text, so that every allowed byte can be continued to a whole text. Error
   // kConfig when the root has no finite text.
-  Grammar finish(Part root) &&;
+  Grammar finish(PartId root) &&;
 
  private:
   void charge(size_t bytes);  // adds to the memory of the grammar and checks the limit
-  Part add(const Grammar::Node& node);
-  Part list(Grammar::Kind kind, const std::vector<Part>& parts);
+  PartId add(const Grammar::Node& node);
+  PartId list(Grammar::NodeKind kind, const std::vector<PartId>& parts);
   int32_t set_of(const ByteSet& set);
   int32_t tree_of(const std::vector<std::string_view>& texts);
-  std::vector<bool> parts_with_texts() const;
+  std::vector<bool> find_productive_parts() const;
 
-  Grammar::Parts grammar_;
-  std::unordered_map<ByteSet, int32_t> sets_;        // index of each set in grammar_.sets
-  std::unordered_map<int32_t, Part> parts_of_sets_;  // the kBytes part of each set
-  Part nothing_ = -1;                                // the part of the empty text; -1: not created yet
+  Grammar::GrammarData grammar_;
+  std::unordered_map<ByteSet, int32_t> sets_;          // index of each set in grammar_.sets
+  std::unordered_map<int32_t, PartId> parts_of_sets_;  // the kBytes part of each set
+  PartId empty_part_ = -1;                             // the part of the empty text; -1: not created yet
 };
 
 }  // namespace tessera::text

@@ -2,13 +2,14 @@
 // GrammarMasks.
 //
 //   const auto masks = std::make_shared<GrammarMasks>(grammar, vocabulary);
-//   GrammarMasks::Search search(*masks);                                            // one per sequence
-//   while (!masks->look(search, made, GrammarMasks::Wanted::kMask, steps)) ...     // does one slice of the work
+//   GrammarMasks::GrammarCursor cursor(*masks);  // one per sequence
+//   while (!masks->advance_and_mask(cursor, generated_tokens, GrammarMasks::ResultKind::kMask, steps)) ...  // one
+//   slice
 //
 // A token is allowed if its bytes continue the text; special tokens have no bytes and are never allowed. The work for
 // an answer is counted in steps (positions of the grammar that are read, about 16 million per second), so callers can
-// do it in slices. A search that needs `most_steps` for one answer fails. Memory is limited by GrammarMemory: when the
-// grammar uses more than its share, it drops the states that no search needs. Thread-safe. A search belongs to one
+// do it in slices. A cursor that needs `most_steps` for one answer fails. Memory is limited by GrammarMemory: when the
+// grammar uses more than its share, it drops the states that no cursor needs. Thread-safe. A cursor belongs to one
 // sequence and must be destroyed before the masks.
 #pragma once
 
@@ -39,45 +40,46 @@ class GrammarMasks {
                std::shared_ptr<GrammarMemory> memory = nullptr, uint64_t most_steps = kMostSteps);
 
   // The position of one sequence in the grammar, and the mask that is being computed for it.
-  class Search {
+  class GrammarCursor {
    public:
-    explicit Search(GrammarMasks& masks);
-    ~Search();
-    Search(const Search&) = delete;
-    Search& operator=(const Search&) = delete;
+    explicit GrammarCursor(GrammarMasks& masks);
+    ~GrammarCursor();
+    GrammarCursor(const GrammarCursor&) = delete;
+    GrammarCursor& operator=(const GrammarCursor&) = delete;
 
    private:
     friend class GrammarMasks;
     GrammarMasks& masks_;
-    int32_t state_;       // the state after tokens_ tokens and bytes_ bytes of the next one
-    size_t tokens_ = 0;   // number of tokens that have been read
-    size_t bytes_ = 0;    // number of bytes of the next token that have been read
-    uint64_t spent_ = 0;  // steps since the last answer
-    // The unfinished mask of state_. looked_at_ tokens of the sorted vocabulary are done; behind_[i] is the state after
-    // i bytes of the last token that was read.
+    int32_t state_;            // the state after tokens_ tokens and bytes_ bytes of the next one
+    size_t tokens_ = 0;        // number of tokens that have been read
+    size_t bytes_ = 0;         // number of bytes of the next token that have been read
+    uint64_t steps_used_ = 0;  // steps since the last answer
+    // The unfinished mask of state_. tokens_done_ tokens of the sorted vocabulary are done; prefix_states_[i] is the
+    // state after i bytes of the last token that was read.
     std::shared_ptr<TokenMask> mask_{};
-    size_t looked_at_ = 0;
-    std::vector<int32_t> behind_{};
+    size_t tokens_done_ = 0;
+    std::vector<int32_t> prefix_states_{};
   };
 
-  struct Answer {
+  struct MaskResult {
     std::shared_ptr<const TokenMask> mask{};  // by token id: the token has bytes and may come next
     bool accepts = false, ends = false;       // accepts: the text is whole. ends: no byte may follow
   };
-  enum class Wanted { kPlace, kMask };  // kPlace: an Answer without mask
-  // Reads the tokens `made` of the sequence and, for kMask, computes the mask. Takes at most about `steps` steps;
-  // returns nullopt when these were too few, and the next call continues. Error kConfig for a token that the grammar
-  // does not allow, and when the search has used `most_steps` or too much memory.
-  std::optional<Answer> look(Search& search, std::span<const int64_t> made, Wanted wanted, uint64_t steps);
+  enum class ResultKind { kPlace, kMask };  // kPlace: a MaskResult without mask
+  // Reads the tokens `generated_tokens` of the sequence and, for kMask, computes the mask. Takes at most about `steps`
+  // steps; returns nullopt when these were too few, and the next call continues. Error kConfig for a token that the
+  // grammar does not allow, and when the cursor has used `most_steps` or too much memory.
+  std::optional<MaskResult> advance_and_mask(GrammarCursor& cursor, std::span<const int64_t> generated_tokens,
+                                             ResultKind result_kind, uint64_t steps);
 
   size_t bytes() const;
 
  private:
-  class Slice;
-  bool advance(Search& search, std::span<const int64_t> made, Slice& slice);
-  std::shared_ptr<const TokenMask> mask_of(Search& search, Slice& slice);
-  void forget_what_no_search_needs();
-  size_t held_bytes() const;
+  class StepBudget;
+  bool advance(GrammarCursor& cursor, std::span<const int64_t> generated_tokens, StepBudget& budget);
+  std::shared_ptr<const TokenMask> mask_of(GrammarCursor& cursor, StepBudget& budget);
+  void drop_unused_states();
+  size_t used_bytes() const;
 
   const std::shared_ptr<const SortedVocabulary> vocabulary_;
   const uint64_t most_steps_;
@@ -85,8 +87,8 @@ class GrammarMasks {
   GrammarMemory::Account account_;
   GrammarStates states_;
   std::unordered_map<int32_t, std::shared_ptr<const TokenMask>> masks_;
-  std::set<Search*> searches_;
-  size_t kept_bytes_ = 0;  // held_bytes() after states were last dropped
+  std::set<GrammarCursor*> cursors_;
+  size_t bytes_after_drop_ = 0;  // used_bytes() after states were last dropped
 };
 
 }  // namespace tessera::text

@@ -20,7 +20,7 @@
 namespace tessera::text {
 
 // A hash table from objects to ids that stores only hashes and ids; the caller owns the objects and compares them.
-class HashedIds {
+class HashIdTable {
  public:
   // The id with this hash for which is_wanted(id) holds, or -1.
   template <class IsWanted>
@@ -59,7 +59,7 @@ class GrammarStates {
   int32_t next(int32_t state, uint8_t byte);
   bool accepts(int32_t state) const { return state >= 0 && states_[static_cast<size_t>(state)].accepts; }
   // True when no byte may follow.
-  bool ends(int32_t state) const { return state < 0 || states_[static_cast<size_t>(state)].places == 0; }
+  bool ends(int32_t state) const { return state < 0 || states_[static_cast<size_t>(state)].item_count == 0; }
 
   // Drops all states except the start and `states`. States get new numbers, which are written to `states`.
   void keep(std::span<int32_t* const> states);
@@ -67,48 +67,48 @@ class GrammarStates {
   uint64_t steps() const { return steps_; }  // positions read so far, plus kStateSteps per created state
 
  private:
-  using Part = Grammar::Part;
+  using PartId = Grammar::PartId;
   // A position in the grammar: the rest of a part, and the item that follows it. An item is thus a stack of parts;
   // equal stacks have one number, so items share their tails.
   using Item = int32_t;
   static constexpr Item kNothing = -1;     // the empty stack: the end of the text
-  static constexpr int32_t kUnknown = -2;  // State::next: not computed yet
+  static constexpr int32_t kUnknown = -2;  // AutomatonState::next: not computed yet
   struct ItemData {
-    Part part;
+    PartId part;
     int32_t at;     // done bytes of a literal, children of a sequence, rounds of a repeat; or the place in a tree
     Item tail;      // the item that follows; its number is smaller than this item's
-    uint32_t seen;  // number of the last reading that has visited the item
+    uint32_t seen;  // number of the last closure that contains the item
   };
-  struct State {
-    uint32_t first, places;  // range of open_: the items of the state, each of which expects a byte
+  struct AutomatonState {
+    uint32_t first, item_count;  // range of state_items_: the items of the state, each of which expects a byte
     bool accepts;
     std::array<int32_t, 256> next;  // by byte: a state, kDead or kUnknown
   };
 
-  const Grammar::Node& node(Part part) const { return grammar_.parts_->nodes[static_cast<size_t>(part)]; }
-  Item item(Part part, int32_t at, Item tail);
-  Item begun(Part part, Item tail);  // the item at the beginning of `part`
-  void push(Item item);              // adds an item to the current reading; kNothing: the text may end
+  const Grammar::Node& node(PartId part) const { return grammar_.parts_->nodes[static_cast<size_t>(part)]; }
+  Item item(PartId part, int32_t at, Item tail);
+  Item item_at_start(PartId part, Item tail);  // the item at the beginning of `part`
+  void push(Item item);                        // adds an item to the current closure; kNothing: the text may end
   void read();
-  void read_item(Item item);
-  void step_over(Item item, uint8_t byte);
-  void keep_equal_bytes(Item item, uint8_t byte, ByteSet& equal) const;
-  int32_t state_of_reading();
-  void begin_reading();
+  void expand_item(Item item);
+  void consume_byte(Item item, uint8_t byte);
+  void intersect_equivalent_bytes(Item item, uint8_t byte, ByteSet& equal) const;
+  int32_t find_or_add_state();
+  void begin_closure();
 
   Grammar grammar_;
   std::deque<ItemData> items_;
-  HashedIds item_ids_;
-  std::deque<Item> open_;
-  std::deque<State> states_;
-  HashedIds state_ids_;
+  HashIdTable item_ids_;
+  std::deque<Item> state_items_;
+  std::deque<AutomatonState> states_;
+  HashIdTable state_ids_;
   int32_t start_ = kDead;
   uint64_t steps_ = 0;
 
-  // The current reading, which computes the items of one state.
-  uint32_t reading_ = 0;               // its number
-  size_t readings_ = 0;                // number of items visited
-  std::vector<Item> pending_, found_;  // items to expand; items that expect a byte
+  // The current closure: the items that the items of one state expand to.
+  uint32_t closure_id_ = 0;                 // its number
+  size_t closure_size_ = 0;                 // number of items visited
+  std::vector<Item> pending_, byte_items_;  // items to expand; items that expect a byte
   bool accepts_ = false;
 };
 

@@ -23,51 +23,52 @@ namespace tessera::text {
 
 class JsonParts {
  public:
-  using Part = Grammar::Part;
+  using PartId = Grammar::PartId;
   // Borrows the builder.
   explicit JsonParts(GrammarBuilder& build);
 
-  static constexpr int64_t kLargest = 999'999'999'999'999'999;  // integers are from -kLargest to kLargest
+  static constexpr int64_t kMaxInteger = 999'999'999'999'999'999;  // integers are from -kMaxInteger to kMaxInteger
 
-  Part space() const { return space_; }
-  Part boolean() const { return boolean_; }
-  Part null() const { return null_; }
-  Part number();
+  PartId space() const { return space_; }
+  PartId boolean() const { return boolean_; }
+  PartId null() const { return null_; }
+  PartId number();
   // A number without exponent between two integer bounds. An open bound excludes its value. nullopt is the largest
   // number of 18 digits, or its negative. At least one number must be between the bounds.
-  struct Bound {
+  struct NumberBound {
     int64_t value;
     bool open = false;
   };
-  Part number(const std::optional<Bound>& least, const std::optional<Bound>& most);
-  Part integer(int64_t least = -kLargest, int64_t most = kLargest);  // both included; least <= most
-  // A string of `least` to `most` characters (nullopt: no limit). An escape sequence counts as one character.
-  Part string(int32_t least = 0, std::optional<int32_t> most = std::nullopt);
-  Part quoted(Part characters);  // `characters` in double quotes
-  Part any_value() const { return value_; }
-  Part any_object() const { return object_; }
+  PartId number(const std::optional<NumberBound>& lower, const std::optional<NumberBound>& upper);
+  PartId integer(int64_t lowest = -kMaxInteger, int64_t highest = kMaxInteger);  // both included; lowest <= highest
+  // A string of `min_length` to `max_length` characters (nullopt: no limit). An escape sequence counts as one
+  // character.
+  PartId string(int32_t min_length = 0, std::optional<int32_t> max_length = std::nullopt);
+  PartId quoted(PartId characters);  // `characters` in double quotes
+  PartId any_value() const { return value_; }
+  PartId any_object() const { return object_; }
   // Exactly this value, in the form of dump_json.
-  Part literal(const Json& value);
+  PartId literal(const Json& value);
   // One of several values, given by their JSON texts.
-  Part one_of(const std::vector<std::string>& texts);
+  PartId one_of(const std::vector<std::string>& texts);
   // A string without escape sequences that is not one of `names`.
-  Part key_other_than(const std::vector<std::string>& names);
+  PartId key_none_of(const std::vector<std::string>& names);
 
   // `between` in braces or brackets, with whitespace on both sides.
-  Part braces(Part between);
-  Part brackets(Part between);
-  Part comma() const { return comma_; }
-  Part colon() const { return colon_; }
+  PartId braces(PartId between);
+  PartId brackets(PartId between);
+  PartId comma() const { return comma_; }
+  PartId colon() const { return colon_; }
   GrammarBuilder& builder() { return build_; }
 
  private:
-  Part digits(int32_t least, int32_t most);
-  Part magnitude(const std::string& least, const std::string& most);
-  Part between(std::string_view least, std::string_view most);
-  Part size_between(const Bound& least, const Bound& most);
+  PartId digits(int32_t min_count, int32_t max_count);
+  PartId unsigned_integer(const std::string& lowest, const std::string& highest);
+  PartId between(std::string_view lowest, std::string_view highest);
+  PartId unsigned_number(const NumberBound& lower, const NumberBound& upper);
 
   GrammarBuilder& build_;
-  Part space_, comma_, colon_, multibyte_, plain_, character_, boolean_, null_, value_, object_;
+  PartId space_, comma_, colon_, multibyte_, plain_, character_, boolean_, null_, value_, object_;
 };
 
 }  // namespace tessera::text

@@ -42,7 +42,7 @@ const std::map<std::string, std::set<std::string>>& keys_of_types() {
 }
 
 // The keys of a schema that are not annotations. A key with the value null counts as absent, except "const".
-std::vector<std::string> says(const JsonReader& schema) {
+std::vector<std::string> restricting_keys(const JsonReader& schema) {
   std::vector<std::string> keys;
   for (const auto& [key, value] : schema.value().get_ref<const Json::object_t&>()) {
     if (!annotations().contains(key) && (!value.is_null() || key == "const")) keys.push_back(key);
@@ -50,8 +50,8 @@ std::vector<std::string> says(const JsonReader& schema) {
   return keys;
 }
 
-void expect_alone(const JsonReader& schema, const std::string& key, const std::set<std::string>& beside = {}) {
-  for (const auto& other : says(schema)) {
+void check_no_other_keys(const JsonReader& schema, const std::string& key, const std::set<std::string>& beside = {}) {
+  for (const auto& other : restricting_keys(schema)) {
     if (other == key || beside.contains(other)) continue;
     schema.fail(fmt::format("{} together with {}", quote(other), quote(key)), fmt::format("{} alone", quote(key)));
   }
@@ -71,7 +71,7 @@ bool is_of_type(const Json& value, const std::string& type) {
 }
 
 // The keys that may be used together with "const" and "enum". The grammar has the values that satisfy all of them.
-const std::set<std::string>& keys_beside_values() {
+const std::set<std::string>& keys_allowed_with_values() {
   static const std::set<std::string> keys = {
       "type", "const", "enum", "minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"};
   return keys;
@@ -124,7 +124,7 @@ std::vector<std::string> types_of(const JsonReader& schema) {
     if (types.empty()) given->fail("at least one type");
     return types;
   }
-  const auto there = says(schema);
+  const auto there = restricting_keys(schema);
   for (const auto& [type, keys] : keys_of_types()) {
     if (type == "integer") continue;  // integers have the keywords of numbers
     if (std::ranges::any_of(there, [&, of = keys](const auto& key) { return of.contains(key); })) types.push_back(type);
@@ -139,14 +139,14 @@ JsonSchema::JsonSchema(JsonParts& json, const JsonReader& document)
 
 // The root and the targets of $ref are forward parts, registered before their schema is read, so a schema may refer to
 // itself.
-JsonSchema::Part JsonSchema::value() {
+JsonSchema::PartId JsonSchema::value() {
   const auto root = build_.forward();
-  referred_["#"] = root;
+  references_["#"] = root;
   build_.define(root, part_of(document_));
   return root;
 }
 
-JsonSchema::Part JsonSchema::part_of(const JsonReader& schema) {
+JsonSchema::PartId JsonSchema::part_of(const JsonReader& schema) {
   if (++schemas_ > kMostSchemas) schema.fail(fmt::format("at most {} schemas in all", kMostSchemas));
   if (++depth_ > kMostDepth) schema.fail(fmt::format("at most {} schemas inside one another", kMostDepth));
   const auto part = read(schema);
@@ -156,19 +156,19 @@ JsonSchema::Part JsonSchema::part_of(const JsonReader& schema) {
 
 // Converts one schema. Keywords are checked in the order $ref, const, enum, anyOf/oneOf/allOf, types; the first one
 // that is present decides, and each of them allows only the keywords that it can combine with.
-JsonSchema::Part JsonSchema::read(const JsonReader& schema) {
+JsonSchema::PartId JsonSchema::read(const JsonReader& schema) {
   if (schema.value().is_boolean()) {
     if (!schema.value().get<bool>()) schema.fail("a schema that allows at least one value");
     return json_.any_value();
   }
   if (!schema.is_object()) schema.fail("a schema: an object, or true");
   if (const auto to = schema.find("$ref")) {
-    expect_alone(schema, "$ref");
-    return referred(*to);
+    check_no_other_keys(schema, "$ref");
+    return resolve_reference(*to);
   }
   const auto list = schema.find("enum");
   if (const auto one = schema.member("const")) {
-    expect_alone(schema, "const", keys_beside_values());
+    check_no_other_keys(schema, "const", keys_allowed_with_values());
     const auto held = [&](const JsonReader& each) { return each.value() == one->value(); };
     if (list && std::ranges::none_of(list->items(), held)) {
       schema.fail(fmt::format("the const {}, which the enum lacks", quote(dump_json(one->value()))),
@@ -177,7 +177,7 @@ JsonSchema::Part JsonSchema::read(const JsonReader& schema) {
     return literals(schema, {one->value()});
   }
   if (list) {
-    expect_alone(schema, "enum", keys_beside_values());
+    check_no_other_keys(schema, "enum", keys_allowed_with_values());
     std::vector<Json> values;
     for (const auto& each : list->items()) values.push_back(each.value());
     return literals(schema, values);
@@ -185,16 +185,16 @@ JsonSchema::Part JsonSchema::read(const JsonReader& schema) {
   for (const char* key : {"anyOf", "oneOf", "allOf"}) {
     const auto list = schema.find(key);
     if (!list) continue;
-    expect_alone(schema, key);
+    check_no_other_keys(schema, key);
     const auto schemas = list->items();
     if (schemas.empty()) list->fail("at least one schema");
     if (key == std::string_view("allOf") && schemas.size() > 1) list->fail("one schema: several are not supported");
-    std::vector<Part> ways;
+    std::vector<PartId> ways;
     for (const auto& each : schemas) ways.push_back(part_of(each));
     return build_.choice(ways);
   }
   const auto types = types_of(schema);
-  for (const auto& key : says(schema)) {
+  for (const auto& key : restricting_keys(schema)) {
     const bool known = key == "type" || std::ranges::any_of(types, [&](const auto& type) {
                          return keys_of_types().at(type).contains(key);
                        });
@@ -205,12 +205,12 @@ JsonSchema::Part JsonSchema::read(const JsonReader& schema) {
     }
   }
   if (types.empty()) return json_.any_value();
-  std::vector<Part> ways;
+  std::vector<PartId> ways;
   for (const auto& type : types) ways.push_back(of_type(schema, type));
   return build_.choice(ways);
 }
 
-JsonSchema::Part JsonSchema::of_type(const JsonReader& schema, const std::string& type) {
+JsonSchema::PartId JsonSchema::of_type(const JsonReader& schema, const std::string& type) {
   if (type == "string") return string_of(schema);
   if (type == "integer") return integer_of(schema);
   if (type == "number") return number_of(schema);
@@ -220,10 +220,10 @@ JsonSchema::Part JsonSchema::of_type(const JsonReader& schema, const std::string
 }
 
 // The part of a $ref: "#", or "#/a/b", a JSON pointer into the document, in which "~0" is '~' and "~1" is '/'.
-JsonSchema::Part JsonSchema::referred(const JsonReader& reference) {
+JsonSchema::PartId JsonSchema::resolve_reference(const JsonReader& reference) {
   const auto pointer = reference.as_string();
-  if (const auto known = referred_.find(pointer); known != referred_.end()) return known->second;
-  if (referred_.size() > kMostReferences) reference.fail(fmt::format("at most {} references", kMostReferences));
+  if (const auto known = references_.find(pointer); known != references_.end()) return known->second;
+  if (references_.size() > kMostReferences) reference.fail(fmt::format("at most {} references", kMostReferences));
   if (!pointer.starts_with("#/")) reference.fail("a place in this schema, as \"#/$defs/NAME\"");
   auto at = document_;
   for (size_t begin = 2; begin <= pointer.size();) {
@@ -245,14 +245,14 @@ JsonSchema::Part JsonSchema::referred(const JsonReader& reference) {
     begin = end + 1;
   }
   const auto part = build_.forward();
-  referred_[pointer] = part;
+  references_[pointer] = part;
   build_.define(part, part_of(at));
   return part;
 }
 
 // The values of enum or const that have one of the types and satisfy lengths and bounds. A value that does not is left
 // out; it is an error when none remains.
-JsonSchema::Part JsonSchema::literals(const JsonReader& schema, const std::vector<Json>& values) {
+JsonSchema::PartId JsonSchema::literals(const JsonReader& schema, const std::vector<Json>& values) {
   const auto types = schema.has("type") ? types_of(schema) : std::vector<std::string>{};
   std::vector<std::string> texts;
   for (const auto& value : values) {
@@ -267,9 +267,9 @@ JsonSchema::Part JsonSchema::literals(const JsonReader& schema, const std::vecto
   return json_.one_of(texts);
 }
 
-JsonSchema::Part JsonSchema::string_of(const JsonReader& schema) {
+JsonSchema::PartId JsonSchema::string_of(const JsonReader& schema) {
   if (const auto format = schema.find("format")) {
-    expect_alone(schema, "format", {"type"});
+    check_no_other_keys(schema, "format", {"type"});
     return format_of(*format);
   }
   const auto least = static_cast<int32_t>(schema.integer("minLength", 0, 0, kMostItems));
@@ -277,12 +277,12 @@ JsonSchema::Part JsonSchema::string_of(const JsonReader& schema) {
   return json_.string(least, static_cast<int32_t>(schema.integer("maxLength", 0, least, kMostItems)));
 }
 
-JsonSchema::Part JsonSchema::format_of(const JsonReader& format) {
+JsonSchema::PartId JsonSchema::format_of(const JsonReader& format) {
   const auto name = format.as_string();
   const auto digit = build_.range('0', '9');
-  const auto number = [&](int64_t least, int64_t most) {  // two digits, from `least` to `most`
+  const auto number = [&](int64_t first, int64_t last) {  // two digits, from `first` to `last`
     std::vector<std::string> texts;
-    for (int64_t each = least; each <= most; ++each) texts.push_back(fmt::format("{:02}", each));
+    for (int64_t each = first; each <= last; ++each) texts.push_back(fmt::format("{:02}", each));
     return json_.one_of(texts);
   };
   const auto dash = build_.literal("-"), colon = build_.literal(":");
@@ -293,7 +293,7 @@ JsonSchema::Part JsonSchema::format_of(const JsonReader& format) {
        build_.sequence(
            {build_.choice({number(1, 1), number(3, 3), number(5, 5), number(7, 8), number(10, 10), number(12, 12)}),
             dash, number(31, 31)})});
-  std::vector<Part> years;  // 0001 to 9999
+  std::vector<PartId> years;  // 0001 to 9999
   for (int32_t zeros = 0; zeros < 4; ++zeros) {
     years.push_back(build_.sequence({build_.literal(std::string(static_cast<size_t>(zeros), '0')),
                                      build_.range('1', '9'), build_.repeat(digit, 3 - zeros, 3 - zeros)}));
@@ -321,32 +321,32 @@ JsonSchema::Part JsonSchema::format_of(const JsonReader& format) {
 }
 
 // Bounds that are 64-bit integers are used exactly, because a double cannot represent all of them.
-JsonSchema::Part JsonSchema::integer_of(const JsonReader& schema) {
-  constexpr int64_t kLargest = JsonParts::kLargest;
+JsonSchema::PartId JsonSchema::integer_of(const JsonReader& schema) {
+  constexpr int64_t kMaxInteger = JsonParts::kMaxInteger;
   // Reads the bound `key`, or returns `missing`. A fractional bound is rounded into the range. An integer bound is
   // moved by `shift`, which turns an exclusive bound into an inclusive one. The result is limited to one beyond
-  // kLargest.
+  // kMaxInteger.
   const auto bound = [&](const char* key, int64_t missing, double (*round)(double), int64_t shift) {
     const auto given = schema.find(key);
     if (!given) return missing;
     const double near = given->as_number(-1e30, 1e30);
-    if (std::abs(near) > 2e18) return near < 0 ? -kLargest - 1 : kLargest + 1;
+    if (std::abs(near) > 2e18) return near < 0 ? -kMaxInteger - 1 : kMaxInteger + 1;
     const bool whole = given->value().is_number_integer();
     const auto value = whole ? given->value().get<int64_t>() : static_cast<int64_t>(round(near));
     const bool shifts = whole || static_cast<double>(value) == near;
-    return std::clamp(value + (shifts ? shift : 0), -kLargest - 1, kLargest + 1);
+    return std::clamp(value + (shifts ? shift : 0), -kMaxInteger - 1, kMaxInteger + 1);
   };
   const auto up = [](double value) { return std::ceil(value); };
   const auto down = [](double value) { return std::floor(value); };
-  const auto least = std::max(bound("minimum", -kLargest, up, 0), bound("exclusiveMinimum", -kLargest, up, 1));
-  const auto most = std::min(bound("maximum", kLargest, down, 0), bound("exclusiveMaximum", kLargest, down, -1));
-  if (least > most || least > kLargest || most < -kLargest) schema.fail("bounds between which an integer lies");
-  return json_.integer(std::max(least, -kLargest), std::min(most, kLargest));
+  const auto least = std::max(bound("minimum", -kMaxInteger, up, 0), bound("exclusiveMinimum", -kMaxInteger, up, 1));
+  const auto most = std::min(bound("maximum", kMaxInteger, down, 0), bound("exclusiveMaximum", kMaxInteger, down, -1));
+  if (least > most || least > kMaxInteger || most < -kMaxInteger) schema.fail("bounds between which an integer lies");
+  return json_.integer(std::max(least, -kMaxInteger), std::min(most, kMaxInteger));
 }
 
-JsonSchema::Part JsonSchema::number_of(const JsonReader& schema) {
-  const auto bound = [&](const char* closed, const char* open) -> std::optional<JsonParts::Bound> {
-    std::optional<JsonParts::Bound> found;
+JsonSchema::PartId JsonSchema::number_of(const JsonReader& schema) {
+  const auto bound = [&](const char* closed, const char* open) -> std::optional<JsonParts::NumberBound> {
+    std::optional<JsonParts::NumberBound> found;
     for (const char* key : {closed, open}) {
       const auto given = schema.find(key);
       if (!given) continue;
@@ -365,11 +365,11 @@ JsonSchema::Part JsonSchema::number_of(const JsonReader& schema) {
   return json_.number(least, most);
 }
 
-JsonSchema::Part JsonSchema::array_of(const JsonReader& schema) {
+JsonSchema::PartId JsonSchema::array_of(const JsonReader& schema) {
   const auto items = schema.find("items"), first = schema.find("prefixItems");
   const auto least = static_cast<int32_t>(schema.integer("minItems", 0, 0, kMostItems));
   const auto most_items = schema.has("maxItems") ? schema.integer("maxItems", 0, least, kMostItems) : kMostItems + 1;
-  std::vector<Part> leading;
+  std::vector<PartId> leading;
   if (first) {
     for (const auto& each : first->items()) leading.push_back(part_of(each));
   }
@@ -397,12 +397,12 @@ JsonSchema::Part JsonSchema::array_of(const JsonReader& schema) {
 
 // Members of "properties" come in their order. Other keys are allowed when "additionalProperties" allows them, or when
 // the schema names no property; a name in "required" that is not in "properties" is an error.
-JsonSchema::Part JsonSchema::object_of(const JsonReader& schema) {
+JsonSchema::PartId JsonSchema::object_of(const JsonReader& schema) {
   std::set<std::string> required;
   if (const auto list = schema.find("required")) {
     for (const auto& each : list->items()) required.insert(each.as_string());
   }
-  std::vector<Member> members;
+  std::vector<ObjectMember> members;
   std::vector<std::string> names;
   if (const auto properties = schema.find("properties")) {
     for (const auto& [name, property] : properties->members()) {
@@ -419,17 +419,17 @@ JsonSchema::Part JsonSchema::object_of(const JsonReader& schema) {
   }
   if (!open) return json_.braces(members_of(members, {}));
   const auto value = more ? part_of(*more) : json_.any_value();
-  const auto key = names.empty() ? json_.string() : json_.key_other_than(names);
+  const auto key = names.empty() ? json_.string() : json_.key_none_of(names);
   return json_.braces(members_of(members, {build_.sequence({key, json_.colon(), value})}));
 }
 
 // The members in their order, then any number of other members. Built from the last member to the first: `tail` is the
 // part after a member, which begins with a comma; `start` is the same part without this comma, for the case that no
 // earlier member is present. The grammar grows linearly with the number of members.
-JsonSchema::Part JsonSchema::members_of(const std::vector<Member>& members, const std::vector<Part>& others) {
+JsonSchema::PartId JsonSchema::members_of(const std::vector<ObjectMember>& members, const std::vector<PartId>& others) {
   auto tail = build_.literal(""), start = tail;
   for (const auto other : others) {
-    tail = build_.many(build_.sequence({json_.comma(), other}));
+    tail = build_.zero_or_more(build_.sequence({json_.comma(), other}));
     start = build_.optional(build_.sequence({other, tail}));
   }
   for (size_t i = members.size(); i-- > 0;) {

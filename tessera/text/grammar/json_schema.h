@@ -30,34 +30,34 @@ namespace tessera::text {
 
 class JsonSchema {
  public:
-  using Part = Grammar::Part;
+  using PartId = Grammar::PartId;
   // Borrows `json`, and the document until value() returns. Several schemas of one grammar may share `json`.
   JsonSchema(JsonParts& json, const JsonReader& document);
 
-  Part value();  // the part of all values that the schema allows
+  PartId value();  // the part of all values that the schema allows
 
  private:
-  struct Member {
-    Part part;
+  struct ObjectMember {
+    PartId part;
     bool required;
   };
-  Part part_of(const JsonReader& schema);
-  Part read(const JsonReader& schema);
-  Part of_type(const JsonReader& schema, const std::string& type);
-  Part referred(const JsonReader& reference);
-  Part literals(const JsonReader& schema, const std::vector<Json>& values);
-  Part string_of(const JsonReader& schema);
-  Part format_of(const JsonReader& format);
-  Part integer_of(const JsonReader& schema);
-  Part number_of(const JsonReader& schema);
-  Part array_of(const JsonReader& schema);
-  Part object_of(const JsonReader& schema);
-  Part members_of(const std::vector<Member>& members, const std::vector<Part>& others);
+  PartId part_of(const JsonReader& schema);
+  PartId read(const JsonReader& schema);
+  PartId of_type(const JsonReader& schema, const std::string& type);
+  PartId resolve_reference(const JsonReader& reference);
+  PartId literals(const JsonReader& schema, const std::vector<Json>& values);
+  PartId string_of(const JsonReader& schema);
+  PartId format_of(const JsonReader& format);
+  PartId integer_of(const JsonReader& schema);
+  PartId number_of(const JsonReader& schema);
+  PartId array_of(const JsonReader& schema);
+  PartId object_of(const JsonReader& schema);
+  PartId members_of(const std::vector<ObjectMember>& members, const std::vector<PartId>& others);
 
   GrammarBuilder& build_;
   JsonReader document_;
   JsonParts& json_;
-  std::map<std::string, Part> referred_;  // the parts of $ref, by JSON pointer
+  std::map<std::string, PartId> references_;  // the parts of $ref, by JSON pointer
   int64_t depth_ = 0, schemas_ = 0, literal_bytes_ = 0;
 };
 

@@ -21,15 +21,15 @@ class SortedVocabulary {
   struct Token {
     std::string bytes;
     TokenId id;
-    size_t shared;  // length in bytes of the common prefix with the token before this one
+    size_t common_prefix_bytes;  // shared with the token before this one
   };
   const std::vector<Token>& tokens() const { return tokens_; }
-  size_t size() const { return place_.size(); }  // number of ids of the whole vocabulary
-  const std::string& bytes(int64_t id) const;    // "" for a special token, and for an id without token or bytes
+  size_t size() const { return index_of_id_.size(); }  // number of ids of the whole vocabulary
+  const std::string& bytes(int64_t id) const;          // "" for a special token, and for an id without token or bytes
 
  private:
   std::vector<Token> tokens_;
-  std::vector<int32_t> place_;  // by id: the index in tokens_, or -1
+  std::vector<int32_t> index_of_id_;  // by id: the index in tokens_, or -1
 };
 
 }  // namespace tessera::text
