@@ -2,9 +2,10 @@
 // computing stream waits for them only before it changes the tensors. Internal to checkpoint.
 //
 //   DeviceCopies copies;
-//   { const auto entered = copies.enter_copy_stream(tensor); copy = pool.copy(tensor); }  // each, on the owner's
-//   thread copies.record_launched(); copies.block_current_stream();      // the owner's thread, before it changes one
-//   of them copies.wait();                      // any thread: the copies may be read
+//   { const auto entered = copies.enter_copy_stream(tensor); copy = pool.copy(tensor); }  // for each tensor
+//   copies.record_launched();
+//   copies.block_current_stream();      // the owner's thread, before it changes one of the tensors
+//   copies.wait();                      // any thread: the copies may be read
 //
 // For CPU tensors all functions do nothing.
 #pragma once

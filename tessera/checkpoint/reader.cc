@@ -79,7 +79,7 @@ Checkpoint Checkpoint::open(const std::filesystem::path& checkpoint) {
   const auto path = checkpoint / "manifest.json";
   const bool has_manifest = std::filesystem::exists(path);
   TESSERA_CHECK(
-      has_manifest || DcpFolder::is_one(checkpoint), ErrorKind::kFormat,
+      has_manifest || DcpFolder::is_dcp_folder(checkpoint), ErrorKind::kFormat,
       "[checkpoint.load] {}: holds neither manifest.json nor .metadata. It is not a checkpoint, or its save was "
       "interrupted.",
       checkpoint.string());

@@ -62,7 +62,7 @@ std::vector<fs::path> small_files(const fs::path& folder, const Wanted& is_wante
 void copy_file_of(const fs::path& from, const fs::path& to, const fs::path& name) {
   std::error_code ignored;
   if (!fs::is_regular_file(from / name, ignored)) return;
-  const auto place = follow_links(from, name);
+  const auto place = resolve_links(from, name);
   if (place.is_inside) {
     fs::create_directories((to / name).parent_path());
     return publish_file(to / name, read_file(place.real));
@@ -86,7 +86,7 @@ void copy_companions(const fs::path& from, const fs::path& to) {
 void copy_config_and_companions(const fs::path& from, const fs::path& to) {
   std::error_code ignored;
   if (fs::is_regular_file(from / "config.json", ignored)) {
-    const auto place = follow_links(from, "config.json");
+    const auto place = resolve_links(from, "config.json");
     TESSERA_CHECK(place.is_inside, ErrorKind::kFormat,
                   "[formats.copy] {}: is a link to {}, outside the model's folder. Put a copy in its place.",
                   (from / "config.json").string(), quote(place.real.string()));

@@ -108,7 +108,7 @@ std::string layout_fault(const std::vector<int64_t>& size, const GatheredShardMe
   };
   int64_t covered_elements = 0;
   for (size_t i = 0; i < all.boxes.size(); ++i) {
-    if (!lies_inside(all.boxes[i], size)) {
+    if (!is_chunk_inside(all.boxes[i], size)) {
       return fmt::format("a shard of rank {} {} reaches beyond [{}]", all.holders[i], place(i), fmt::join(size, ", "));
     }
     covered_elements += c10::multiply_integers(all.boxes[i].sizes);

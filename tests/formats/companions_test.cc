@@ -91,9 +91,9 @@ TEST(Companions, AreCopiedOutOfTheHubsCache) {
   EXPECT_EQ(read_file(to / "tokenizer.json"), "blobs/one");
   // By a link to the snapshot, as scripts make them.
   fs::create_directory_symlink(snapshot, folder / "link");
-  EXPECT_TRUE(follow_links(folder / "link", "tokenizer.json").is_inside);
-  EXPECT_FALSE(follow_links(folder / "link", "merges.txt").is_inside);
-  EXPECT_FALSE(follow_links(folder / "none", "merges.txt").is_inside);
+  EXPECT_TRUE(resolve_links(folder / "link", "tokenizer.json").is_inside);
+  EXPECT_FALSE(resolve_links(folder / "link", "merges.txt").is_inside);
+  EXPECT_FALSE(resolve_links(folder / "none", "merges.txt").is_inside);
 }
 
 }  // namespace

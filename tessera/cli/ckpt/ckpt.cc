@@ -120,7 +120,7 @@ std::string found(const std::string& path) {
 // Like found(); for a folder that holds only adapters, the file of their tensors.
 std::string found_or_adapters(const std::string& path) {
   const auto adapters = std::filesystem::path(path) / "adapter_model.safetensors";
-  const bool alone = std::filesystem::is_regular_file(adapters) && !TensorFiles::is_there(path);
+  const bool alone = std::filesystem::is_regular_file(adapters) && !TensorFiles::has_tensors(path);
   return alone ? adapters.string() : found(path);
 }
 

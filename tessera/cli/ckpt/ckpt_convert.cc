@@ -54,7 +54,8 @@ fs::path companions_of(const fs::path& source, const ConvertOptions& options) {
                   "[ckpt.convert] --config {}: holds no config.json", options.config.string());
     return options.config;
   }
-  for (const auto& folder : {fs::is_directory(source) ? source : source.parent_path(), train::base_of(source)}) {
+  for (const auto& folder :
+       {fs::is_directory(source) ? source : source.parent_path(), train::base_model_folder(source)}) {
     if (fs::is_regular_file(folder / "config.json")) return folder;
   }
   return {};
@@ -110,7 +111,7 @@ std::string weights_to_dcp(const fs::path& source, const fs::path& destination, 
 // Verifies the hashes of a run's checkpoint before it is converted. Otherwise damaged values would get new valid
 // hashes, or a format without hashes, and the damage could not be found any more.
 void check_hashes(const fs::path& source) {
-  if (fs::is_directory(source) && DcpFolder::is_one(source)) Checkpoint::open(source).verify();
+  if (fs::is_directory(source) && DcpFolder::is_dcp_folder(source)) Checkpoint::open(source).verify();
 }
 
 // A value of the flat state dict with its path in the nested state dict.
@@ -232,7 +233,7 @@ std::string convert_checkpoint(const fs::path& source, const fs::path& destinati
                 source.string(), gguf ? "it with --to hf" : "this with --to hf");
   if (to == "hf") return weights_to_folder(source, destination, options);
   if (to == "dcp") return weights_to_dcp(source, destination, options);
-  TESSERA_CHECK(DcpFolder::is_one(source), ErrorKind::kConfig,
+  TESSERA_CHECK(DcpFolder::is_dcp_folder(source), ErrorKind::kConfig,
                 "[ckpt.convert] {}: --to torch needs a distributed checkpoint", source.string());
   dcp_to_torch(source, destination);
   return "";

@@ -11,8 +11,7 @@
 //   template's {% generation %} blocks; without such blocks turns.h finds them. If the header of the next turn ends a
 //   turn (GLM's <|user|>), that token is included.
 // - Instruction and output (Alpaca): a chat of one turn if there is a template, else a prompt in Alpaca's own words
-// with
-//   its completion.
+//   with its completion.
 // With `train_on_inputs` all tokens are trained on. Thread-safe. Tokenizer and template must outlive the SampleMaker.
 #pragma once
 

@@ -1,6 +1,6 @@
 // A shuffled order without a table: a permutation of 0 .. size-1 that depends on seed and epoch alone.
 //
-//   int64_t row = permuted(index, size, seed, epoch);
+//   int64_t row = permuted_index(index, size, seed, epoch);
 //
 // Every rank computes the same order, for any number of ranks. Thread-safe.
 #pragma once

@@ -7,12 +7,12 @@
 namespace tessera::detail {
 
 // Whether two boxes of one tensor share an element. Boxes without dimensions do.
-bool boxes_meet(c10::IntArrayRef a_offset, c10::IntArrayRef a_shape, c10::IntArrayRef b_offset,
-                c10::IntArrayRef b_shape);
+bool boxes_overlap(c10::IntArrayRef a_offset, c10::IntArrayRef a_shape, c10::IntArrayRef b_offset,
+                   c10::IntArrayRef b_shape);
 // Whether the box is inside a tensor of shape `whole`. False when the numbers of dimensions differ.
-bool box_lies_inside(c10::IntArrayRef offset, c10::IntArrayRef shape, c10::IntArrayRef whole);
+bool is_box_inside(c10::IntArrayRef offset, c10::IntArrayRef shape, c10::IntArrayRef whole);
 // Copies the intersection of two boxes of one whole tensor: `from` is the box at `at`, `into` the box at `offset`.
 // Without an intersection nothing is copied.
-void copy_common_part(const at::Tensor& from, c10::IntArrayRef at, const at::Tensor& into, c10::IntArrayRef offset);
+void copy_intersection(const at::Tensor& from, c10::IntArrayRef at, const at::Tensor& into, c10::IntArrayRef offset);
 
 }  // namespace tessera::detail

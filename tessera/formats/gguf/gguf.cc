@@ -96,8 +96,8 @@ void place_tensors(std::map<std::string, GgufTensorInfo, std::less<>>& tensors, 
 template <class T>
 constexpr bool kIsInteger = std::is_integral_v<T> && !std::is_same_v<T, bool>;
 
-[[noreturn]] void wrong_type(const std::filesystem::path& path, std::string_view key, const char* wanted) {
-  raise(ErrorKind::kFormat, "[gguf] {}: key {} does not hold {}", path.string(), quote(key), wanted);
+[[noreturn]] void wrong_type(const std::filesystem::path& path, std::string_view key, const char* expected_type) {
+  raise(ErrorKind::kFormat, "[gguf] {}: key {} does not hold {}", path.string(), quote(key), expected_type);
 }
 
 }  // namespace
@@ -194,30 +194,30 @@ std::optional<double> GgufFile::find_float(std::string_view key) const {
 
 // The functions below need the exact type, except that find_ints() converts between integer types.
 template <class T>
-const T* GgufFile::find_held(std::string_view key, const char* wanted) const {
+const T* GgufFile::find_value_of_type(std::string_view key, const char* expected_type) const {
   const auto* value = find(key);
   if (!value) return nullptr;
   const T* held = std::get_if<T>(value);
-  if (!held) wrong_type(path(), key, wanted);
+  if (!held) wrong_type(path(), key, expected_type);
   return held;
 }
 
 template <class T>
-const std::vector<T>* GgufFile::find_items(std::string_view key, const char* wanted) const {
-  const auto* array = find_held<GgufArray>(key, wanted);
+const std::vector<T>* GgufFile::find_items(std::string_view key, const char* expected_type) const {
+  const auto* array = find_value_of_type<GgufArray>(key, expected_type);
   if (!array) return nullptr;
   const auto* items = std::get_if<std::vector<T>>(&array->items);
-  if (!items) wrong_type(path(), key, wanted);
+  if (!items) wrong_type(path(), key, expected_type);
   return items;
 }
 
 std::optional<bool> GgufFile::find_bool(std::string_view key) const {
-  const auto* held = find_held<bool>(key, "a truth value");
+  const auto* held = find_value_of_type<bool>(key, "a truth value");
   return held ? std::optional(*held) : std::nullopt;
 }
 
 std::optional<std::string> GgufFile::find_string(std::string_view key) const {
-  const auto* held = find_held<std::string>(key, "a string");
+  const auto* held = find_value_of_type<std::string>(key, "a string");
   return held ? std::optional(*held) : std::nullopt;
 }
 
@@ -230,7 +230,7 @@ const std::vector<float>* GgufFile::find_floats(std::string_view key) const {
 }
 
 std::optional<std::vector<int64_t>> GgufFile::find_ints(std::string_view key) const {
-  const auto* array = find_held<GgufArray>(key, "an array of integers");
+  const auto* array = find_value_of_type<GgufArray>(key, "an array of integers");
   if (!array) return std::nullopt;
   return std::visit(
       [&](const auto& items) -> std::vector<int64_t> {

@@ -90,9 +90,9 @@ class GgufFile {
   const GgufValue* find(std::string_view key) const;
   // Null when the key is absent. Error kFormat for a value of another type; the message names the expected type.
   template <class T>
-  const T* find_held(std::string_view key, const char* wanted) const;
+  const T* find_value_of_type(std::string_view key, const char* expected_type) const;
   template <class T>
-  const std::vector<T>* find_items(std::string_view key, const char* wanted) const;
+  const std::vector<T>* find_items(std::string_view key, const char* expected_type) const;
   std::shared_ptr<const MappedFile> file_;
   uint32_t version_ = 0;
   std::map<std::string, GgufValue, std::less<>> metadata_;

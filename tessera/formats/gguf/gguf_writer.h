@@ -33,7 +33,7 @@ class GgufWriter {
   void finish();
 
  private:
-  struct Slot {
+  struct AnnouncedTensor {
     GgufTensorInfo info;
     bool written = false;
   };
@@ -42,7 +42,7 @@ class GgufWriter {
   StagedFile file_;
   std::vector<std::pair<std::string, GgufValue>> metadata_;
   std::vector<std::string> order_;
-  std::map<std::string, Slot, std::less<>> slots_;
+  std::map<std::string, AnnouncedTensor, std::less<>> announced_;
   uint64_t data_bytes_ = 0;
   bool header_written_ = false;
 };

@@ -68,7 +68,7 @@ class Value {
 using Attribute = std::variant<int64_t, float, std::string, std::vector<int64_t>, std::vector<float>,
                                std::vector<std::string>, at::TensorBase>;
 
-struct Node {
+struct GraphNode {
   std::string op_type;
   std::vector<Value> inputs = {};
   std::vector<std::pair<std::string, Attribute>> attributes = {};
@@ -95,8 +95,8 @@ class Graph {
   // An initializer with a name made from `hint`.
   Value constant(const at::Tensor& tensor, std::string_view hint = "constant");
   Value constant(const std::vector<int64_t>& values, std::string_view hint = "constant");  // int64, 1-d
-  Value node(Node node, ValueType output);
-  std::vector<Value> node(Node node, std::vector<ValueType> outputs);
+  Value node(GraphNode node, ValueType output);
+  std::vector<Value> node(GraphNode node, std::vector<ValueType> outputs);
   // Marks a value as an output. `name` renames the result of a node. An input, an initializer or a value that is an
   // output already keeps its name, and an Identity node with the new name is added. An empty name keeps the value's
   // name.
@@ -108,32 +108,32 @@ class Graph {
   const ValueType& type(Value value) const { return at(value).type; }
   const std::string& name(Value value) const { return at(value).name; }
   // The operator of the node that makes the value, "Param" for an input, "Constant" for an initializer.
-  std::string maker(Value value) const;
+  std::string producer_type(Value value) const;
   // The tensor of an initializer; null for other values.
   const at::TensorBase* tensor(Value value) const;
 
   const std::vector<Value>& inputs() const { return inputs_; }
   const std::vector<Value>& initializers() const { return initializers_; }
   const std::vector<Value>& outputs() const { return outputs_; }
-  const std::vector<Node>& nodes() const { return nodes_; }
+  const std::vector<GraphNode>& nodes() const { return nodes_; }
 
  private:
-  struct Record {
+  struct ValueRecord {
     std::string name;
     ValueType type;
     at::TensorBase tensor = {};       // set for an initializer
     std::optional<size_t> node = {};  // index of the node that makes the value
   };
-  const Record& at(Value value) const;
-  Value add(Record record);
-  Value keep(std::string name, const at::Tensor& tensor);
-  std::string claim(const std::string& name);
-  std::string unique(std::string_view hint);
+  const ValueRecord& at(Value value) const;
+  Value add(ValueRecord record);
+  Value add_initializer(std::string name, const at::Tensor& tensor);
+  std::string reserve_name(const std::string& name);
+  std::string make_unique_name(std::string_view hint);
 
   GraphOptions options_;
-  std::vector<Record> records_;
+  std::vector<ValueRecord> records_;
   std::vector<Value> inputs_, initializers_, outputs_;
-  std::vector<Node> nodes_;
+  std::vector<GraphNode> nodes_;
   std::set<std::string, std::less<>> names_;
   std::map<std::string, size_t, std::less<>> numbers_;  // by hint: the next number to try
 };

@@ -28,7 +28,7 @@ fs::path shard_path(const fs::path& dir, const std::string& name, const std::str
   TESSERA_CHECK(fs::exists(dir / shard), ErrorKind::kIo,
                 "[safetensors] {}: names the file {}, which is not there. Fetch the folder again.", index_name,
                 quote(name));
-  const auto place = follow_links(dir, shard);
+  const auto place = resolve_links(dir, shard);
   TESSERA_CHECK(place.is_inside, ErrorKind::kFormat, "[safetensors] {}: the file {} leads outside the folder, to {}",
                 index_name, quote(name), place.real.string());
   return dir / shard;
@@ -43,7 +43,7 @@ Json read_index(const fs::path& path) {
 }
 
 // Whether every tensor of the index is stored in the file `name`. False for an invalid index.
-bool names_only(const fs::path& index_path, const std::string& name) {
+bool names_only_file(const fs::path& index_path, const std::string& name) {
   try {
     const Json index = read_index(index_path);
     const auto map = weight_map(index, index_path);
@@ -57,7 +57,7 @@ bool names_only(const fs::path& index_path, const std::string& name) {
 // is read, as in transformers.
 void warn_of_unused_index(const fs::path& single, const fs::path& index_path) {
   if (!fs::is_regular_file(index_path)) return;
-  if (names_only(index_path, single.filename().string())) return;
+  if (names_only_file(index_path, single.filename().string())) return;
   log_warning_once(
       "[safetensors] {}: is read, and the shards of {} in the same folder are ignored, as in transformers. Delete the "
       "files that are out of date.",

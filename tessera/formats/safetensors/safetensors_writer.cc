@@ -34,13 +34,13 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vec
   if (!metadata.empty()) header["__metadata__"] = metadata;
   uint64_t offset = 0;
   for (const auto& spec : specs) {
-    TESSERA_CHECK(spec.name != "__metadata__" && !slots_.contains(spec.name), ErrorKind::kFormat,
+    TESSERA_CHECK(spec.name != "__metadata__" && !announced_.contains(spec.name), ErrorKind::kFormat,
                   "[safetensors] {}: the name {} cannot be written twice or is reserved", path.string(),
                   quote(spec.name));
     const uint64_t end = offset + size_bytes(spec);
     header[spec.name] = {
         {"dtype", safetensors_dtype_name(spec.dtype)}, {"shape", spec.shape}, {"data_offsets", {offset, end}}};
-    slots_[spec.name].entry = {spec.dtype, spec.shape, offset, end};
+    announced_[spec.name].entry = {spec.dtype, spec.shape, offset, end};
     offset = end;
   }
   auto text = header.dump();
@@ -48,16 +48,16 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vec
   const uint64_t header_bytes = text.size();
   file_.write_at(0, std::as_bytes(std::span(&header_bytes, 1)));
   file_.write_at(8, std::as_bytes(std::span(text)));
-  for (auto& [name, slot] : slots_) {
-    slot.entry.begin += 8 + header_bytes;
-    slot.entry.end += 8 + header_bytes;
+  for (auto& [name, announced] : announced_) {
+    announced.entry.begin += 8 + header_bytes;
+    announced.entry.end += 8 + header_bytes;
   }
 }
 
 // The position of each tensor is fixed by the header, so tensors may arrive in any order.
 void SafetensorsWriter::write(std::string_view name, const at::Tensor& tensor) {
-  const auto found = slots_.find(name);
-  TESSERA_CHECK(found != slots_.end() && !found->second.written, ErrorKind::kInternal,
+  const auto found = announced_.find(name);
+  TESSERA_CHECK(found != announced_.end() && !found->second.written, ErrorKind::kInternal,
                 "[safetensors] {}: tensor {} was not announced or is written twice", file_.path().string(),
                 quote(name));
   const auto& entry = found->second.entry;
@@ -71,8 +71,8 @@ void SafetensorsWriter::write(std::string_view name, const at::Tensor& tensor) {
 }
 
 void SafetensorsWriter::finish() {
-  for (const auto& [name, slot] : slots_) {
-    TESSERA_CHECK(slot.written || slot.entry.size_bytes() == 0, ErrorKind::kInternal,
+  for (const auto& [name, announced] : announced_) {
+    TESSERA_CHECK(announced.written || announced.entry.size_bytes() == 0, ErrorKind::kInternal,
                   "[safetensors] {}: tensor {} was announced but not written", file_.path().string(), quote(name));
   }
   file_.publish();

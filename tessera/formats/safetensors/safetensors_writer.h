@@ -47,12 +47,12 @@ class SafetensorsWriter {
   void finish();
 
  private:
-  struct Slot {
+  struct AnnouncedTensor {
     SafetensorsEntry entry;
     bool written = false;
   };
   StagedFile file_;
-  std::map<std::string, Slot, std::less<>> slots_;
+  std::map<std::string, AnnouncedTensor, std::less<>> announced_;
 };
 
 struct SafetensorsFolderOptions {

@@ -15,8 +15,8 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kBlock = 4096;           // values between two checks for an early end
-constexpr int64_t kShareOfTask = 1 << 16;  // values of one parallel task
+constexpr int64_t kBlock = 4096;             // values between two checks for an early end
+constexpr int64_t kValuesPerTask = 1 << 16;  // values of one parallel task
 
 // Whether all values are finite. A float is NaN or infinite when all bits of its exponent are set. The inner loop has
 // no branch, so the compiler vectorises it.
@@ -35,7 +35,7 @@ template <class Bits>
 bool all_exponents_fit_in(const at::Tensor& tensor, Bits exponent) {
   const auto* values = static_cast<const Bits*>(tensor.const_data_ptr());
   std::atomic<bool> fit = true;
-  at::parallel_for(0, tensor.numel(), kShareOfTask, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, tensor.numel(), kValuesPerTask, [&](int64_t begin, int64_t end) {
     if (fit && !all_exponents_fit(values + begin, end - begin, exponent)) fit = false;
   });
   return fit;
@@ -61,12 +61,12 @@ bool all_finite(const at::Tensor& tensor) {
   }
 }
 
-std::string spell(double value) { return std::isnan(value) ? "nan" : fmt::format("{}", value); }
+std::string format_value(double value) { return std::isnan(value) ? "nan" : fmt::format("{}", value); }
 
-std::string spell(const at::Tensor& value) {
-  if (!value.is_complex()) return spell(value.item<double>());
+std::string format_value(const at::Tensor& value) {
+  if (!value.is_complex()) return format_value(value.item<double>());
   const auto number = value.item<c10::complex<double>>();
-  return fmt::format("({}, {})", spell(number.real()), spell(number.imag()));
+  return fmt::format("({}, {})", format_value(number.real()), format_value(number.imag()));
 }
 
 // The index of a flat position in row-major order.
@@ -76,22 +76,22 @@ std::vector<int64_t> index_of(int64_t place, c10::IntArrayRef sizes) {
   return index;
 }
 
-std::vector<int64_t> moved(std::vector<int64_t> index, c10::IntArrayRef offset) {
+std::vector<int64_t> add_offset(std::vector<int64_t> index, c10::IntArrayRef offset) {
   for (size_t dim = 0; dim < offset.size(); ++dim) index[dim] += offset[dim];
   return index;
 }
 
 }  // namespace
 
-std::optional<NonFiniteValues> find_non_finite(const at::TensorBase& given) {
+std::optional<NonFiniteValues> find_non_finite(const at::TensorBase& tensor_base) {
   const at::NoGradGuard no_grad;
-  const auto tensor = at::Tensor(given).detach();
+  const auto tensor = at::Tensor(tensor_base).detach();
   if (all_finite(tensor)) return std::nullopt;
   const auto flat = tensor.element_size() == 1 ? tensor.flatten().to(at::kFloat) : tensor.flatten();
   const auto places = flat.isfinite().logical_not_().nonzero();
   const int64_t first = places[0].item<int64_t>();
   return NonFiniteValues{.first = index_of(first, tensor.sizes()),
-                         .value = spell(flat[first]),
+                         .value = format_value(flat[first]),
                          .count = places.size(0),
                          .total = tensor.numel()};
 }
@@ -104,7 +104,7 @@ std::string describe(const NonFiniteValues& values) {
 void check_finite(const at::TensorBase& tensor, std::string_view name, const std::string& where,
                   c10::IntArrayRef offset) {
   if (auto found = find_non_finite(tensor)) {
-    found->first = moved(found->first, offset);
+    found->first = add_offset(found->first, offset);
     raise(ErrorKind::kFormat, "{}: tensor {} holds values that are not finite: {}", where, quote(name),
           describe(*found));
   }
@@ -120,7 +120,7 @@ void check_converted(const at::TensorBase& stored, const at::TensorBase& convert
   for (const int64_t index : found->first) value = value[index];
   raise(ErrorKind::kFormat,
         "{}: tensor {} holds {} at [{}], beyond the range of {} ({} of {} values). Take bfloat16 or float32.", where,
-        quote(name), value.item<double>(), fmt::join(moved(found->first, offset), ", "),
+        quote(name), value.item<double>(), fmt::join(add_offset(found->first, offset), ", "),
         torch_dtype_name(converted.scalar_type()), found->count, found->total);
 }
 

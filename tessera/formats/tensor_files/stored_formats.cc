@@ -83,7 +83,7 @@ class ShardedSafetensors : public TensorFiles {
   }
 
  private:
-  struct Part {
+  struct TensorShard {
     DcpChunk box;
     std::shared_ptr<const SafetensorsFile> file;
   };
@@ -111,7 +111,7 @@ class ShardedSafetensors : public TensorFiles {
       info = parse_json_object(found->second, "[safetensors] " + file->path().string(), kLimits);
     }
     for (const auto& [name, entry] : file->entries()) {
-      Part part{{saved_offsets(*file, info, name, entry.shape.size()), entry.shape}, file};
+      TensorShard part{{saved_offsets(*file, info, name, entry.shape.size()), entry.shape}, file};
       auto& stored = tensors_[name];
       auto& parts = parts_[name];
       if (parts.empty()) stored = {entry.dtype, std::vector<int64_t>(entry.shape.size(), 0), {}};
@@ -129,7 +129,7 @@ class ShardedSafetensors : public TensorFiles {
   }
 
   // The whole shape was taken from the largest end of all shards. The shards must cover it without gap or overlap.
-  void check(const std::string& name, const std::vector<Part>& parts) {
+  void check(const std::string& name, const std::vector<TensorShard>& parts) {
     auto& stored = tensors_[name];
     std::set<std::string> files;
     std::vector<DcpChunk> boxes;
@@ -146,11 +146,11 @@ class ShardedSafetensors : public TensorFiles {
 
   void read_box(const std::string& name, c10::IntArrayRef offset, const at::Tensor& into) const override {
     for (const auto& part : parts_.at(name)) {
-      detail::copy_common_part(part.file->tensor(name), part.box.offsets, into, offset);
+      detail::copy_intersection(part.file->tensor(name), part.box.offsets, into, offset);
     }
   }
 
-  std::map<std::string, std::vector<Part>> parts_;
+  std::map<std::string, std::vector<TensorShard>> parts_;
 };
 
 class DcpTensors : public TensorFiles {
@@ -196,7 +196,7 @@ class TorchSaveTensors : public TensorFiles {
   }
 
  private:
-  struct Place {
+  struct TensorLocation {
     std::shared_ptr<const TorchSaveFile> file;
     TorchTensorInfo info;
   };
@@ -247,7 +247,7 @@ class TorchSaveTensors : public TensorFiles {
     if (const auto* info = file->find_tensor(value)) {
       const auto [found, is_new] = tensors_.try_emplace(name, StoredTensor{info->dtype, info->sizes, file_name});
       TESSERA_CHECK(is_new, ErrorKind::kFormat, "[torch] {}: two tensors are called {}", path().string(), quote(name));
-      places_[name] = {file, *info};
+      locations_[name] = {file, *info};
       return;
     }
     TESSERA_CHECK(depth < kMaxDepth, ErrorKind::kFormat, "[torch] {}: nested deeper than {}", path().string(),
@@ -268,15 +268,16 @@ class TorchSaveTensors : public TensorFiles {
   }
 
   void read_box(const std::string& name, c10::IntArrayRef offset, const at::Tensor& into) const override {
-    const auto& place = places_.at(name);
+    const auto& location = locations_.at(name);
     // The checksum covers the whole storage, so it is compared only when the whole storage is read.
-    const bool all_of_storage = place.info.nbytes() == place.info.storage_end - place.info.storage_begin;
-    if (all_of_storage && into.sizes() == at::IntArrayRef(place.info.sizes)) place.file->check_crc(place.info);
-    detail::copy_common_part(place.file->tensor(place.info), std::vector<int64_t>(offset.size(), 0), into, offset);
+    const bool all_of_storage = location.info.nbytes() == location.info.storage_end - location.info.storage_begin;
+    if (all_of_storage && into.sizes() == at::IntArrayRef(location.info.sizes)) location.file->check_crc(location.info);
+    detail::copy_intersection(location.file->tensor(location.info), std::vector<int64_t>(offset.size(), 0), into,
+                              offset);
   }
 
   TensorFilesOptions options_;
-  std::map<std::string, Place> places_;
+  std::map<std::string, TensorLocation> locations_;
 };
 
 bool holds_sharded_safetensors(const fs::path& folder) {
@@ -303,9 +304,10 @@ bool has_torch_save(const fs::path& folder) {
 
 }  // namespace
 
-bool TensorFiles::is_there(const fs::path& path) {
+bool TensorFiles::has_tensors(const fs::path& path) {
   if (!fs::is_directory(path)) return fs::is_regular_file(path);
-  return has_safetensors(path) || DcpFolder::is_one(path) || has_torch_save(path) || holds_sharded_safetensors(path);
+  return has_safetensors(path) || DcpFolder::is_dcp_folder(path) || has_torch_save(path) ||
+         holds_sharded_safetensors(path);
 }
 
 // A folder may hold several formats, for example weights of a finished run next to .metadata. The order of these tests
@@ -314,7 +316,7 @@ std::shared_ptr<const TensorFiles> TensorFiles::open(const fs::path& path, const
   TESSERA_CHECK(fs::exists(path), ErrorKind::kIo, "[formats] {}: does not exist", path.string());
   const bool is_folder = fs::is_directory(path);
   if (is_folder ? has_safetensors(path) : !begins_like_zip(path)) return std::make_shared<SafetensorsTensors>(path);
-  if (is_folder && DcpFolder::is_one(path)) return std::make_shared<DcpTensors>(path, options);
+  if (is_folder && DcpFolder::is_dcp_folder(path)) return std::make_shared<DcpTensors>(path, options);
   if (!is_folder || has_torch_save(path)) return std::make_shared<TorchSaveTensors>(path, options);
   if (holds_sharded_safetensors(path)) return std::make_shared<ShardedSafetensors>(path);
   TESSERA_CHECK(

@@ -47,7 +47,7 @@ class TensorFiles {
   static std::shared_ptr<const TensorFiles> open(const std::filesystem::path& path,
                                                  const TensorFilesOptions& options = {});
   // Whether open() would find tensors at `path`. A folder without tensors is not an error.
-  static bool is_there(const std::filesystem::path& path);
+  static bool has_tensors(const std::filesystem::path& path);
   virtual ~TensorFiles() = default;
 
   Format format() const { return format_; }

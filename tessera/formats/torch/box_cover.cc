@@ -32,8 +32,8 @@ class CornerSum {
       if (!whole) cut_dims_.push_back(dim);
     }
     const size_t dims = cut_dims_.size();
-    const size_t most = kMaxCoordinates + kMaxCoordinatesPerBox * boxes.size();
-    TESSERA_CHECK(dims < 24 && ((boxes.size() + 1) << dims) * dims <= most, ErrorKind::kFormat,
+    const size_t max_coordinates = kMaxCoordinates + kMaxCoordinatesPerBox * boxes.size();
+    TESSERA_CHECK(dims < 24 && ((boxes.size() + 1) << dims) * dims <= max_coordinates, ErrorKind::kFormat,
                   "[dcp] {}: {} chunks that are cut along {} dimensions are too many to check", where, boxes.size(),
                   dims);
     const DcpChunk whole{std::vector<int64_t>(size.size(), 0), {size.begin(), size.end()}};
@@ -90,13 +90,13 @@ class CornerSum {
 
 // The dimension with the most different begins of boxes, in which a sweep compares the fewest pairs.
 size_t sweep_dim(std::span<const DcpChunk> boxes) {
-  size_t best = 0, most = 0;
+  size_t best = 0, most_distinct = 0;
   for (size_t dim = 0; dim < boxes[0].offsets.size(); ++dim) {
     std::vector<int64_t> starts;
     for (const auto& box : boxes) starts.push_back(box.offsets[dim]);
     std::ranges::sort(starts);
     const auto distinct = static_cast<size_t>(std::unique(starts.begin(), starts.end()) - starts.begin());
-    if (distinct > most) best = dim, most = distinct;
+    if (distinct > most_distinct) best = dim, most_distinct = distinct;
   }
   return best;
 }
@@ -109,8 +109,8 @@ std::optional<CoverDefect> find_cover_defect(std::span<const int64_t> size, std:
   return CornerSum(size, boxes, where).first_defect();
 }
 
-bool lies_inside(const DcpChunk& box, std::span<const int64_t> size) {
-  return detail::box_lies_inside(box.offsets, box.sizes, {size.data(), size.size()});
+bool is_chunk_inside(const DcpChunk& box, std::span<const int64_t> size) {
+  return detail::is_box_inside(box.offsets, box.sizes, {size.data(), size.size()});
 }
 
 // Sweeps along one dimension in the order of begins. `open` holds the boxes whose range in that dimension contains the
@@ -134,7 +134,7 @@ std::optional<std::pair<size_t, size_t>> find_overlap(std::span<const DcpChunk> 
     TESSERA_CHECK(comparisons <= kMaxComparisons, ErrorKind::kFormat,
                   "{}: {} chunks have so many common ranges that they are too many to check", where, boxes.size());
     for (const size_t other : open) {
-      if (detail::boxes_meet(boxes[other].offsets, boxes[other].sizes, boxes[box].offsets, boxes[box].sizes)) {
+      if (detail::boxes_overlap(boxes[other].offsets, boxes[other].sizes, boxes[box].offsets, boxes[box].sizes)) {
         return std::pair{std::min(other, box), std::max(other, box)};
       }
     }

@@ -27,7 +27,7 @@ std::optional<CoverDefect> find_cover_defect(std::span<const int64_t> size, std:
                                              const std::string& where);
 
 // Whether a box is inside a tensor of this size.
-bool lies_inside(const DcpChunk& box, std::span<const int64_t> size);
+bool is_chunk_inside(const DcpChunk& box, std::span<const int64_t> size);
 
 // Positions of two boxes that share an element, or nullopt. Error kFormat, whose message begins with `where`, when the
 // search would take over 2^26 comparisons.

@@ -90,7 +90,7 @@ DcpMetadata read_metadata(const fs::path& folder) {
 
 }  // namespace
 
-bool DcpFolder::is_one(const fs::path& path) {
+bool DcpFolder::is_dcp_folder(const fs::path& path) {
   return fs::exists(path / kMetadata) || fs::exists(rank_metadata(path, 0));
 }
 
@@ -134,8 +134,8 @@ const DcpTensor* DcpFolder::find_tensor(std::string_view name) const {
 
 // Maps the file on first use and parses the record. Maps are kept and shared by threads, so the table is locked; the
 // mapped bytes are read without the lock.
-DcpFolder::Record DcpFolder::record(const DcpStorageInfo& place) const {
-  Record record;
+DcpFolder::MappedRecord DcpFolder::record(const DcpStorageInfo& place) const {
+  MappedRecord record;
   record.where = fmt::format("{} at byte {}", (path_ / place.relative_path).string(), place.offset);
   {
     const std::lock_guard lock(mutex_);
@@ -153,7 +153,7 @@ DcpFolder::Record DcpFolder::record(const DcpStorageInfo& place) const {
 }
 
 // A record must hold the tensor that .metadata promises: same dtype, and the chunk's sizes.
-TorchTensorInfo DcpFolder::chunk_info(const Record& found, const std::string& name, const DcpTensor& tensor,
+TorchTensorInfo DcpFolder::chunk_info(const MappedRecord& found, const std::string& name, const DcpTensor& tensor,
                                       const DcpChunk& chunk) const {
   const auto* info = found.parsed.find_tensor(found.parsed.root());
   TESSERA_CHECK(info, ErrorKind::kFormat, "[dcp.read] {}: {}, wanted a tensor, a part of {}", found.where,
@@ -171,10 +171,12 @@ at::Tensor DcpFolder::chunk(const std::string& name, const DcpTensor& tensor, co
 }
 
 // Returns whether the chunk's values have a checksum.
-bool DcpFolder::check_chunk(const std::string& name, const DcpTensor& tensor, const DcpChunk& chunk, Check what) const {
+bool DcpFolder::check_chunk(const std::string& name, const DcpTensor& tensor, const DcpChunk& chunk,
+                            Check check_kind) const {
   const auto found = record(lookup_.storage(name, chunk.offsets));
   const auto info = chunk_info(found, name, tensor, chunk);
-  if (what == Check::kValues) check_storage_crc(found.bytes, info, fmt::format("{}, {}", found.where, quote(name)));
+  if (check_kind == Check::kValues)
+    check_storage_crc(found.bytes, info, fmt::format("{}, {}", found.where, quote(name)));
   return info.storage_crc != 0 || info.numel() == 0;
 }
 
@@ -184,13 +186,13 @@ void DcpFolder::read(std::string_view name, c10::IntArrayRef offset, const at::T
   const auto& entry = lookup_.at(name);
   TESSERA_CHECK(entry.tensor, ErrorKind::kShape, "[dcp.read] {}: {} is no tensor", path_.string(), quote(name));
   const auto& tensor = *entry.tensor;
-  TESSERA_CHECK(detail::box_lies_inside(offset, into.sizes(), tensor.size), ErrorKind::kShape,
+  TESSERA_CHECK(detail::is_box_inside(offset, into.sizes(), tensor.size), ErrorKind::kShape,
                 "[dcp.read] {}: {}: wanted [{}] from [{}] on, saved [{}]", path_.string(), quote(name),
                 fmt::join(into.sizes(), ", "), fmt::join(offset, ", "), fmt::join(tensor.size, ", "));
   const at::NoGradGuard no_grad;
   for (const auto& part : tensor.chunks) {
-    if (!detail::boxes_meet(part.offsets, part.sizes, offset, into.sizes())) continue;
-    detail::copy_common_part(chunk(entry.name, tensor, part), part.offsets, into, offset);
+    if (!detail::boxes_overlap(part.offsets, part.sizes, offset, into.sizes())) continue;
+    detail::copy_intersection(chunk(entry.name, tensor, part), part.offsets, into, offset);
   }
 }
 
@@ -208,7 +210,7 @@ PickleValue DcpFolder::object(std::string_view name) const {
   return record(lookup_.storage(name)).parsed.root();
 }
 
-size_t DcpFolder::check_records(Check what, size_t part, size_t parts) const {
+size_t DcpFolder::check_records(Check check_kind, size_t part, size_t parts) const {
   size_t number = 0, unknown = 0;
   const auto is_ours = [&] { return number++ % parts == part; };
   for (const auto& entry : metadata_.entries) {
@@ -217,7 +219,7 @@ size_t DcpFolder::check_records(Check what, size_t part, size_t parts) const {
       continue;
     }
     for (const auto& each : entry.tensor->chunks) {
-      if (is_ours() && !check_chunk(entry.name, *entry.tensor, each, what)) ++unknown;
+      if (is_ours() && !check_chunk(entry.name, *entry.tensor, each, check_kind)) ++unknown;
     }
   }
   return unknown;

@@ -35,7 +35,7 @@ class DcpFolder {
  public:
   static std::shared_ptr<const DcpFolder> open(const std::filesystem::path& path);
   // Whether the folder holds `.metadata` or `__0.metadata`.
-  static bool is_one(const std::filesystem::path& path);
+  static bool is_dcp_folder(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }
   const DcpMetadata& metadata() const { return metadata_; }
@@ -53,10 +53,10 @@ class DcpFolder {
   // the work: only records part, part + parts, part + 2 * parts, ... are read. Some writers compute no checksum:
   // returns the number of tensors whose values have no checksum.
   enum class Check { kPickles, kValues };
-  size_t check_records(Check what = Check::kValues, size_t part = 0, size_t parts = 1) const;
+  size_t check_records(Check check_kind = Check::kValues, size_t part = 0, size_t parts = 1) const;
 
  private:
-  struct Record {
+  struct MappedRecord {
     std::span<const std::byte> bytes;
     std::shared_ptr<const MappedFile> file;
     TorchRecord parsed;
@@ -64,9 +64,9 @@ class DcpFolder {
   };
   DcpFolder(std::filesystem::path path, DcpMetadata metadata);
   void check_files() const;
-  Record record(const DcpStorageInfo& place) const;
-  bool check_chunk(const std::string& name, const DcpTensor& tensor, const DcpChunk& chunk, Check what) const;
-  TorchTensorInfo chunk_info(const Record& record, const std::string& name, const DcpTensor& tensor,
+  MappedRecord record(const DcpStorageInfo& place) const;
+  bool check_chunk(const std::string& name, const DcpTensor& tensor, const DcpChunk& chunk, Check check_kind) const;
+  TorchTensorInfo chunk_info(const MappedRecord& record, const std::string& name, const DcpTensor& tensor,
                              const DcpChunk& chunk) const;
   at::Tensor chunk(const std::string& name, const DcpTensor& tensor, const DcpChunk& chunk) const;
 

@@ -108,16 +108,16 @@ class PickleValue {
 
  private:
   friend class Unpickler;
-  friend bool same_pickle(const PickleValue& a, const PickleValue& b);
+  friend bool is_same_pickle(const PickleValue& a, const PickleValue& b);
   explicit PickleValue(std::shared_ptr<detail::PickleNode> node) : value_(std::move(node)) {}
-  const detail::PickleNode& node(PickleKind kind, const char* wanted) const;
+  const detail::PickleNode& node(PickleKind expected_kind, const char* expected) const;
   template <class T>
-  T number(const char* wanted) const;
+  T number(const char* expected) const;
   std::variant<std::monostate, bool, int64_t, double, std::shared_ptr<detail::PickleNode>> value_;
 };
 
 // Whether both trees have the same kinds, numbers (bitwise), texts, and parts in the same order. Sharing of nodes is
 // not compared.
-bool same_pickle(const PickleValue& a, const PickleValue& b);
+bool is_same_pickle(const PickleValue& a, const PickleValue& b);
 
 }  // namespace tessera

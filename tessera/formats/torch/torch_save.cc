@@ -166,15 +166,16 @@ class TorchRecordReader {
     info.storage_name = entry->name;
   }
 
-  std::vector<int64_t> dims_of(const PickleValue& value, const char* what) const {
+  std::vector<int64_t> dims_of(const PickleValue& value, const char* field_name) const {
     const bool is_size = value.is_object("torch.Size") && value.args().size() == 1;
     const auto& tuple = is_size ? value.args()[0] : value;
     if (tuple.kind() != PickleKind::kTuple || tuple.items().size() > kMaxTensorDims) {
-      fail("a tensor whose {} is {}", what, value.describe());
+      fail("a tensor whose {} is {}", field_name, value.describe());
     }
     std::vector<int64_t> dims;
     for (const auto& item : tuple.items()) {
-      if (item.kind() != PickleKind::kInt || item.as_int() < 0) fail("a tensor with a {} of {}", what, item.describe());
+      if (item.kind() != PickleKind::kInt || item.as_int() < 0)
+        fail("a tensor with a {} of {}", field_name, item.describe());
       dims.push_back(item.as_int());
     }
     return dims;

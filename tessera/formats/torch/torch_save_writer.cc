@@ -90,7 +90,7 @@ PickleValue TorchSaveWriter::add(const at::Tensor& tensor, const TensorRecordOpt
                      tensor.storage().nbytes() == tensor.nbytes() && tensor.numel() > 0;
   size_t index = storages_.size();
   if (whole) {
-    const auto [found, added] = whole_.emplace(storage, index);
+    const auto [found, added] = index_by_storage_.emplace(storage, index);
     if (!added && storages_[found->second].scalar_type() == dtype) index = found->second;
   }
   if (index == storages_.size()) storages_.push_back(tensor.detach());

@@ -58,7 +58,7 @@ class TorchSaveWriter {
 
  private:
   std::vector<at::TensorBase> storages_;
-  std::unordered_map<const void*, size_t> whole_;  // storages written unchanged: address to index
+  std::unordered_map<const void*, size_t> index_by_storage_;  // storages written unchanged: address to index
 };
 
 // Calls write() on a file that appears whole or not at all. Error kIo.

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
+using detail::PickleContainerNode;
 using detail::PickleNode;
-using detail::PicklePartsNode;
 using detail::PickleTextNode;
 
 void Unpickler::global(std::string_view module, std::string_view name) {
@@ -23,7 +23,7 @@ void Unpickler::global(std::string_view module, std::string_view name) {
 }
 
 // Converts calls of set, bytes and OrderedDict to values of these kinds. Returns false for any other callee.
-bool Unpickler::reduce_to_own_kind(const PickleValue& callee, std::span<const PickleValue> args) {
+bool Unpickler::reduce_to_value(const PickleValue& callee, std::span<const PickleValue> args) {
   if (callee.is_global("builtins.set")) {
     if (args.size() > 1 || (args.size() == 1 && args[0].kind() != PickleKind::kList))
       fail("a set whose argument is not a list");
@@ -82,7 +82,7 @@ void Unpickler::reduce() {
   if (args.kind() != PickleKind::kTuple) fail("REDUCE with {}, wanted a tuple", args.describe());
   if (callee.kind() != PickleKind::kGlobal) fail("REDUCE of {}, wanted a class or function", callee.describe());
   seal(args);
-  if (reduce_to_own_kind(callee, args.items())) return;
+  if (reduce_to_value(callee, args.items())) return;
   std::vector<PickleValue> parts{callee, PickleValue()};
   parts.insert(parts.end(), args.items().begin(), args.items().end());
   push_parts(PickleKind::kObject, std::move(parts));
@@ -93,13 +93,13 @@ void Unpickler::new_object() {
   const auto cls = pop();
   if (cls.kind() != PickleKind::kGlobal) fail("NEWOBJ of {}, wanted a class", cls.describe());
   if (args.kind() != PickleKind::kTuple || !args.items().empty()) fail("NEWOBJ with {}, wanted ()", args.describe());
-  if (reduce_to_own_kind(cls, {})) return;
+  if (reduce_to_value(cls, {})) return;
   push_parts(PickleKind::kObject, {cls, PickleValue()});
   std::get<4>(top().value_)->instance = true;
 }
 
-// BUILD sets the state of an instance, once. An OrderedDict keeps its state as the last, odd part of its node. adopt()
-// seals the state; if that sealed the target itself, the state contains the target, which is an error.
+// BUILD sets the state of an instance, once. An OrderedDict keeps its state as the last, odd part of its node.
+// attach_child() seals the state; if that sealed the target itself, the state contains the target, which is an error.
 void Unpickler::build() {
   auto state = pop();
   const auto target = top();
@@ -107,7 +107,7 @@ void Unpickler::build() {
     auto& node = open_container(PickleKind::kDict, "BUILD");
     if (node.parts.size() % 2 != 0) fail("BUILD twice on one OrderedDict");
     if (state.kind() != PickleKind::kDict) fail("BUILD of an OrderedDict with {}, wanted a dict", state.describe());
-    adopt(node, state);
+    attach_child(node, state);
     if (node.sealed) fail("BUILD puts a value into itself");
     node.parts.push_back(std::move(state));
     return;
@@ -118,7 +118,7 @@ void Unpickler::build() {
   if (state.kind() != PickleKind::kDict && state.kind() != PickleKind::kTuple) {
     fail("BUILD of {} with {}, wanted a dict or tuple", target.describe(), state.describe());
   }
-  adopt(node, state);
+  attach_child(node, state);
   node.parts[1] = std::move(state);
 }
 

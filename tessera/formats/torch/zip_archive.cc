@@ -14,31 +14,31 @@ namespace tessera {
 namespace {
 
 // Bounds-checked reads of the archive's bytes. Error kFormat.
-class ZipBytes {
+class ZipByteReader {
  public:
-  ZipBytes(std::span<const std::byte> bytes, const std::string& where) : bytes_(bytes), where_(where) {}
+  ZipByteReader(std::span<const std::byte> bytes, const std::string& where) : bytes_(bytes), where_(where) {}
 
   uint64_t size() const { return bytes_.size(); }
   template <class... Args>
   [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
     raise(ErrorKind::kFormat, "[zip] {}: {}", where_, fmt::format(format, std::forward<Args>(args)...));
   }
-  // `what` names the missing bytes in the message.
-  void need(uint64_t offset, uint64_t count, const char* what) const {
+  // `part_name` names the missing bytes in the message.
+  void check_range(uint64_t offset, uint64_t count, const char* part_name) const {
     if (offset > size() || count > size() - offset) {
-      fail("{} would be at bytes {} to {} + {}, but the archive has {}. The archive is cut off or damaged.", what,
+      fail("{} would be at bytes {} to {} + {}, but the archive has {}. The archive is cut off or damaged.", part_name,
            offset, offset, count, size());
     }
   }
   template <class T>
-  T number(uint64_t offset, const char* what) const {
-    need(offset, sizeof(T), what);
+  T number(uint64_t offset, const char* part_name) const {
+    check_range(offset, sizeof(T), part_name);
     T value;
     std::memcpy(&value, bytes_.data() + offset, sizeof value);
     return value;
   }
-  std::string_view text(uint64_t offset, uint64_t count, const char* what) const {
-    need(offset, count, what);
+  std::string_view text(uint64_t offset, uint64_t count, const char* part_name) const {
+    check_range(offset, count, part_name);
     return {reinterpret_cast<const char*>(bytes_.data()) + offset, static_cast<size_t>(count)};
   }
 
@@ -57,7 +57,7 @@ struct ZipDirectory {
 // The directory is found from the end of the archive, with the ZIP64 record if there is a locator. It must end exactly
 // where the end record begins, so bytes cut off or inserted anywhere before it are found. Archives with a comment are
 // rejected; torch.save writes no comment.
-ZipDirectory find_zip_directory(const ZipBytes& bytes) {
+ZipDirectory find_zip_directory(const ZipByteReader& bytes) {
   constexpr const char* kWhat = "the end of the archive's directory";
   if (bytes.size() < detail::kZipEndBytes ||
       bytes.number<uint32_t>(bytes.size() - detail::kZipEndBytes, kWhat) != detail::kZipEnd) {
@@ -91,15 +91,15 @@ ZipDirectory find_zip_directory(const ZipBytes& bytes) {
   return found;
 }
 
-void check_zip_name(const ZipBytes& bytes, std::string_view name) {
-  if (!is_inner_path(name) || !is_valid_utf8(name)) {
+void check_zip_name(const ZipByteReader& bytes, std::string_view name) {
+  if (!is_path_inside_folder(name) || !is_valid_utf8(name)) {
     bytes.fail("entry {}: the name is not a valid path inside a folder", quote(name));
   }
 }
 
 // Replaces each value of `values` that equals kZip32Max by the next 64-bit value of the ZIP64 extra field.
-void read_zip64_extra(const ZipBytes& bytes, uint64_t offset, uint64_t size, std::initializer_list<uint64_t*> values,
-                      std::string_view name) {
+void read_zip64_extra(const ZipByteReader& bytes, uint64_t offset, uint64_t size,
+                      std::initializer_list<uint64_t*> values, std::string_view name) {
   const uint64_t end = offset + size;
   while (offset + 4 <= end) {
     const auto id = bytes.number<uint16_t>(offset, "an extra field");
@@ -120,7 +120,7 @@ void read_zip64_extra(const ZipBytes& bytes, uint64_t offset, uint64_t size, std
   }
 }
 
-void check_zip_method(const ZipBytes& bytes, uint64_t flags, uint64_t method, std::string_view name) {
+void check_zip_method(const ZipByteReader& bytes, uint64_t flags, uint64_t method, std::string_view name) {
   if (flags & detail::kZipEncrypted) bytes.fail("entry {} is encrypted", quote(name));
   if (method != 0) {
     bytes.fail(
@@ -130,9 +130,9 @@ void check_zip_method(const ZipBytes& bytes, uint64_t flags, uint64_t method, st
 }
 
 // Reads the directory entry at `at` and moves `at` to the entry after it.
-ZipEntry read_central_header(const ZipBytes& bytes, uint64_t& at) {
+ZipEntry read_central_header(const ZipByteReader& bytes, uint64_t& at) {
   constexpr const char* kWhat = "an entry of the directory";
-  bytes.need(at, detail::kZipCentralHeaderBytes, kWhat);
+  bytes.check_range(at, detail::kZipCentralHeaderBytes, kWhat);
   if (bytes.number<uint32_t>(at, kWhat) != detail::kZipCentralHeader) bytes.fail("no entry at byte {}", at);
   const auto flags = bytes.number<uint16_t>(at + 8, kWhat);
   const auto method = bytes.number<uint16_t>(at + 10, kWhat);
@@ -146,7 +146,7 @@ ZipEntry read_central_header(const ZipBytes& bytes, uint64_t& at) {
   at += detail::kZipCentralHeaderBytes;
   const auto name = bytes.text(at, name_bytes, kWhat);
   check_zip_name(bytes, name);
-  bytes.need(at + name_bytes, extra_bytes + comment_bytes, kWhat);
+  bytes.check_range(at + name_bytes, extra_bytes + comment_bytes, kWhat);
   read_zip64_extra(bytes, at + name_bytes, extra_bytes, {&size, &packed, &header}, name);
   at += name_bytes + extra_bytes + comment_bytes;
   check_zip_method(bytes, flags, method, name);
@@ -158,10 +158,10 @@ ZipEntry read_central_header(const ZipBytes& bytes, uint64_t& at) {
 // Finds the data behind the local header and checks that the local header agrees with the directory. With a data
 // descriptor the local header has no sizes; the sizes of the directory are used then. The data must end before the
 // directory.
-void place_zip_entry(const ZipBytes& bytes, ZipEntry& entry, uint64_t directory_begin) {
+void locate_zip_entry(const ZipByteReader& bytes, ZipEntry& entry, uint64_t directory_begin) {
   constexpr const char* kWhat = "the header of an entry";
   const uint64_t at = entry.header;
-  bytes.need(at, detail::kZipLocalHeaderBytes, kWhat);
+  bytes.check_range(at, detail::kZipLocalHeaderBytes, kWhat);
   if (bytes.number<uint32_t>(at, kWhat) != detail::kZipLocalHeader) {
     bytes.fail("entry {} has no header at byte {}", quote(entry.name), at);
   }
@@ -174,7 +174,7 @@ void place_zip_entry(const ZipBytes& bytes, ZipEntry& entry, uint64_t directory_
   const auto name = bytes.text(at + detail::kZipLocalHeaderBytes, name_bytes, kWhat);
   if (name != entry.name) bytes.fail("entry {} has the name {} in its local header", quote(entry.name), quote(name));
   const uint64_t extra = at + detail::kZipLocalHeaderBytes + name_bytes;
-  bytes.need(extra, extra_bytes, kWhat);
+  bytes.check_range(extra, extra_bytes, kWhat);
   read_zip64_extra(bytes, extra, extra_bytes, {&size, &packed}, name);
   const uint64_t wanted = entry.end;
   if ((flags & detail::kZipHasDescriptor) == 0 && (size != wanted || packed != wanted)) {
@@ -189,7 +189,7 @@ void place_zip_entry(const ZipBytes& bytes, ZipEntry& entry, uint64_t directory_
 }
 
 // Entries are visited by rising position of their headers, so comparing neighbours finds every overlap.
-void check_zip_overlap(const ZipBytes& bytes, const std::vector<ZipEntry>& entries) {
+void check_zip_overlap(const ZipByteReader& bytes, const std::vector<ZipEntry>& entries) {
   std::vector<const ZipEntry*> order;
   for (const auto& entry : entries) order.push_back(&entry);
   std::ranges::sort(order, [](const auto* a, const auto* b) { return a->header < b->header; });
@@ -204,14 +204,14 @@ void check_zip_overlap(const ZipBytes& bytes, const std::vector<ZipEntry>& entri
 }  // namespace
 
 ZipArchive ZipArchive::parse(std::span<const std::byte> bytes, const std::string& where) {
-  const ZipBytes reader(bytes, where);
+  const ZipByteReader reader(bytes, where);
   const auto directory = find_zip_directory(reader);
   ZipArchive archive;
   archive.bytes_ = bytes;
   uint64_t at = directory.begin;
   while (at < directory.limit) {
     auto entry = read_central_header(reader, at);
-    place_zip_entry(reader, entry, directory.begin);
+    locate_zip_entry(reader, entry, directory.begin);
     if (!archive.by_name_.emplace(entry.name, archive.entries_.size()).second) {
       reader.fail("entry {} is there twice", quote(entry.name));
     }

@@ -58,7 +58,7 @@ std::string ZipWriter::local_header(const std::string& name, uint64_t size, uint
   return out;
 }
 
-std::string ZipWriter::descriptor(const Written& entry) {
+std::string ZipWriter::descriptor(const WrittenEntry& entry) {
   std::string out;
   if (entry.size == 0) return out;
   put_zip(out, detail::kZipDescriptor);
@@ -74,7 +74,7 @@ std::string ZipWriter::descriptor(const Written& entry) {
 }
 
 // The central directory, then the ZIP64 end record, its locator, and the plain end record.
-std::string ZipWriter::directory(const std::vector<Written>& entries, uint64_t position) {
+std::string ZipWriter::directory(const std::vector<WrittenEntry>& entries, uint64_t position) {
   std::string out;
   for (const auto& entry : entries) {
     std::string extra;
@@ -135,12 +135,12 @@ void ZipWriter::put(const std::string& bytes) {
 // The checksum is computed piece by piece while the data passes, each piece being small enough to stay in the cache.
 void ZipWriter::add(const std::string& name, uint64_t size_bytes, const std::function<void(const ByteSink&)>& produce) {
   TESSERA_CHECK(name.size() < 1024, ErrorKind::kInternal, "[zip] a name of {} bytes: {}", name.size(), quote(name));
-  Written entry{name, position_, size_bytes, 0};
+  WrittenEntry entry{name, position_, size_bytes, 0};
   put(local_header(name, size_bytes, position_));
-  uint64_t given = 0;
+  uint64_t written_bytes = 0;
   produce([&](std::span<const std::byte> bytes) {
-    given += bytes.size();
-    TESSERA_CHECK(given <= size_bytes, ErrorKind::kInternal, "[zip] {}: more than the announced {} bytes", name,
+    written_bytes += bytes.size();
+    TESSERA_CHECK(written_bytes <= size_bytes, ErrorKind::kInternal, "[zip] {}: more than the announced {} bytes", name,
                   size_bytes);
     while (!bytes.empty()) {
       const auto piece = bytes.first(std::min(kZipPiece, bytes.size()));
@@ -150,8 +150,8 @@ void ZipWriter::add(const std::string& name, uint64_t size_bytes, const std::fun
       position_ += piece.size();
     }
   });
-  TESSERA_CHECK(given == size_bytes, ErrorKind::kInternal, "[zip] {}: {} bytes of the announced {}", name, given,
-                size_bytes);
+  TESSERA_CHECK(written_bytes == size_bytes, ErrorKind::kInternal, "[zip] {}: {} bytes of the announced {}", name,
+                written_bytes, size_bytes);
   put(descriptor(entry));
   entries_.push_back(std::move(entry));
 }
@@ -178,7 +178,7 @@ std::string ZipWriter::content_id() const {
 
 // Runs the same functions as add() and finish() on empty data, so both lengths agree by construction.
 uint64_t zip_archive_bytes(std::span<const ZipEntrySize> entries) {
-  std::vector<ZipWriter::Written> written;
+  std::vector<ZipWriter::WrittenEntry> written;
   uint64_t position = 0;
   for (const auto& [name, size] : entries) {
     written.push_back({name, position, size, 0});

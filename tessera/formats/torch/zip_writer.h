@@ -41,20 +41,20 @@ class ZipWriter {
   std::string content_id() const;
 
  private:
-  struct Written {
+  struct WrittenEntry {
     std::string name;
     uint64_t header;
     uint64_t size;
     uint32_t crc;
   };
   static std::string local_header(const std::string& name, uint64_t size, uint64_t position);
-  static std::string descriptor(const Written& entry);
-  static std::string directory(const std::vector<Written>& entries, uint64_t position);
+  static std::string descriptor(const WrittenEntry& entry);
+  static std::string directory(const std::vector<WrittenEntry>& entries, uint64_t position);
   friend uint64_t zip_archive_bytes(std::span<const ZipEntrySize> entries);
   void put(const std::string& bytes);
 
   const ByteSink& sink_;
-  std::vector<Written> entries_;
+  std::vector<WrittenEntry> entries_;
   uint64_t position_ = 0;
 };
 

@@ -111,7 +111,7 @@ std::filesystem::path gguf_of(const std::filesystem::path& path) {
   if (path.extension() == ".gguf") return path;
   const auto linked = path / kLinkedGguf;
   // A folder with its own weights has priority over a link.
-  return std::filesystem::is_symlink(linked) && !TensorFiles::is_there(path) ? linked : std::filesystem::path();
+  return std::filesystem::is_symlink(linked) && !TensorFiles::has_tensors(path) ? linked : std::filesystem::path();
 }
 
 void check_gguf(CausalLM& model, const std::filesystem::path& path) {
@@ -138,8 +138,8 @@ void load_gguf(CausalLM& model, const std::filesystem::path& path, c10::Device d
   for (const auto& [name, packed] : nn::packed_weights(model)) {
     const auto& tensor = weights.of({name});
     ++tensors;
-    if (packed->how.format == nn::Quantization::kGguf) {
-      packed->take(weights.blocks(tensor));
+    if (packed->quantize_options.format == nn::Quantization::kGguf) {
+      packed->set_weight(weights.blocks(tensor));
     } else {
       const auto values = weights.values(tensor).to(at::kFloat);
       weights.check_loaded(tensor, values);

@@ -18,9 +18,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// The value of base_to_keep() that a checkpoint of a run stores; empty for other weights.
-std::string kept_base(const fs::path& weights) {
-  if (!fs::is_directory(weights) || !DcpFolder::is_one(weights)) return {};
+// The value of base_model_reference() that a checkpoint of a run stores; empty for other weights.
+std::string recorded_base_model(const fs::path& weights) {
+  if (!fs::is_directory(weights) || !DcpFolder::is_dcp_folder(weights)) return {};
   const auto checkpoint = Checkpoint::open(weights);
   return JsonReader(checkpoint.extra(), "[train.model] " + (weights / "manifest.json").string()).string("base", "");
 }
@@ -29,14 +29,14 @@ bool is_gguf(const fs::path& path) { return path.extension() == ".gguf"; }
 
 }  // namespace
 
-std::string base_to_keep(const Recipe& recipe) {
+std::string base_model_reference(const Recipe& recipe) {
   const auto& name = recipe.model.name;
   if (!name.empty() && !is_gguf(name)) return name;
   return fs::absolute(name.empty() ? recipe.model.path : name).lexically_normal().string();
 }
 
-fs::path base_of(const fs::path& weights) {
-  const auto base = kept_base(weights);
+fs::path base_model_folder(const fs::path& weights) {
+  const auto base = recorded_base_model(weights);
   if (base.empty()) return {};
   try {
     return resolve_model_path(base, "the checkpoint's base");
@@ -61,21 +61,21 @@ void resolve_model_source(Recipe& recipe) {
   //    model.path becomes the base that the checkpoint records.
   auto &path = recipe.model.path, &weights = recipe.model.weights;
   if (!weights.empty()) weights = CheckpointFolder::resolve_latest(weights).string();
-  const auto resolve = [&](const std::string& given) {
-    path = resolve_model_path(given, "model.path");
-    recipe.model.name = path == given ? "" : given;
+  const auto resolve = [&](const std::string& name_or_path) {
+    path = resolve_model_path(name_or_path, "model.path");
+    recipe.model.name = path == name_or_path ? "" : name_or_path;
   };
-  const auto given = path;
-  resolve(given);
-  if (is_gguf(given) && path != given && weights.empty()) weights = given;
+  const auto named_path = path;
+  resolve(named_path);
+  if (is_gguf(named_path) && path != named_path && weights.empty()) weights = named_path;
   if (fs::exists(fs::path(path) / "config.json")) return;
   const auto found = CheckpointFolder::resolve_latest(path);
-  if (!TensorFiles::is_there(found)) return;  // the reader of config.json will report the missing file
+  if (!TensorFiles::has_tensors(found)) return;  // the reader of config.json will report the missing file
   TESSERA_CHECK(weights.empty(), ErrorKind::kConfig,
                 "[train.model] model.path: {} holds only weights, and model.weights names {}. Name a folder with "
                 "config.json as model.path.",
                 found.string(), weights);
-  const auto base = kept_base(found);
+  const auto base = recorded_base_model(found);
   const auto hint = fmt::format(
       "Name the folder of the model's config.json and tokenizer as model.path, and model.weights={}.", found.string());
   TESSERA_CHECK(!base.empty(), ErrorKind::kConfig,

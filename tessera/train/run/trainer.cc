@@ -57,19 +57,19 @@ bool is_in(const std::filesystem::path& path, const std::filesystem::path& folde
 struct Trainer::Impl {
   Impl(const Recipe& recipe, std::shared_ptr<comm::World> world);
 
-  bool chief() const { return place.chief(); }
+  bool is_rank_zero() const { return run_mesh.is_rank_zero(); }
   std::filesystem::path run_path() const { return recipe.checkpoint.dir; }
   void prepare();
   void resume();
   void plan_steps(int64_t count);
   RunSummary run();
   void train_step(int64_t step);
-  void settle_steps(int still_running);
+  void report_finished_steps(int steps_left_running);
   void validate(int64_t step);
   void sample(int64_t step);
   void save(int64_t step);
-  void tell_changed_data();
-  void place_dropout();
+  void warn_changed_data();
+  void set_dropout_positions();
   nlohmann::json extra_state() const;
   SessionFacts session() const;
   void wait_for_snapshot();
@@ -78,7 +78,7 @@ struct Trainer::Impl {
   const std::shared_ptr<WarningLog> warnings = std::make_shared<WarningLog>();
   Recipe recipe;
   std::shared_ptr<comm::World> world;
-  RunMesh place;
+  RunMesh run_mesh;
   RunData data;
   RunLayout layout;
   ModelConfig config;
@@ -99,50 +99,51 @@ struct Trainer::Impl {
   int64_t steps = 0;
   int64_t first_step = 0;
   double snapshot_seconds = 0, checkpoint_seconds = 0;  // since the last step that reported them
-  std::deque<StepMetrics> unreported;                   // metrics of launched steps that await their result
+  std::deque<StepMetrics> unreported_metrics;           // metrics of launched steps that await their result
   bool stop_requested = false;
-  bool changed_data_told = false;
+  bool warned_changed_data = false;
 };
 
-Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_world)
-    : recipe(given),
-      world(std::move(given_world)),
-      place(build_run_mesh(recipe, world)),
+Trainer::Impl::Impl(const Recipe& run_recipe, std::shared_ptr<comm::World> run_world)
+    : recipe(run_recipe),
+      world(std::move(run_world)),
+      run_mesh(build_run_mesh(recipe, world)),
       early_stopping({recipe.train.early_stopping_patience, recipe.train.early_stopping_min_delta}) {
   // The order: checks and data first, which fail early and cheaply; then the model, optimizer and data loader; then
   // resume(), which loads into them; then dropout, which depends on the first step.
   prepare();
-  manual_seed(static_cast<uint64_t>(recipe.train.seed), place.mesh());
+  manual_seed(static_cast<uint64_t>(recipe.train.seed), run_mesh.mesh());
   // Opening a checkpoint compares its files with the hashes in its manifest. A resumed run does this below; here it is
   // done for a checkpoint that is only the source of the initial weights.
   const auto weights = weights_path(recipe);
-  if (recipe.model.init == "pretrained" && DcpFolder::is_one(weights)) Checkpoint::open(weights, place.everyone());
-  model = build_model(recipe, config, place.mesh());
+  if (recipe.model.init == "pretrained" && DcpFolder::is_dcp_folder(weights))
+    Checkpoint::open(weights, run_mesh.world_group());
+  model = build_model(recipe, config, run_mesh.mesh());
   optimizer = build_optimizer(recipe, *model);
-  if (chief() && recipe.model.dtype != "float32") log_info("{}", describe_precision(recipe));
+  if (is_rank_zero() && recipe.model.dtype != "float32") log_info("{}", describe_precision(recipe));
   loader =
       std::make_unique<data::DataLoader>(data.train, static_cast<uint64_t>(recipe.train.seed), true,
                                          total_rows(recipe, *data.train).value_or(std::numeric_limits<int64_t>::max()));
-  step_runner = std::make_unique<TrainStep>(*model, *optimizer, world->group(place.mesh()->device_type()),
+  step_runner = std::make_unique<TrainStep>(*model, *optimizer, world->group(run_mesh.mesh()->device_type()),
                                             StepOptions{.max_grad_norm = recipe.optimizer.max_grad_norm,
                                                         .skip_nonfinite = recipe.train.on_nonfinite == "skip",
                                                         .early_step = recipe.optimizer.early_step_in_backward,
                                                         .defer_gradient_sync = recipe.parallel.defer_gradient_sync,
-                                                        .counts = place.counts(),
+                                                        .is_counted = run_mesh.is_counted(),
                                                         .before_update = [this] { wait_for_snapshot(); },
-                                                        .keep_float8_weights = !place.shards_weights(),
-                                                        .pipeline = pipeline_options(recipe, config, place.mesh())});
+                                                        .keep_float8_weights = !run_mesh.shards_weights(),
+                                                        .pipeline = pipeline_options(recipe, config, run_mesh.mesh())});
   checkpoints = std::make_unique<CheckpointWriter>(CheckpointOptions{.folder = run_path() / "checkpoints",
                                                                      .world = world,
                                                                      .keep_last = recipe.checkpoint.keep_last,
                                                                      .keep_best = recipe.checkpoint.keep_best,
                                                                      .async = recipe.checkpoint.async,
                                                                      .defer_copy = true,
-                                                                     .stage_ranks = place.stage_ranks()});
-  if (data.validation) validation_batches = share_of_rows(*data.validation, recipe.train.local_batch_size, place);
+                                                                     .stage_ranks = run_mesh.stage_ranks()});
+  if (data.validation) validation_batches = batches_of_rank(*data.validation, recipe.train.local_batch_size, run_mesh);
   resume();
-  place_dropout();
-  if (!chief()) return;
+  set_dropout_positions();
+  if (!is_rank_zero()) return;
   if (const auto adapters = describe_run_adapters(recipe, config); !adapters.empty()) {
     log_info("[train.adapters] {}", adapters);
   }
@@ -152,19 +153,19 @@ Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_worl
 // Dropout masks of adapters are drawn by the global index of a row in the training order (and, with cp, by the global
 // position of a token). The masks therefore do not depend on the layout, nor on where a run was resumed. row_of_call
 // maps the n-th forward of this rank to the index of its first row.
-void Trainer::Impl::place_dropout() {
+void Trainer::Impl::set_dropout_positions() {
   const auto dropout = adapter_dropout(*model);
   if (!dropout) return;
   dropout->seed = static_cast<uint64_t>(recipe.train.seed);
-  const auto& mesh = *place.mesh();
+  const auto& mesh = *run_mesh.mesh();
   if (const int64_t dim = mesh.dim_of("cp"); mesh.size(dim) > 1) {
     dropout->context.emplace(recipe.data.sequence_length, mesh.size(dim));
     dropout->context_rank = mesh.local_rank(dim);
   }
   // Call n of this rank is micro-batch n % calls of step n / calls. Its first row in the global order is: the rows of
   // earlier steps, plus this rank's offset in the global batch, plus the rows of earlier micro-batches.
-  const int64_t batch = recipe.train.global_batch_size, rows = batch / place.data_size();
-  const int64_t at_once = recipe.train.local_batch_size, calls = rows / at_once, offset = place.data_rank() * rows;
+  const int64_t batch = recipe.train.global_batch_size, rows = batch / run_mesh.data_size();
+  const int64_t at_once = recipe.train.local_batch_size, calls = rows / at_once, offset = run_mesh.data_rank() * rows;
   dropout->calls = first_step * calls;
   dropout->row_of_call = [=](int64_t call) { return call / calls * batch + offset + call % calls * at_once; };
 }
@@ -173,8 +174,8 @@ void Trainer::Impl::place_dropout() {
 // runs inside attempt_together, so that an error on one rank is thrown on all ranks and no rank is left waiting. Then
 // the ranks compare what they read from their own files: ranks with different data or models would train garbage.
 void Trainer::Impl::prepare() {
-  comm::attempt_together(place.everyone(), [&] {
-    if (chief()) check_run_folder(recipe);
+  comm::attempt_together(run_mesh.world_group(), [&] {
+    if (is_rank_zero()) check_run_folder(recipe);
     config = load_model_config(recipe);
     layout = resolve_layout(recipe, world->size());
     check_layout(recipe, layout, config);
@@ -182,30 +183,30 @@ void Trainer::Impl::prepare() {
     // Checked as the last rank of this rank's stage: only the first rank of a stage prints warnings.
     check_parallel_model(recipe, layout, config, (stage + 1) * stage_ranks - 1);
     check_parameter_groups(recipe, config);
-    adapters_identity = identity_of_adapters(recipe);
+    adapters_identity = adapter_identity(recipe);
   });
-  data = load_run_data_together(recipe, *world, place.everyone());
-  comm::attempt_together(place.everyone(), [&] {
+  data = load_run_data_on_all_ranks(recipe, *world, run_mesh.world_group());
+  comm::attempt_together(run_mesh.world_group(), [&] {
     plan_steps(total_steps(recipe, *data.train));
     model_identity = model_fingerprint(recipe);
   });
   auto facts = run_facts(recipe, data, model_identity);
   facts.emplace_back("the adapters", adapters_identity);
-  comm::check_same(place.everyone(), facts,
+  comm::check_same(run_mesh.world_group(), facts,
                    "Start all of them with the same recipe, data, model and version of this program.");
-  comm::attempt_together(place.everyone(), [&] {
-    if (!chief()) return;
+  comm::attempt_together(run_mesh.world_group(), [&] {
+    if (!is_rank_zero()) return;
     folder = std::make_unique<RunFolder>(run_path());
-    if (recipe.checkpoint.export_model != "never") folder->check_model();
+    if (recipe.checkpoint.export_model != "never") folder->check_model_replaceable();
   });
 }
 
 // State of a checkpoint apart from tensors: positions and random numbers that a resumed run continues from, and facts
 // that resume() compares with the new run.
 nlohmann::json Trainer::Impl::extra_state() const {
-  const auto random = random_state(place.mesh());
+  const auto random = random_state(run_mesh.mesh());
   return {{"data", loader->state()},
-          {"base", base_to_keep(recipe)},
+          {"base", base_model_reference(recipe)},
           {"recipe", to_yaml(recipe)},
           {"optimizer", recipe.optimizer.name},
           {"model", model_identity},
@@ -219,7 +220,7 @@ nlohmann::json Trainer::Impl::extra_state() const {
 SessionFacts Trainer::Impl::session() const {
   return {.ranks = world->size(),
           .layout = describe_layout(layout),
-          .device = c10::DeviceTypeName(place.mesh()->device_type(), /*lower_case=*/true),
+          .device = c10::DeviceTypeName(run_mesh.mesh()->device_type(), /*lower_case=*/true),
           .first_step = first_step,
           .total_steps = steps,
           .parameters = count_parameters(*make_model(config, {.device = c10::Device(at::kMeta)})),
@@ -230,19 +231,19 @@ SessionFacts Trainer::Impl::session() const {
 // the checkpoint that rank 0 found, although a shared file system may show them different folders. Checks come before
 // the first tensor is loaded. A history in the folder that the run does not continue is put aside, not deleted.
 void Trainer::Impl::resume() {
-  auto& group = place.everyone();
-  const auto& wanted = recipe.checkpoint.resume;
+  auto& group = run_mesh.world_group();
+  const auto& resume_setting = recipe.checkpoint.resume;
   std::optional<Checkpoint> checkpoint;
-  if (wanted == "auto") checkpoint = Checkpoint::latest(run_path() / "checkpoints", group);
-  const bool named = wanted != "auto" && wanted != "never";
+  if (resume_setting == "auto") checkpoint = Checkpoint::latest(run_path() / "checkpoints", group);
+  const bool named = resume_setting != "auto" && resume_setting != "never";
   if (named) {
-    std::string path;  // rank 0 reads LATEST, if `wanted` is the folder of a run; the path is broadcast
+    std::string path;  // rank 0 reads LATEST, if `resume_setting` is the folder of a run; the path is broadcast
     comm::attempt_together(group, [&] {
-      TESSERA_CHECK(std::filesystem::is_directory(wanted), ErrorKind::kConfig,
+      TESSERA_CHECK(std::filesystem::is_directory(resume_setting), ErrorKind::kConfig,
                     "[train.resume] checkpoint.resume: found {}, wanted auto, never, or the folder of a checkpoint or "
                     "of a run.",
-                    wanted);
-      if (group.rank() == 0) path = CheckpointFolder::resolve_latest(wanted).string();
+                    resume_setting);
+      if (group.rank() == 0) path = CheckpointFolder::resolve_latest(resume_setting).string();
     });
     checkpoint = Checkpoint::open(comm::broadcast_bytes(group, path), group);
   }
@@ -253,18 +254,18 @@ void Trainer::Impl::resume() {
                   "[train.resume] {}: no run of this program wrote it, so that it has no position in the data. Start "
                   "from its weights with model.weights={}.",
                   checkpoint->path().string(), checkpoint->path().string());
-    const auto check = [&](const char* what, const std::string& now) {
-      if (!extra.contains(what)) return;  // written by an earlier version
-      TESSERA_CHECK(extra.at(what) == now, ErrorKind::kConfig,
+    const auto check = [&](const char* key, const std::string& now) {
+      if (!extra.contains(key)) return;  // written by an earlier version
+      TESSERA_CHECK(extra.at(key) == now, ErrorKind::kConfig,
                     "[train.resume] {}: written with another {}: {}, now {}. Use the recipe that wrote it, another "
                     "checkpoint.dir, or checkpoint.resume=never, which puts it aside and starts anew.",
-                    checkpoint->path().string(), what, extra.at(what).dump(), now);
+                    checkpoint->path().string(), key, extra.at(key).dump(), now);
     };
     check("optimizer", recipe.optimizer.name);
     check("model", model_identity);
     check("lora", adapters_identity);
     const auto kernels = extra.value("kernels", kernels::describe_cpu_kernels());
-    if (chief() && kernels != kernels::describe_cpu_kernels()) {
+    if (is_rank_zero() && kernels != kernels::describe_cpu_kernels()) {
       log_warning(
           "[train.resume] {}: computed with {}, here with {}: later numbers agree up to rounding, not bit by bit",
           checkpoint->path().string(), kernels, kernels::describe_cpu_kernels());
@@ -276,7 +277,7 @@ void Trainer::Impl::resume() {
     }
     loader->load_state(extra.at("data"));
     if (const auto random = extra.find("random"); random != extra.end()) {
-      set_random_state({random->at("seed").get<uint64_t>(), random->at("offset").get<uint64_t>()}, place.mesh());
+      set_random_state({random->at("seed").get<uint64_t>(), random->at("offset").get<uint64_t>()}, run_mesh.mesh());
     }
     const auto state = training_state(*model, *optimizer).tensors;
     checkpoint->load(state);
@@ -288,10 +289,11 @@ void Trainer::Impl::resume() {
   // the last one, the later checkpoints are put aside; RunReport drops the lines of later steps.
   const bool goes_on = checkpoint && is_in(checkpoint->path(), run_path() / "checkpoints");
   comm::attempt_together(group, [&] {
-    if (!chief()) return;
+    if (!is_rank_zero()) return;
     if (goes_on && !named) return;
-    const auto aside = goes_on ? folder->put_aside_beyond(std::filesystem::weakly_canonical(checkpoint->path()))
-                               : folder->put_aside_history();
+    const auto aside = goes_on
+                           ? folder->archive_later_checkpoints(std::filesystem::weakly_canonical(checkpoint->path()))
+                           : folder->archive_history();
     if (!aside.empty()) {
       log_info("[train.resume] files of an earlier run in {} were moved to {}", run_path().string(), aside.string());
     }
@@ -304,7 +306,7 @@ void Trainer::Impl::resume() {
   if (recipe.train.epochs) {
     comm::attempt_together(group, [&] { plan_steps(first_step + steps_for_rows(recipe, loader->samples_left())); });
   }
-  if (!chief()) return;
+  if (!is_rank_zero()) return;
   log_info("[train.resume] {} after step {}", checkpoint->path().string(), first_step);
   for (const auto& note : resume_notes(checkpoint->extra().value("recipe", ""), recipe, first_step, steps)) {
     log_info("{}", note);
@@ -323,58 +325,59 @@ void Trainer::Impl::plan_steps(int64_t count) {
 void Trainer::Impl::train_step(int64_t step) {
   if (profile) profile->begin(step);
   const auto start = Clock::now();
-  const int64_t rows = recipe.train.global_batch_size / place.data_size();
+  const int64_t rows = recipe.train.global_batch_size / run_mesh.data_size();
   const auto batch = [&] {
     const TraceSpan span(recorder(), "data");
-    return place.own_tokens(loader->next_global_slice(recipe.train.global_batch_size, place.data_rank() * rows, rows));
+    return run_mesh.local_tokens(
+        loader->next_global_slice(recipe.train.global_batch_size, run_mesh.data_rank() * rows, rows));
   }();
   const double data_seconds = seconds_since(start);
   const double lr = schedule->at(step - 1);
-  const auto heard = step_runner->launch(micro_batches(batch, recipe.train.local_batch_size), lr,
-                                         {.stop = StopSignals::requested(), .failed = checkpoints->failed()});
-  if (heard.failed) {  // the step was not launched; report the steps before it, then throw
-    settle_steps(0);
+  const auto all_signals = step_runner->launch(micro_batches(batch, recipe.train.local_batch_size), lr,
+                                               {.stop = StopSignals::requested(), .failed = checkpoints->failed()});
+  if (all_signals.failed) {  // the step was not launched; report the steps before it, then throw
+    report_finished_steps(0);
     checkpoints->finish();  // throws, on every rank
   }
-  stop_requested = heard.stop;
+  stop_requested = all_signals.stop;
   const double snapshot = std::exchange(snapshot_seconds, 0);
   const double checkpoint = std::exchange(checkpoint_seconds, 0) + snapshot;
   if (profile) {
-    profile->count("data", data_seconds);
-    profile->count("snapshot", snapshot);
-    profile->count("checkpoint", checkpoint);
+    profile->add_seconds("data", data_seconds);
+    profile->add_seconds("snapshot", snapshot);
+    profile->add_seconds("checkpoint", checkpoint);
   }
-  settle_steps(1);  // reports the step before this one
-  unreported.push_back({.step = step,
-                        .lr = lr,
-                        .seconds = seconds_since(start),
-                        .data_seconds = data_seconds,
-                        .snapshot_seconds = snapshot,
-                        .checkpoint_seconds = checkpoint});
-  if (!step_runner->runs_ahead()) settle_steps(0);
+  report_finished_steps(1);  // reports the step before this one
+  unreported_metrics.push_back({.step = step,
+                                .lr = lr,
+                                .seconds = seconds_since(start),
+                                .data_seconds = data_seconds,
+                                .snapshot_seconds = snapshot,
+                                .checkpoint_seconds = checkpoint});
+  if (!step_runner->runs_ahead()) report_finished_steps(0);
   if (profile) {
     const auto summary = profile->end(step);
     if (summary && report) report->profile(step, *summary);
   }
 }
 
-// Waits for the results of all launched steps except the last `still_running`, and reports them in order.
-void Trainer::Impl::settle_steps(int still_running) {
-  while (step_runner->unsettled() > still_running) {
-    const auto result = step_runner->settle();
-    if (report) report->step(unreported.front(), result);
-    unreported.pop_front();
+// Waits for the results of all launched steps except the last `steps_left_running`, and reports them in order.
+void Trainer::Impl::report_finished_steps(int steps_left_running) {
+  while (step_runner->pending_steps() > steps_left_running) {
+    const auto result = step_runner->read_step_result();
+    if (report) report->step(unreported_metrics.front(), result);
+    unreported_metrics.pop_front();
   }
 }
 
 void Trainer::Impl::validate(int64_t step) {
-  settle_steps(0);
+  report_finished_steps(0);
   const TraceSpan span(recorder(), "validation");
   const auto start = Clock::now();
   last_validation_loss =
-      validation_loss(*model, step_runner->pipeline(), world->group(), validation_batches, place.counts());
+      validation_loss(*model, step_runner->pipeline(), world->group(), validation_batches, run_mesh.is_counted());
   validated_step = step;
-  early_stopping.add(step, *last_validation_loss);
+  early_stopping.add_validation(step, *last_validation_loss);
   if (report) report->validation(step, *last_validation_loss, seconds_since(start));
   TESSERA_CHECK(std::isfinite(*last_validation_loss) || recipe.train.on_nonfinite == "skip", ErrorKind::kInternal,
                 "[train.validation] step {}: validation loss {} of the rows of data.validation: not finite. Lower "
@@ -385,7 +388,7 @@ void Trainer::Impl::validate(int64_t step) {
 // Reports a greedy continuation of the start of the first validation row, or of the first training row if there is no
 // validation.
 void Trainer::Impl::sample(int64_t step) {
-  settle_steps(0);
+  report_finished_steps(0);
   constexpr int64_t kNewTokens = 48;
   const int64_t first_row[] = {0};
   const auto prompt = sample_prompt((data.validation ? *data.validation : *data.train).rows(first_row));
@@ -394,7 +397,7 @@ void Trainer::Impl::sample(int64_t step) {
   options.max_new_tokens = kNewTokens;
   const bool was_training = model->training();
   model->train(false);
-  auto tokens = step_runner->pipeline().generate(prompt, options, &place.everyone());
+  auto tokens = step_runner->pipeline().generate(prompt, options, &run_mesh.world_group());
   model->train(was_training);
   // The end token itself is not part of the text.
   const auto& stops = options.stop_tokens;
@@ -416,12 +419,12 @@ void Trainer::Impl::wait_for_snapshot() {
 }
 
 // Warns once if a data file changed since it was read. This run is not affected, because its rows are already made.
-void Trainer::Impl::tell_changed_data() {
-  if (!chief() || changed_data_told) return;
+void Trainer::Impl::warn_changed_data() {
+  if (!is_rank_zero() || warned_changed_data) return;
   auto path = data.train->changed_file();
   if (!path && data.validation) path = data.validation->changed_file();
   if (!path) return;
-  changed_data_told = true;
+  warned_changed_data = true;
   log_warning(
       "[data] {}: was written to, moved or removed after this run read it. The run continues with the data that it has "
       "read; to resume it later, the data must be the same again.",
@@ -429,15 +432,15 @@ void Trainer::Impl::tell_changed_data() {
 }
 
 // Saves a checkpoint. For checkpoint.keep_best it is ranked by the validation loss, if that was measured after this
-// very step. All earlier steps are settled first: a step that is not finite throws there, before anything is written.
+// very step. All earlier steps are reported first: a step that is not finite throws there, before anything is written.
 void Trainer::Impl::save(int64_t step) {
-  settle_steps(0);
+  report_finished_steps(0);
   const TraceSpan span(recorder(), "checkpoint");
-  tell_changed_data();
+  warn_changed_data();
   const auto start = Clock::now();
   // With a pipeline each stage saves its own tensors; a weight that two stages hold is saved by the first of them.
   auto state = training_state(*model, *optimizer);
-  if (const auto stages = place.pipeline()) state = saved_of_stage(state, *stages->group(0));
+  if (const auto stages = run_mesh.pipeline()) state = tensors_saved_by_stage(state, *stages->group(0));
   checkpoints->save(step, state.tensors, extra_state(), validated_step == step ? last_validation_loss : std::nullopt,
                     state.objects);
   checkpoint_seconds += seconds_since(start);
@@ -452,7 +455,7 @@ RunSummary Trainer::Impl::run() {
         *model, world->group(),
         StepProfileOptions{.folder = run_path() / "profile", .steps = profiled_steps(first_step, steps)});
   }
-  if (chief()) report = std::make_unique<RunReport>(recipe, *folder, config, session());
+  if (is_rank_zero()) report = std::make_unique<RunReport>(recipe, *folder, config, session());
   const bool validates = recipe.train.validate_every > 0 && !validation_batches.empty();
   if (validates && first_step == 0) validate(0);
   int64_t step = first_step;
@@ -460,7 +463,7 @@ RunSummary Trainer::Impl::run() {
   int64_t saved_step = first_step;
   while (step < steps && !stop_requested && !early_stopping.is_over()) {
     train_step(++step);
-    if (chief()) comm::tell_step(step);
+    if (is_rank_zero()) comm::tell_step(step);
     bool last = step == steps;
     const bool saves = due(recipe.checkpoint.every) || ((last || stop_requested) && recipe.checkpoint.every > 0);
     // With keep_best a validation before each save ranks the checkpoint. A run that was asked to stop skips it, to end
@@ -474,15 +477,15 @@ RunSummary Trainer::Impl::run() {
       saved_step = step;
       if (recipe.checkpoint.export_model == "every" && !last) {
         checkpoints->wait_for_snapshot();  // merging adapters may change weights that the save still copies
-        export_run(recipe, place, data, *model, folder.get());
+        export_run(recipe, run_mesh, data, *model, folder.get());
       }
     }
   }
-  settle_steps(0);
+  report_finished_steps(0);
   checkpoints->finish();
   const bool enough = step < steps && early_stopping.is_over();
   const bool stopped_early = step < steps && !enough;
-  if (enough && chief()) log_info("[train.early_stopping] after step {}: {}", step, early_stopping.reason());
+  if (enough && is_rank_zero()) log_info("[train.early_stopping] after step {}: {}", step, early_stopping.reason());
   // A run that was asked to stop saves even with checkpoint.every 0, so that no work is lost.
   if (stopped_early && saved_step < step) save(step), checkpoints->finish();
   if (profile) {
@@ -490,7 +493,7 @@ RunSummary Trainer::Impl::run() {
     if (summary && report) report->profile(step, *summary);
   }
   if (!stopped_early && recipe.checkpoint.export_model != "never") {
-    export_run(recipe, place, data, *model, folder.get());
+    export_run(recipe, run_mesh, data, *model, folder.get());
   }
   if (report) {
     if (enough) report->early_stop(step, early_stopping.reason());
@@ -499,7 +502,7 @@ RunSummary Trainer::Impl::run() {
                          : recipe.checkpoint.export_model == "never"
                              ? fmt::format("done, {}", run_path().string())
                              : fmt::format("done, the {} in {}",
-                                           recipe.lora.on() && !recipe.lora.merge ? "adapters are" : "model is",
+                                           recipe.lora.is_enabled() && !recipe.lora.merge ? "adapters are" : "model is",
                                            (run_path() / "model").string()));
   }
   return {first_step, step, stopped_early};

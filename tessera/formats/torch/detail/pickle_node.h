@@ -27,14 +27,14 @@ struct PickleTextNode : PickleNode {
 
 // Children by kind. list, tuple, set: the items. dict: key, value, key, value, ... and last the state of an OrderedDict
 // that has one. global: module and name. object: global, state, arguments. persistent: the id.
-struct PicklePartsNode : PickleNode {
-  PicklePartsNode(PickleKind of, std::vector<PickleValue> from) : PickleNode(of), parts(std::move(from)) {}
+struct PickleContainerNode : PickleNode {
+  PickleContainerNode(PickleKind of, std::vector<PickleValue> from) : PickleNode(of), parts(std::move(from)) {}
   std::vector<PickleValue> parts;
 };
 
 inline const std::string& text_of(const PickleNode& node) { return static_cast<const PickleTextNode&>(node).text; }
-inline const std::vector<PickleValue>& parts_of(const PickleNode& node) {
-  return static_cast<const PicklePartsNode&>(node).parts;
+inline const std::vector<PickleValue>& children_of(const PickleNode& node) {
+  return static_cast<const PickleContainerNode&>(node).parts;
 }
 
 }  // namespace tessera::detail

@@ -1,6 +1,6 @@
 // Writes messages in protobuf's wire format, field by field.
 //
-//   WireMessage dim;
+//   ProtobufMessage dim;
 //   dim.number(1, 3);
 //   shape.message(1, dim);
 //   file_bytes = shape.bytes();
@@ -15,14 +15,14 @@
 
 namespace tessera::onnx {
 
-class WireMessage {
+class ProtobufMessage {
  public:
   // An int32, int64 or enum field: a varint of the two's complement.
   void number(uint32_t field, int64_t value);
   void real(uint32_t field, float value);
   // A string or bytes field. The caller makes sure that a string is UTF-8.
   void text(uint32_t field, std::string_view bytes);
-  void message(uint32_t field, const WireMessage& message) { text(field, message.bytes_); }
+  void message(uint32_t field, const ProtobufMessage& message) { text(field, message.bytes_); }
 
   const std::string& bytes() const { return bytes_; }
 
