@@ -58,7 +58,7 @@ at::ScalarType type_of_size(int64_t itemsize) {
 void unpack_columns(const FlatLayout& layout, const at::Tensor& gathered, const at::Tensor& whole,
                     const std::vector<int64_t>& unsharded_offsets) {
   const auto& entries = layout.entries;
-  const auto same = [&](const FlatEntry& entry) { return entry.itemsize == entries[0].itemsize; };
+  const auto same = [&](const FlatLayoutEntry& entry) { return entry.itemsize == entries[0].itemsize; };
   const int64_t unit = std::ranges::all_of(entries, same) ? entries[0].itemsize : 1;
   const at::Tensor from = gathered.view(type_of_size(unit)).view({layout.ranks, -1});
   std::vector<int64_t> widths;
@@ -80,7 +80,7 @@ void unpack_columns(const FlatLayout& layout, const at::Tensor& gathered, const 
   if (!columns.empty()) at::split_with_sizes_copy_out(columns, from, widths, 1);
 }
 
-void check_elements(const at::Tensor& gradient, const FlatEntry& entry) {
+void check_elements(const at::Tensor& gradient, const FlatLayoutEntry& entry) {
   TESSERA_CHECK(gradient.numel() == entry.numel(), ErrorKind::kInternal,
                 "[fsdp.backward] packing a gradient: found {} elements, expected the parameter's {}", gradient.numel(),
                 entry.numel());
@@ -88,10 +88,12 @@ void check_elements(const at::Tensor& gradient, const FlatEntry& entry) {
 
 }  // namespace
 
-int64_t FlatEntry::rows_on(int64_t rank) const { return std::clamp<int64_t>(rows - rank * chunk_rows, 0, chunk_rows); }
+int64_t FlatLayoutEntry::rows_on(int64_t rank) const {
+  return std::clamp<int64_t>(rows - rank * chunk_rows, 0, chunk_rows);
+}
 
 void FlatLayout::append(int64_t rows, int64_t row_numel, int64_t itemsize) {
-  FlatEntry entry{rows, (rows + ranks - 1) / ranks, row_numel, itemsize, 0};
+  FlatLayoutEntry entry{rows, (rows + ranks - 1) / ranks, row_numel, itemsize, 0};
   entry.offset = align(part_bytes, kAlignElements * itemsize);
   part_bytes = entry.offset + entry.chunk_bytes();
   entries.push_back(entry);

@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-struct FlatEntry {
+struct FlatLayoutEntry {
   int64_t rows = 0;        // of the unsharded parameter
   int64_t chunk_rows = 0;  // ceil(rows / ranks)
   int64_t row_numel = 0;   // elements in a row
@@ -29,7 +29,7 @@ struct FlatEntry {
 struct FlatLayout {
   int64_t ranks = 1;
   int64_t part_bytes = 0;
-  std::vector<FlatEntry> entries;
+  std::vector<FlatLayoutEntry> entries;
 
   explicit FlatLayout(int64_t ranks) : ranks(ranks) {}
   // Adds a parameter to the end of each part.

@@ -1,5 +1,6 @@
 // A parameter group: parameters that are gathered, freed and reduced together. FsdpCommSchedule and the hooks of
-// ShardingState drive it. Subclasses: FsdpParamGroup for fully_shard, FlatParamGroup for wrap_fsdp1. Belongs to one rank.
+// ShardingState drive it. Subclasses: FsdpParamGroup for fully_shard, FlatParamGroup for wrap_fsdp1. Belongs to one
+// rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
