@@ -24,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 constexpr size_t kMostPoints = 2000;                     // steps in data.json, which is sent every two seconds
-constexpr size_t kMostRows = 16'384, kMostEvents = 200;  // kept in memory
+constexpr size_t kMostRows = 16'384, kMaxEvents = 200;  // kept in memory
 constexpr unsigned kMostConnections = 32, kIdleSeconds = 15;
 constexpr int kShareOfCore = 50;  // after a refresh of t CPU seconds the next one comes 50 t later at the earliest
 
@@ -56,7 +56,7 @@ double cpu_seconds() {
 }  // namespace
 
 struct LivePage::Server {
-  explicit Server(fs::path run) : folder(std::move(run)), follower(folder, {.rows = kMostRows, .events = kMostEvents}) {
+  explicit Server(fs::path run) : folder(std::move(run)), follower(folder, {.rows = kMostRows, .events = kMaxEvents}) {
     told.folder = folder;
     told.name = fs::weakly_canonical(folder).filename().string();
   }

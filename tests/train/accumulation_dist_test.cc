@@ -95,7 +95,7 @@ TEST(Accumulation, AShardedModelWorksAfterItsShardsLayInAFile) {
     shard(model, {.mesh = line(world), .reshard_after_forward = false});
     shard(usual, {.mesh = line(world), .reshard_after_forward = false});
     for (int64_t step = 0; step < 3; ++step) {
-      const OffloadPlaces places{.device = c10::Device(c10::kCPU), .home_folder = folder.path()};
+      const OffloadLocations places{.device = c10::Device(c10::kCPU), .idle_folder = folder.path()};
       {
         ScopedModuleOffloading here(model, true, places);
         set_reshard_after_backward(model, false);

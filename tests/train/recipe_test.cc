@@ -203,8 +203,8 @@ TEST(Recipe, AdaptersAreAMappingOrNull) {
   EXPECT_EQ(recipe.lora.rank, 4);
   EXPECT_EQ(recipe.lora.alpha, 32);
   EXPECT_THAT(recipe.lora.target_modules, ::testing::ElementsAre("q_proj"));
-  EXPECT_TRUE(recipe.lora.on());
-  EXPECT_FALSE(parse(kMinimal).lora.on());
+  EXPECT_TRUE(recipe.lora.is_enabled());
+  EXPECT_FALSE(parse(kMinimal).lora.is_enabled());
   EXPECT_THAT(error_with("lora: {alpha: 3}"), HasSubstr("my.yaml:3: model.lora.alpha: found 3.0 without adapters"));
   const Recipe packed = parse(kMinimal, {"lora.rank=4", "lora.quantize=nf4", "lora.double_quant=true"});
   EXPECT_EQ(packed.lora.quantize, "nf4");

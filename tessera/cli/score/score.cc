@@ -92,12 +92,12 @@ train::RunLayout score_layout(const train::Recipe& recipe, const ModelConfig& co
 // A single rank loads the model plainly; otherwise it is parallelized and each rank reads its shards. COLLECTIVE over
 // the world.
 std::shared_ptr<CausalLM> load_for_scoring(const ScoreFlags& flags, const ModelConfig& config,
-                                           const train::ParallelSection& parallel, const train::RunMesh& place,
+                                           const train::ParallelSection& parallel, const train::RunMesh& run_mesh,
                                            const pipeline::PipelineOptions& stages) {
   const auto dtype = parse_dtype_flag("score", flags.dtype);
-  if (place.mesh()->size() == 1) return from_pretrained(flags.model, dtype, place.mesh()->device());
+  if (run_mesh.mesh()->size() == 1) return from_pretrained(flags.model, dtype, run_mesh.mesh()->device());
   const auto model = make_parallel_model(config, dtype.value_or(config.dtype.value_or(at::kFloat)),
-                                         train::layout_options(parallel, place.mesh()), stages);
+                                         train::layout_options(parallel, run_mesh.mesh()), stages);
   load_pretrained(*model, flags.model);
   return model;
 }
@@ -267,10 +267,10 @@ int run_score(VerbArguments args) {
                                  .check = recipe.comm.check});
   const auto device =
       comm::choose_device(*world, {.setting = flags.device, .backend = recipe.comm.backend, .key = "--device"});
-  kernels::agree_on_kernels(*world->group());
-  const train::RunMesh place(score_layout(recipe, config, world->size()),
-                             c10::DeviceTypeName(device.type(), /*lower_case=*/true), world);
-  const auto stages = train::pipeline_options(recipe, config, place.mesh());
+  kernels::synchronize_kernel_choices(*world->group());
+  const train::RunMesh run_mesh(score_layout(recipe, config, world->size()),
+                                c10::DeviceTypeName(device.type(), /*lower_case=*/true), world);
+  const auto stages = train::pipeline_options(recipe, config, run_mesh.mesh());
   const auto begin = std::chrono::steady_clock::now();
   const auto tokenizer = text::Tokenizer::from_folder(flags.model);
   const std::string name = flags.input == "-" ? "standard input" : flags.input;
@@ -280,8 +280,8 @@ int run_score(VerbArguments args) {
     if (world->rank() == 0) writer.emplace(flags.output);
   };
   world->size() == 1 ? open() : comm::attempt_together(*world->group(), open);
-  const auto model = load_for_scoring(flags, config, recipe.parallel, place, stages);
-  ScoreRun run(*model, place, stages, flags.batch_tokens);
+  const auto model = load_for_scoring(flags, config, recipe.parallel, run_mesh, stages);
+  ScoreRun run(*model, run_mesh, stages, flags.batch_tokens);
   const auto totals = score_all(records, run, writer ? &*writer : nullptr);
   if (!writer) return 0;
   writer->finish();

@@ -14,9 +14,9 @@
 
 namespace tessera::cli {
 
-ScoreRun::ScoreRun(CausalLM& model, const train::RunMesh& place, const pipeline::PipelineOptions& stages,
+ScoreRun::ScoreRun(CausalLM& model, const train::RunMesh& run_mesh, const pipeline::PipelineOptions& stages,
                    int64_t batch_tokens)
-    : model_(model), place_(place), pipeline_(model, stages), batch_tokens_(batch_tokens) {}
+    : model_(model), run_mesh_(run_mesh), pipeline_(model, stages), batch_tokens_(batch_tokens) {}
 
 // Sorts the sequences by length and fills batches in this order, so that a batch has little padding. The longest come
 // first: the peak of memory is then reached in the first batch, and not after hours.
@@ -44,7 +44,7 @@ std::vector<ScoreRun::Batch> ScoreRun::batches_of(const std::vector<const ScoreS
 // only. With cp, each rank computes its shard of the tokens and the results are gathered. COLLECTIVE over the ranks
 // that read these rows.
 at::Tensor ScoreRun::logprobs(const at::Tensor& tokens, const at::Tensor& targets) {
-  const auto& mesh = *place_.mesh();
+  const auto& mesh = *run_mesh_.mesh();
   const int64_t dim = mesh.dim_of("cp"), rank = mesh.local_rank(dim), length = tokens.size(1);
   if (mesh.size(dim) == 1) return pipeline_.logprobs({.tokens = tokens}, targets);
   const kernels::ContextLayout layout(length, mesh.size(dim));
@@ -61,7 +61,7 @@ std::vector<double> ScoreRun::forward(const std::vector<const ScoreSequence*>& s
   const auto rows = static_cast<int64_t>(std::max<size_t>(batch.size(), 1));
   // The last token of a sequence is only a target, so rows are one shorter than sequences. Each rank of a cp group
   // needs at least one token.
-  const int64_t context_ranks = place_.mesh()->size(place_.mesh()->dim_of("cp"));
+  const int64_t context_ranks = run_mesh_.mesh()->size(run_mesh_.mesh()->dim_of("cp"));
   const int64_t longest = batch.empty() ? 1 : static_cast<int64_t>(sequences[batch.front()]->tokens.size()) - 1;
   const int64_t length = std::max(longest, context_ranks);
   const auto tokens = at::zeros({rows, length}, at::kLong), targets = at::full_like(tokens, kIgnoredLabel);
@@ -75,7 +75,7 @@ std::vector<double> ScoreRun::forward(const std::vector<const ScoreSequence*>& s
     token += length;
     target += length;
   }
-  const auto device = place_.mesh()->device();
+  const auto device = run_mesh_.mesh()->device();
   const auto all = logprobs(tokens.to(device), targets.to(device));
   if (!all.defined()) return {};
   const auto found = all.to(at::kCPU, at::kDouble).contiguous();
@@ -96,13 +96,13 @@ ScoreRun::Scores ScoreRun::score(const std::vector<const ScoreSequence*>& sequen
   const c10::NoGradGuard no_grad;
   model_.train(false);
   const auto batches = batches_of(sequences);
-  auto& group = place_.everyone();
-  const auto sharers = static_cast<size_t>(place_.data_size()), own = static_cast<size_t>(place_.data_rank());
-  const auto& mesh = *place_.mesh();
-  const bool speaks = place_.counts() && mesh.local_rank(mesh.dim_of("cp")) == 0 && pipeline_.has_last_stage();
+  auto& group = run_mesh_.world_group();
+  const auto sharers = static_cast<size_t>(run_mesh_.data_size()), own = static_cast<size_t>(run_mesh_.data_rank());
+  const auto& mesh = *run_mesh_.mesh();
+  const bool speaks = run_mesh_.is_counted() && mesh.local_rank(mesh.dim_of("cp")) == 0 && pipeline_.has_last_stage();
   // For each rank: the data parallel rank whose results it sends, as text; empty if it sends none.
   const auto speakers = comm::all_gather_bytes(group, speaks ? std::to_string(own) : "");
-  Scores out{.logprobs = std::vector<std::vector<double>>(place_.chief() ? sequences.size() : 0)};
+  Scores out{.logprobs = std::vector<std::vector<double>>(run_mesh_.is_rank_zero() ? sequences.size() : 0)};
   const auto keep = [&](size_t number, const double* values) {
     if (number >= batches.size()) return;
     for (const size_t i : batches[number]) {

@@ -1,6 +1,6 @@
 // Computes log-probs of many sequences with a model in any parallel layout.
 //
-//   ScoreRun run(*model, place, stages, /*batch_tokens=*/4096);
+//   ScoreRun run(*model, run_mesh, stages, /*batch_tokens=*/4096);
 //   const auto logprobs = run.score(sequences).logprobs;                   // COLLECTIVE over the world
 //
 // Sequences of similar length form a batch; the batches do not depend on the layout. Data parallel ranks compute
@@ -29,7 +29,8 @@ class ScoreRun {
  public:
   // `stages`: pipeline stages of the model; without a mesh the model is one stage. `batch_tokens`: the most tokens of
   // one forward pass on a rank, including padding; a longer sequence is a batch of its own.
-  ScoreRun(CausalLM& model, const train::RunMesh& place, const pipeline::PipelineOptions& stages, int64_t batch_tokens);
+  ScoreRun(CausalLM& model, const train::RunMesh& run_mesh, const pipeline::PipelineOptions& stages,
+           int64_t batch_tokens);
   struct Scores {
     std::vector<std::vector<double>> logprobs;  // on rank 0: of the scored tokens of each sequence; else empty
     std::optional<WrongLogProb> wrong{};        // the first one, the same on all ranks
@@ -44,7 +45,7 @@ class ScoreRun {
 
   at::Tensor logprobs(const at::Tensor& tokens, const at::Tensor& targets);
   CausalLM& model_;
-  const train::RunMesh& place_;
+  const train::RunMesh& run_mesh_;
   pipeline::Pipeline pipeline_;
   int64_t batch_tokens_;
 };

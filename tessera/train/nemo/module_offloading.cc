@@ -53,7 +53,7 @@ std::vector<c10::Storage> cpu_storages_of(nn::Module& model) {
 
 // Frees unsharded parameters that fully_shard keeps after forward. They are copies; the next forward gathers them
 // again.
-void free_gathered(nn::Module& model) {
+void free_unsharded_parameters(nn::Module& model) {
   for (const auto& [path, module] : model.named_modules()) {
     if (module->sharding() && is_fully_sharded(*module)) reshard(*module);
   }
@@ -81,54 +81,54 @@ void move_to_device(nn::Module& model, c10::Device device) {
   // Quantized linears keep their packed weights outside of parameters and buffers.
   for (const auto& [name, packed] : nn::packed_weights(model)) {
     packed->device = device;
-    if (packed->weight.defined()) packed->take(packed->weight);
+    if (packed->weight.defined()) packed->set_weight(packed->weight);
   }
   if (const auto accelerator = at::accelerator::getAccelerator(); accelerator && *accelerator != device.type()) {
     at::accelerator::emptyCache();
   }
 }
 
-ScopedModuleOffloading::ScopedModuleOffloading(nn::Module& model, bool enabled, OffloadPlaces places)
-    : model_(model), entered_(enabled), places_(std::move(places)) {
+ScopedModuleOffloading::ScopedModuleOffloading(nn::Module& model, bool enabled, OffloadLocations locations)
+    : model_(model), is_on_device_(enabled), locations_(std::move(locations)) {
   if (!enabled) return;
-  if (!places_.device) {
+  if (!locations_.device) {
     const auto accelerator = at::accelerator::getAccelerator();
     TESSERA_CHECK(accelerator.has_value(), ErrorKind::kConfig,
                   "[train.offload] device: found no accelerator on this machine. Name a device, or leave offloading "
                   "disabled.");
-    places_.device = c10::Device(*accelerator);
+    locations_.device = c10::Device(*accelerator);
   }
   try {
     // An earlier object may have left the storages in its file. Where the device is the CPU, this is the whole move.
     storages_to_memory(cpu_storages_of(model_));
-    move_to_device(model_, *places_.device);
+    move_to_device(model_, *locations_.device);
   } catch (...) {
     try {
-      leave();
+      move_back();
     } catch (const std::exception& error) {
-      log_error("[train.offload] the model stays partly on {}: {}", places_.device->str(), error.what());
+      log_error("[train.offload] the model stays partly on {}: {}", locations_.device->str(), error.what());
     }
     throw;
   }
 }
 
-void ScopedModuleOffloading::leave() {
-  free_gathered(model_);
-  if (!places_.device->is_cpu()) move_to_device(model_, c10::kCPU);
-  if (!places_.home_folder.empty()) storages_to_file(cpu_storages_of(model_), places_.home_folder);
+void ScopedModuleOffloading::move_back() {
+  free_unsharded_parameters(model_);
+  if (!locations_.device->is_cpu()) move_to_device(model_, c10::kCPU);
+  if (!locations_.idle_folder.empty()) storages_to_file(cpu_storages_of(model_), locations_.idle_folder);
 }
 
 void ScopedModuleOffloading::close() {
-  if (!entered_) return;
-  entered_ = false;
-  leave();
+  if (!is_on_device_) return;
+  is_on_device_ = false;
+  move_back();
 }
 
 ScopedModuleOffloading::~ScopedModuleOffloading() {
   try {
     close();
   } catch (const std::exception& error) {
-    log_error("[train.offload] the model stays on {}: {}", places_.device->str(), error.what());
+    log_error("[train.offload] the model stays on {}: {}", locations_.device->str(), error.what());
   }
 }
 

@@ -25,11 +25,11 @@ namespace tessera::train {
 // moves: a DTensor whose mesh is on another kind of device, or a parameter without values (meta device).
 void move_to_device(nn::Module& model, c10::Device device);
 
-struct OffloadPlaces {
+struct OffloadLocations {
   std::optional<c10::Device> device = {};  // device while the model is in use; none: the accelerator
   // Where the model is stored while it is not in use. Empty: in CPU memory. Else in a mapped file without a name in
   // this folder; such a file takes memory only for pages that are read and written.
-  std::filesystem::path home_folder = {};
+  std::filesystem::path idle_folder = {};
 };
 
 class ScopedModuleOffloading {
@@ -37,7 +37,7 @@ class ScopedModuleOffloading {
   // Moves the model to its device. With `enabled` false the object never does anything. After an Error the model is
   // moved back as far as possible. Error kConfig when there is no accelerator and no device is given; else as
   // move_to_device(). `model` must outlive the object.
-  explicit ScopedModuleOffloading(nn::Module& model, bool enabled = false, OffloadPlaces places = {});
+  explicit ScopedModuleOffloading(nn::Module& model, bool enabled = false, OffloadLocations locations = {});
   // Moves the model back unless close() was called; an error is logged.
   ~ScopedModuleOffloading();
   ScopedModuleOffloading(const ScopedModuleOffloading&) = delete;
@@ -46,11 +46,11 @@ class ScopedModuleOffloading {
   void close();
 
  private:
-  void leave();
+  void move_back();
 
   nn::Module& model_;
-  bool entered_;
-  OffloadPlaces places_;
+  bool is_on_device_;
+  OffloadLocations locations_;
 };
 
 }  // namespace tessera::train

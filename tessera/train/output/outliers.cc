@@ -11,7 +11,7 @@ double OutlierDetector::add(double value) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   double z = std::numeric_limits<double>::quiet_NaN();
   if (!std::isfinite(value)) return std::signbit(value) && !std::isnan(value) ? -kInfinity : kInfinity;
-  if (values_.size() >= at_least_ && !values_.empty()) {
+  if (values_.size() >= min_values_ && !values_.empty()) {
     // Welford's algorithm over the whole window each time. Rolling sums would lose digits over a long run.
     double mean = 0, squares = 0, count = 0;
     for (const double old : values_) {

@@ -30,7 +30,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kMetricsName = "metrics.jsonl";
 constexpr const char* kEventsName = "events.jsonl";
-constexpr size_t kMostRanksTold = 64;  // a line of metrics lists the seconds of single ranks up to this world size
+constexpr size_t kMaxRanksListed = 64;  // a line of metrics lists the seconds of single ranks up to this world size
 constexpr const char* kModelName = "model";
 
 // "pid 71 on host a", as the holder of the lock wrote it. The file may hold any bytes; only its first line is used.
@@ -41,19 +41,19 @@ std::string holder_of(int lock) {
   return holder.empty() ? "unknown" : holder;
 }
 
-// Runs `action`, and turns an exception of std::filesystem into Error kIo, whose message begins with `what`.
+// Runs `action`, and turns an exception of std::filesystem into Error kIo, whose message begins with `message_prefix`.
 template <class Action>
-auto on_disk(const char* what, Action&& action) {
+auto on_disk(const char* message_prefix, Action&& action) {
   try {
     return action();
   } catch (const fs::filesystem_error& error) {
-    raise(ErrorKind::kIo, "[train.run_folder] {}: {}", what, error.what());
+    raise(ErrorKind::kIo, "[train.run_folder] {}: {}", message_prefix, error.what());
   }
 }
 
 // Creates the folder and reads its mark. The folder is created first, so that a file at its path gets the message of
 // its own instead of that of an unreadable mark.
-RunMark make_and_read(const fs::path& path) {
+RunMark make_folder_and_read_mark(const fs::path& path) {
   std::error_code error;
   fs::create_directories(path, error);
   TESSERA_CHECK(!error && fs::is_directory(path), ErrorKind::kIo,
@@ -61,7 +61,7 @@ RunMark make_and_read(const fs::path& path) {
                 error ? error.message() : "a file is in the way");
   return on_disk("the folder cannot be read", [&] {
     RunMark mark(path);
-    if (!mark.is_set()) mark.check_free();
+    if (!mark.is_set()) mark.check_names_unused();
     return mark;
   });
 }
@@ -75,7 +75,7 @@ bool exchange(const fs::path& a, const fs::path& b) {
 
 RunFolder::RunFolder(fs::path path)
     : path_(std::move(path)),
-      mark_(make_and_read(path_)),
+      mark_(make_folder_and_read_mark(path_)),
       metrics_(path_ / kMetricsName),
       events_(path_ / kEventsName) {
   // The checks above run without the lock, for an early message. Only under the lock may anything be removed or
@@ -83,7 +83,7 @@ RunFolder::RunFolder(fs::path path)
   take_lock();
   on_disk("the folder cannot be prepared", [&] {
     mark_ = RunMark(path_);  // again, as another run may have marked the folder before this one had the lock
-    if (!mark_.is_set()) mark_.check_free();
+    if (!mark_.is_set()) mark_.check_names_unused();
     fs::remove_all(staging());
     fs::create_directories(staging());
     mark_.set();
@@ -113,7 +113,7 @@ void RunFolder::take_lock() {
 }
 
 // Creates the next free folder previous/NNN. mkdir(2) fails for an existing one, so no two callers get the same folder.
-fs::path RunFolder::next_previous() const {
+fs::path RunFolder::make_archive_folder() const {
   std::error_code error;
   fs::create_directories(path_ / "previous", error);
   for (int number = 1;; ++number) {
@@ -123,7 +123,7 @@ fs::path RunFolder::next_previous() const {
   }
 }
 
-fs::path RunFolder::put_aside_history() {
+fs::path RunFolder::archive_history() {
   fs::path into;
   // The checkpoints are moved first. If the run is killed in between, the next one finds nothing to resume from and
   // moves the other files.
@@ -135,19 +135,19 @@ fs::path RunFolder::put_aside_history() {
     const std::string_view ours_if_unchanged = name;
     const bool shared = ours_if_unchanged.starts_with("recipe") || ours_if_unchanged == "model";
     if (shared && !mark_.owns(name)) continue;
-    if (into.empty()) into = next_previous();
+    if (into.empty()) into = make_archive_folder();
     on_disk("an earlier history cannot be put aside", [&] { fs::rename(path_ / name, into / name); });
-    if (shared) mark_.settle(name);
+    if (shared) mark_.keep_current_fingerprint(name);
   }
   if (!into.empty()) sync_folder(path_);
   return into;
 }
 
-fs::path RunFolder::put_aside_beyond(const fs::path& checkpoint) {
+fs::path RunFolder::archive_later_checkpoints(const fs::path& checkpoint) {
   fs::path into;
   on_disk("later checkpoints cannot be put aside", [&] {
     CheckpointFolder(checkpoints()).rewind_to(checkpoint.filename().string(), [&] {
-      into = next_previous() / "checkpoints";
+      into = make_archive_folder() / "checkpoints";
       fs::create_directory(into);
       return into;
     });
@@ -158,20 +158,20 @@ fs::path RunFolder::put_aside_beyond(const fs::path& checkpoint) {
 // Replaces a file that the user may own, only if a run wrote its present content. The mark gets the fingerprint of the
 // new content before the rename, and drops the old one after it. Whenever the process is killed, the file that is there
 // then is known as the run's own.
-bool RunFolder::publish_own(const std::string& name, std::string_view content) {
+bool RunFolder::replace_own_file(const std::string& name, std::string_view content) {
   if (fs::exists(fs::symlink_status(path_ / name)) && !mark_.owns(name)) return false;
   const auto staged = staging() / name;
   publish_file(staged, content);
-  mark_.announce(name, fingerprint_of(staged));
+  mark_.add_fingerprint(name, fingerprint_of(staged));
   fs::rename(staged, path_ / name);
   sync_folder(path_);
-  mark_.settle(name);
+  mark_.keep_current_fingerprint(name);
   return true;
 }
 
 void RunFolder::write_recipe(const Recipe& recipe) {
   const auto text = to_yaml(recipe);
-  if (publish_own("recipe.yaml", text) || publish_own("recipe.resolved.yaml", text)) return;
+  if (replace_own_file("recipe.yaml", text) || replace_own_file("recipe.resolved.yaml", text)) return;
   log_warning(
       "[train.run_folder] {}: recipe.yaml and recipe.resolved.yaml are not as a run wrote them and are left alone",
       path_.string());
@@ -184,7 +184,7 @@ void RunFolder::open_history(int64_t resumed_step) {
     if (resumed_step > 0) {
       file->keep_until(resumed_step, staging());
     } else if (fs::file_size(file->path(), error) > 0 && !error) {
-      if (aside.empty()) aside = next_previous();
+      if (aside.empty()) aside = make_archive_folder();
       on_disk("an earlier history cannot be put aside",
               [&] { fs::rename(file->path(), aside / file->path().filename()); });
     }
@@ -192,7 +192,7 @@ void RunFolder::open_history(int64_t resumed_step) {
   }
 }
 
-void RunFolder::check_model() const {
+void RunFolder::check_model_replaceable() const {
   const auto model = path_ / kModelName;
   if (!fs::exists(fs::symlink_status(model)) || mark_.owns(kModelName)) return;
   raise(ErrorKind::kConfig,
@@ -201,7 +201,7 @@ void RunFolder::check_model() const {
         model.string());
 }
 
-// Like publish_own() for a folder: announce, exchange or rename, settle.
+// Like replace_own_file() for a folder: add_fingerprint(), exchange or rename, keep_current_fingerprint().
 void RunFolder::publish_model(const fs::path& fresh) {
   const auto model = path_ / kModelName;
   const bool replaces = fs::exists(fs::symlink_status(model));
@@ -210,7 +210,7 @@ void RunFolder::publish_model(const fs::path& fresh) {
       "[train.export] {}: is not as a run exported it, and is left alone. Move it and start the run again, which "
       "exports from its last checkpoint.",
       model.string());
-  mark_.announce(kModelName, fingerprint_of(fresh));
+  mark_.add_fingerprint(kModelName, fingerprint_of(fresh));
   on_disk("the model cannot be published", [&] {
     if (replaces && exchange(fresh, model)) return;
     const auto old = staging() / "model.old";
@@ -219,7 +219,7 @@ void RunFolder::publish_model(const fs::path& fresh) {
     fs::remove_all(old);
   });
   sync_folder(path_);
-  mark_.settle(kModelName);
+  mark_.keep_current_fingerprint(kModelName);
   std::error_code ignored;
   fs::remove_all(fresh, ignored);  // after an exchange this is the old model; if this fails, the next run removes it
 }
@@ -249,7 +249,7 @@ void RunFolder::append(const StepMetrics& metrics) {
         {"wait", mean - least},
         {"data", metrics.data_seconds},
         {"checkpoint", metrics.checkpoint_seconds}};
-    if (by_rank.size() > 1 && by_rank.size() <= kMostRanksTold) line["communication_by_rank"] = by_rank;
+    if (by_rank.size() > 1 && by_rank.size() <= kMaxRanksListed) line["communication_by_rank"] = by_rank;
   }
   metrics_.append(dump_json(line));
 }
@@ -258,8 +258,8 @@ void RunFolder::append_validation(int64_t step, double validation_loss, double s
   metrics_.append(dump_json({{"step", step}, {"validation_loss", validation_loss}, {"seconds", seconds}}));
 }
 
-void RunFolder::append_event(int64_t step, const std::string& what, const nlohmann::ordered_json& value) {
-  events_.append(dump_json({{"step", step}, {what, value}}));
+void RunFolder::append_event(int64_t step, const std::string& event_kind, const nlohmann::ordered_json& value) {
+  events_.append(dump_json({{"step", step}, {event_kind, value}}));
 }
 
 void RunFolder::append_early_stop(int64_t step, const std::string& reason) {

@@ -2,7 +2,7 @@
 // docs/format/run.md.
 //
 //   RunFolder folder("runs/demo");                  // rank 0 only
-//   folder.put_aside_history();                     // if the run starts anew
+//   folder.archive_history();                       // if the run starts anew
 //   folder.write_recipe(recipe);                    // runs/demo/recipe.yaml
 //   folder.open_history(resumed_step);              // drops lines of later steps
 //   folder.append({.step = 7, .loss = 2.1, ...});
@@ -41,12 +41,12 @@ class RunFolder {
 
   // Moves checkpoints, metrics, events, profile, recipe and model of an earlier run to previous/NNN. Returns this
   // folder; empty if there was nothing to move. Error kIo.
-  std::filesystem::path put_aside_history();
+  std::filesystem::path archive_history();
 
   // For a run that resumes from a checkpoint of this folder that is not the last one: makes LATEST name it, and moves
   // the checkpoints of later steps to previous/NNN/checkpoints. Returns this folder; empty if there are no later ones.
   // Error kIo.
-  std::filesystem::path put_aside_beyond(const std::filesystem::path& checkpoint);
+  std::filesystem::path archive_later_checkpoints(const std::filesystem::path& checkpoint);
 
   // Writes recipe.yaml; or recipe.resolved.yaml if the user changed recipe.yaml after a run wrote it. If both were
   // changed, logs a warning and writes nothing. Error kIo.
@@ -60,12 +60,12 @@ class RunFolder {
   void append(const StepMetrics& metrics);
   void append_validation(int64_t step, double validation_loss, double seconds);
   void append_early_stop(int64_t step, const std::string& reason);
-  // Appends one line to events.jsonl, with the key `what`: "session", "restart", "sample", "profile", "warning" or
-  // "end". Errors as append().
-  void append_event(int64_t step, const std::string& what, const nlohmann::ordered_json& value);
+  // Appends one line to events.jsonl, with the key `event_kind`: "session", "restart", "sample", "profile", "warning"
+  // or "end". Errors as append().
+  void append_event(int64_t step, const std::string& event_kind, const nlohmann::ordered_json& value);
 
   // Error kConfig if model/ exists and is not as a run exported it.
-  void check_model() const;
+  void check_model_replaceable() const;
   // Renames `fresh`, a folder in staging(), to model/, and removes the model that an earlier run exported. Where the
   // file system can exchange two folders, readers see either the old or the new one at any time. Error kIo if model/ is
   // not as a run exported it.
@@ -73,8 +73,8 @@ class RunFolder {
 
  private:
   void take_lock();
-  std::filesystem::path next_previous() const;
-  bool publish_own(const std::string& name, std::string_view content);
+  std::filesystem::path make_archive_folder() const;
+  bool replace_own_file(const std::string& name, std::string_view content);
 
   std::filesystem::path path_;
   RunMark mark_;

@@ -98,7 +98,7 @@ RunMark::RunMark(fs::path dir) : dir_(std::move(dir)) {
     id_ = mark.string("id");
     if (const auto own = mark.find("own")) {
       for (const auto& [name, hashes] : own->members()) {
-        for (const auto& hash : hashes.items()) own_[name].push_back(hash.as_string());
+        for (const auto& hash : hashes.items()) fingerprints_[name].push_back(hash.as_string());
       }
     }
   } catch (const Error& error) {
@@ -108,7 +108,7 @@ RunMark::RunMark(fs::path dir) : dir_(std::move(dir)) {
   set_ = true;
 }
 
-void RunMark::check_free() const {
+void RunMark::check_names_unused() const {
   const auto check = [&](const fs::path& path, bool taken) {
     TESSERA_CHECK(
         !taken, ErrorKind::kConfig,
@@ -138,24 +138,25 @@ void RunMark::set() {
 }
 
 bool RunMark::owns(const std::string& name) const {
-  const auto found = own_.find(name);
-  if (found == own_.end()) return false;
+  const auto found = fingerprints_.find(name);
+  if (found == fingerprints_.end()) return false;
   const auto hash = fingerprint_of(dir_ / name);
   return !hash.empty() && std::ranges::find(found->second, hash) != found->second.end();
 }
 
 // Before a file is replaced, the mark holds the fingerprints of the old and of the new content. A run that is killed at
-// any moment therefore leaves a file that the next run recognises as its own. settle() then drops the old fingerprint.
-void RunMark::announce(const std::string& name, const std::string& fingerprint) {
-  auto& known = own_[name];
+// any moment therefore leaves a file that the next run recognises as its own. keep_current_fingerprint() then drops the
+// old fingerprint.
+void RunMark::add_fingerprint(const std::string& name, const std::string& fingerprint) {
+  auto& known = fingerprints_[name];
   if (std::ranges::find(known, fingerprint) != known.end()) return;
   known.push_back(fingerprint);
   write();
 }
 
-void RunMark::settle(const std::string& name) {
+void RunMark::keep_current_fingerprint(const std::string& name) {
   const auto hash = fingerprint_of(dir_ / name);
-  auto& known = own_[name];
+  auto& known = fingerprints_[name];
   const auto before = known.size();
   std::erase_if(known, [&](const std::string& each) { return each != hash; });
   if (known.size() != before) write();
@@ -163,7 +164,7 @@ void RunMark::settle(const std::string& name) {
 
 void RunMark::write() const {
   nlohmann::ordered_json json = {{"format", kFormatName}, {"version", kVersion}, {"id", id_}};
-  json["own"] = own_;
+  json["own"] = fingerprints_;
   const auto staging = private_folder(dir_) / "staging";
   fs::create_directories(staging);
   publish_file(mark_path(dir_), json.dump(1) + "\n", staging);

@@ -2,10 +2,10 @@
 // use (recipe.yaml, model/), so that a run replaces only its own files. docs/format/run.md.
 //
 //   RunMark mark(dir);                                // reads .tessera/run.json
-//   mark.check_free();                                // no file of a user has a name that a run writes
+//   mark.check_names_unused();                        // no file of a user has a name that a run writes
 //   mark.set();
-//   mark.announce("recipe.yaml", fingerprint);        // before the file is replaced
-//   mark.settle("recipe.yaml");                       // after the file is replaced
+//   mark.add_fingerprint("recipe.yaml", fingerprint); // before the file is replaced
+//   mark.keep_current_fingerprint("recipe.yaml");     // after the file is replaced
 //   if (mark.owns("recipe.yaml")) ...                 // the file is unchanged since a run wrote it
 //
 // Not thread-safe; other processes are excluded by the lock of the folder (RunFolder).
@@ -26,16 +26,16 @@ class RunMark {
   bool is_set() const { return set_; }
   // For a folder without a mark. Error kConfig if a name that a run writes is in use, other than by an empty folder;
   // the message gives the first such path.
-  void check_free() const;
+  void check_names_unused() const;
   // Writes the mark if there is none. Error kIo.
   void set();
 
   // Whether `name` exists and its content is what a run wrote.
   bool owns(const std::string& name) const;
   // Stores a further fingerprint with which `name` is owned by the run. Error kIo.
-  void announce(const std::string& name, const std::string& fingerprint);
+  void add_fingerprint(const std::string& name, const std::string& fingerprint);
   // Drops all fingerprints of `name` except that of its present content; drops all if `name` does not exist. Error kIo.
-  void settle(const std::string& name);
+  void keep_current_fingerprint(const std::string& name);
 
  private:
   void write() const;
@@ -43,7 +43,7 @@ class RunMark {
   std::filesystem::path dir_;
   bool set_ = false;
   std::string id_;
-  std::map<std::string, std::vector<std::string>> own_;
+  std::map<std::string, std::vector<std::string>> fingerprints_;
 };
 
 // The folder .tessera of a run's folder, which holds mark, lock and staging files.

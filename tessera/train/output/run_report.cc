@@ -60,7 +60,7 @@ RunReport::RunReport(const Recipe& recipe, RunFolder& folder, const ModelConfig&
     if (const auto restart = comm::restart_reason()) {
       folder_.append_event(first_step, "restart", {{"attempt", restart->attempt}, {"reason", restart->text}});
     }
-    tell_warnings(first_step);
+    write_warnings(first_step);
   }
   if (recipe.log.tensorboard) {
     events_.emplace(folder_.path() / "tensorboard");
@@ -70,7 +70,7 @@ RunReport::RunReport(const Recipe& recipe, RunFolder& folder, const ModelConfig&
   }
 }
 
-void RunReport::tell_warnings(int64_t step) {
+void RunReport::write_warnings(int64_t step) {
   if (!jsonl_ || !warnings_) return;
   for (const auto& text : warnings_->take_warnings()) folder_.append_event(step, "warning", text);
 }
@@ -90,7 +90,7 @@ void RunReport::step(StepMetrics metrics, const StepResult& result) {
   metrics.skipped = result.skipped;
   metrics.communication_seconds = result.communication_seconds;
   if (jsonl_) folder_.append(metrics);
-  tell_warnings(step);
+  write_warnings(step);
   if (events_) {
     events_->add_scalar("train/loss", metrics.loss, step);
     events_->add_scalar("train/grad_norm", metrics.grad_norm, step);
@@ -131,7 +131,7 @@ void RunReport::early_stop(int64_t step, const std::string& reason) {
 }
 
 void RunReport::finish(int64_t step, const std::string& last_line) {
-  tell_warnings(step);
+  write_warnings(step);
   if (jsonl_) folder_.append_event(step, "end", last_line);
   progress_.finish(last_line);
 }

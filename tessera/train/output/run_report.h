@@ -51,11 +51,11 @@ class RunReport {
   void finish(int64_t step, const std::string& last_line);
 
  private:
-  void tell_warnings(int64_t step);
+  void write_warnings(int64_t step);
 
   bool jsonl_;
   RunFolder& folder_;
-  std::optional<EventWriter> events_;
+  std::optional<TensorBoardWriter> events_;
   Progress progress_;
   OutlierDetector losses_, norms_;
   std::shared_ptr<WarningLog> warnings_;

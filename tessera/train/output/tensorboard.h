@@ -1,6 +1,6 @@
 // Writes TensorBoard event files: scalars and texts for `tensorboard --logdir`.
 //
-//   EventWriter events(run / "tensorboard");
+//   TensorBoardWriter events(run / "tensorboard");
 //   events.start_session(resumed_step);            // TensorBoard drops older events after that step
 //   events.add_scalar("train/loss", 2.1, 7);
 //   events.flush();
@@ -18,13 +18,13 @@
 
 namespace tessera::train {
 
-class EventWriter {
+class TensorBoardWriter {
  public:
   // Creates the folder and a new file events.out.tfevents.* in it. Error kIo.
-  explicit EventWriter(const std::filesystem::path& folder);
-  ~EventWriter();  // flushes; an error is logged
-  EventWriter(const EventWriter&) = delete;
-  EventWriter& operator=(const EventWriter&) = delete;
+  explicit TensorBoardWriter(const std::filesystem::path& folder);
+  ~TensorBoardWriter();  // flushes; an error is logged
+  TensorBoardWriter(const TensorBoardWriter&) = delete;
+  TensorBoardWriter& operator=(const TensorBoardWriter&) = delete;
 
   // Makes TensorBoard ignore events of steps after `step` in earlier files of the folder.
   void start_session(int64_t step);

@@ -58,13 +58,13 @@ class StepProfile {
 
   // Adds `seconds` of a profiled step to a part: "data" (making the batch), "snapshot" (waiting until a save has copied
   // the tensors) or "checkpoint" (saving after the previous step).
-  void count(const std::string& part, double seconds);
+  void add_seconds(const std::string& part, double seconds);
 
  private:
-  struct Bytes;  // bytes of each collective, from an observer
+  struct CollectiveBytes;  // bytes of each collective, from an observer
   void hook_modules();
   void unhook_modules();
-  void take_collectives();
+  void read_collectives();
   void remove_old_traces(size_t ranks) const;
   nlohmann::ordered_json close();
   nlohmann::ordered_json own_summary();
@@ -76,15 +76,15 @@ class StepProfile {
   StepProfileOptions options_;
   TraceRecorder recorder_;
   std::vector<std::pair<nn::Module*, std::vector<int>>> hooks_;
-  std::unique_ptr<Bytes> bytes_;
+  std::unique_ptr<CollectiveBytes> collective_bytes_;
   std::vector<TraceCollective> collectives_;
   std::map<std::string, double> seconds_;  // by part of a step
-  TraceFacts facts_;
+  TraceMetadata metadata_;
   bool closed_ = false;
   int64_t ended_ = -1;    // the last step that was recorded completely; -1: none
   int64_t begun_ns_ = 0;  // steady clock at begin()
   // comm::communication_seconds() at begin(); seconds in which at least one collective was in progress.
-  double communicated_ = 0, under_way_ = 0;
+  double communication_seconds_at_begin_ = 0, in_progress_seconds_ = 0;
   uint64_t calls_made_ = 0;  // calls of the flight recorder at begin()
 };
 

@@ -16,10 +16,11 @@ namespace tessera::train {
 struct TraceCollective {
   comm::FlightCall call;  // its times are in microseconds since the epoch
   int64_t bytes = 0;      // bytes that this rank receives with the best algorithm (comm/group/observer.h)
-  bool own = true;        // called by the training thread; false: by a background thread, such as that of a save
+  // Whether the training thread called it; false: a background thread, such as that of a save.
+  bool on_training_thread = true;
 };
 
-struct TraceFacts {
+struct TraceMetadata {
   int rank = 0;
   std::string host = {};
   int64_t first_step = 0, last_step = 0;
@@ -31,6 +32,6 @@ struct TraceFacts {
 // The whole file. The events of `recorder` become spans per thread; each collective becomes an asynchronous span from
 // start to finish, and a span for the time in which a thread waited for it.
 std::string trace_json(const TraceRecorder& recorder, const std::vector<TraceCollective>& collectives,
-                       const TraceFacts& facts);
+                       const TraceMetadata& metadata);
 
 }  // namespace tessera::train

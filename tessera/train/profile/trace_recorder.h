@@ -25,7 +25,7 @@
 
 namespace tessera::train {
 
-enum class TraceKind : uint8_t { kPart, kModule, kOperation };
+enum class TraceKind : uint8_t { kSpan, kModule, kOperation };
 
 struct TraceEvent {
   TraceKind kind = TraceKind::kOperation;
@@ -42,9 +42,9 @@ struct TraceTotals {
 
 class TraceRecorder {
  public:
-  static constexpr size_t kMostEvents = 200'000;  // about 25 MB of JSON
+  static constexpr size_t kMaxEvents = 200'000;  // about 25 MB of JSON
 
-  explicit TraceRecorder(size_t most_events = kMostEvents) : most_events_(most_events) {}
+  explicit TraceRecorder(size_t max_events = kMaxEvents) : max_events_(max_events) {}
   ~TraceRecorder();  // calls stop(), so it must run on the thread that called start()
   TraceRecorder(const TraceRecorder&) = delete;
   TraceRecorder& operator=(const TraceRecorder&) = delete;
@@ -54,26 +54,26 @@ class TraceRecorder {
   bool recording() const { return scope_ != nullptr; }
 
   // Begin and end an event on this thread. Calls must be nested like function calls.
-  void enter(TraceKind kind, std::string_view name);
-  void leave();
+  void begin_event(TraceKind kind, std::string_view name);
+  void end_event();
 
   std::vector<TraceEvent> events() const;
   std::string name(uint32_t id) const;
-  int64_t dropped() const;  // events that were not kept because of most_events; the totals count them
+  int64_t dropped() const;  // events that were not kept because of max_events; the totals count them
   std::map<std::string, TraceTotals> operations() const { return by_name(operations_); }
   // Totals of forward and backward by innermost module.
   std::map<std::string, TraceTotals> modules() const { return by_name(modules_); }
 
  private:
-  struct Hooks;
-  struct Frame;
+  struct RecordFunctionCallbacks;
+  struct OpenEvent;
   uint32_t id_of(std::string_view name);  // mutex_ is held
   std::map<std::string, TraceTotals> by_name(const std::unordered_map<uint32_t, TraceTotals>& by_id) const;
-  void end(const Frame& frame, std::string_view name, int64_t now_ns, double communicated, bool shown);
+  void end(const OpenEvent& event, std::string_view name, int64_t now_ns, double communicated, bool shown);
 
-  const size_t most_events_;
-  uint64_t handle_ = 0;                      // of libtorch's callback
-  std::unique_ptr<comm::Propagated> scope_;  // makes this recorder visible to backward threads; null: stopped
+  const size_t max_events_;
+  uint64_t handle_ = 0;                        // of libtorch's callback
+  std::unique_ptr<comm::ContextValue> scope_;  // makes this recorder visible to backward threads; null: stopped
 
   mutable std::mutex mutex_;  // guards all members below
   std::vector<std::string> names_;
@@ -90,10 +90,10 @@ class TraceSpan {
  public:
   TraceSpan(TraceRecorder* recorder, std::string_view name)
       : recorder_(recorder && recorder->recording() ? recorder : nullptr) {
-    if (recorder_) recorder_->enter(TraceKind::kPart, name);
+    if (recorder_) recorder_->begin_event(TraceKind::kSpan, name);
   }
   ~TraceSpan() {
-    if (recorder_) recorder_->leave();
+    if (recorder_) recorder_->end_event();
   }
   TraceSpan(const TraceSpan&) = delete;
   TraceSpan& operator=(const TraceSpan&) = delete;

@@ -75,7 +75,7 @@ class RecipeReader {
     const std::string where = "override " + quote(text);
     const RecipeKey* key = find_recipe_key(path);
     if (!key) raise_unknown(where, path);
-    set_by_.erase(key);  // an override may replace the value of the file or of an earlier override
+    setting_origins_.erase(key);  // an override may replace the value of the file or of an earlier override
     set(*key, override_value(*key, text.substr(equals + 1), where), path, where);
     overridden_.push_back(key);
   }
@@ -101,11 +101,11 @@ class RecipeReader {
     check_batch();
     check_rounding();
     check_early_step();
-    check_extras();
+    check_dependent_keys();
     return std::move(recipe_);
   }
   // The recipe with only the type and the range of each value checked; names and paths are not expanded.
-  Recipe take() { return std::move(recipe_); }
+  Recipe take_unchecked() { return std::move(recipe_); }
 
  private:
   // Sets the keys of a mapping whose path from the root is `prefix`. A mapping is read recursively only if its path is
@@ -159,8 +159,8 @@ class RecipeReader {
   }
 
   void set(const RecipeKey& key, const YamlNode& node, const std::string& spelled, const std::string& at) {
-    // A key and its alias are the same entry of set_by_, so a file that has both is refused.
-    const auto [before, first] = set_by_.emplace(&key, SetBy{spelled, at});
+    // A key and its alias are the same entry of setting_origins_, so a file that has both is refused.
+    const auto [before, first] = setting_origins_.emplace(&key, SettingOrigin{spelled, at});
     TESSERA_CHECK(first, ErrorKind::kConfig, "[train.recipe] {}: '{}' is set twice, as '{}' at {}. Keep one.", at,
                   spelled, before->second.spelled, before->second.where);
     assign_value(key, node, at, recipe_);
@@ -176,10 +176,10 @@ class RecipeReader {
 
   // "FILE:LINE" or "override ..." that set a key, or the source of the recipe if the key has its default.
   std::string where(const std::string& path) const {
-    const auto found = set_by_.find(find_recipe_key(path));
-    return found == set_by_.end() ? source_ : found->second.where;
+    const auto found = setting_origins_.find(find_recipe_key(path));
+    return found == setting_origins_.end() ? source_ : found->second.where;
   }
-  bool is_set(const char* path) const { return set_by_.count(find_recipe_key(path)) > 0; }
+  bool is_set(const char* path) const { return setting_origins_.count(find_recipe_key(path)) > 0; }
 
   // Expands ~ and ~/x as a shell does. The path of a folder whose name begins with ~ is written ./~x.
   void expand_home(const char* key, std::string& path) const {
@@ -264,31 +264,31 @@ class RecipeReader {
   void check_early_step() const {
     const auto& optimizer = recipe_.optimizer;
     if (!optimizer.early_step_in_backward) return;
-    const auto check_beside = [&](bool good, const std::string& found) {
+    const auto check_combination = [&](bool good, const std::string& found) {
       check(good, "optimizer.early_step_in_backward",
             "found true with {}: parameters are updated before all gradients are computed.", found);
     };
-    check_beside(optimizer.max_grad_norm == 0,
-                 fmt::format("optimizer.max_grad_norm {}, wanted 0", optimizer.max_grad_norm));
-    check_beside(optimizer.name == "adamw" || optimizer.name == "sgd",
-                 fmt::format("optimizer.name {}, wanted adamw or sgd", optimizer.name));
-    check_beside(recipe_.train.on_nonfinite == "stop",
-                 fmt::format("train.on_nonfinite {}, wanted stop", recipe_.train.on_nonfinite));
+    check_combination(optimizer.max_grad_norm == 0,
+                      fmt::format("optimizer.max_grad_norm {}, wanted 0", optimizer.max_grad_norm));
+    check_combination(optimizer.name == "adamw" || optimizer.name == "sgd",
+                      fmt::format("optimizer.name {}, wanted adamw or sgd", optimizer.name));
+    check_combination(recipe_.train.on_nonfinite == "stop",
+                      fmt::format("train.on_nonfinite {}, wanted stop", recipe_.train.on_nonfinite));
   }
 
   // Checks that all keys that begin with `prefix` have their defaults, for keys that have no effect in this recipe.
-  void check_unset(const std::string& prefix, const std::string& wanted) const {
+  void check_unset(const std::string& prefix, const std::string& reason) const {
     const Recipe defaults;
     for (const auto& key : recipe_keys()) {
       const auto path = key.path();
       if (!path.starts_with(prefix)) continue;
       const auto value = format_value(key, recipe_);
-      check(value == format_value(key, defaults), path, "found {} {}.", value, wanted);
+      check(value == format_value(key, defaults), path, "found {} {}.", value, reason);
     }
   }
 
-  void check_extras() const {
-    if (!recipe_.lora.on()) {
+  void check_dependent_keys() const {
+    if (!recipe_.lora.is_enabled()) {
       check_unset("model.lora.", "without adapters, wanted model.lora.rank above 0 or a model.lora.path");
     }
     check(!recipe_.lora.double_quant || recipe_.lora.quantize == "nf4", "model.lora.double_quant",
@@ -307,14 +307,14 @@ class RecipeReader {
     if (train.steps) build_schedule(recipe_, *train.steps);
   }
 
-  struct SetBy {
+  struct SettingOrigin {
     std::string spelled;
     std::string where;
   };
   std::string source_;
   Recipe recipe_;
-  std::map<const RecipeKey*, SetBy> set_by_;  // keys that were set, by their path or alias
-  std::vector<const RecipeKey*> overridden_;  // in the order of the command line
+  std::map<const RecipeKey*, SettingOrigin> setting_origins_;  // keys that were set, by their path or alias
+  std::vector<const RecipeKey*> overridden_;                   // in the order of the command line
 };
 
 std::string read_text(const std::filesystem::path& file) {
@@ -353,23 +353,23 @@ Recipe parse_layout_settings(std::span<const std::string> settings, const std::s
                   quote(text));
     reader.override_with(text);
   }
-  return reader.take();
+  return reader.take_unchecked();
 }
 
 bool fit_to_ranks(std::initializer_list<int64_t*> dims, int64_t ranks) {
-  int64_t known = 1;        // product of the dims that are not -1
-  int64_t* open = nullptr;  // the dim that is -1
+  int64_t known = 1;            // product of the dims that are not -1
+  int64_t* open_dim = nullptr;  // the dim that is -1
   for (int64_t* dim : dims) {
     if (*dim == -1) {
-      if (open) return false;
-      open = dim;
+      if (open_dim) return false;
+      open_dim = dim;
     } else {
       if (*dim < 1 || *dim > ranks / known) return false;  // known <= ranks always holds: no overflow
       known *= *dim;
     }
   }
-  if (ranks % known != 0 || (!open && known != ranks)) return false;
-  if (open) *open = ranks / known;
+  if (ranks % known != 0 || (!open_dim && known != ranks)) return false;
+  if (open_dim) *open_dim = ranks / known;
   return true;
 }
 
@@ -381,8 +381,8 @@ RunLayout fit_layout(const ParallelSection& dims, int64_t world_size, const std:
                    .pp = dims.pp,
                    .ep = dims.ep};
   const auto sizes = {&layout.dp_replicate, &layout.dp_shard, &layout.tp, &layout.cp, &layout.pp};
-  const auto open = std::ranges::count_if(sizes, [](const int64_t* size) { return *size == -1; });
-  TESSERA_CHECK(open <= 1, ErrorKind::kConfig, "[{}] parallel: found -1 twice, wanted at most one -1.", where);
+  const auto open_dims = std::ranges::count_if(sizes, [](const int64_t* size) { return *size == -1; });
+  TESSERA_CHECK(open_dims <= 1, ErrorKind::kConfig, "[{}] parallel: found -1 twice, wanted at most one -1.", where);
   const bool fits = fit_to_ranks(sizes, world_size);
   TESSERA_CHECK(
       fits, ErrorKind::kConfig,

@@ -54,7 +54,7 @@ struct LoraSection {  // keys `model.lora.rank`, ...
   std::string quantize = "none";
   bool double_quant = false;
 
-  bool on() const { return rank > 0 || !path.empty(); }  // the run trains adapters
+  bool is_enabled() const { return rank > 0 || !path.empty(); }  // the run trains adapters
 };
 
 struct ParallelSection {

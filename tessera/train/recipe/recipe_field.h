@@ -21,8 +21,8 @@ FieldRef field_of(Recipe& recipe) {
   return member_of_section(recipe, Member);
 }
 
-inline constexpr Range kFromZero{.minimum = 0, .maximum = 1e15};
-inline constexpr Range kFromOne{.minimum = 1, .maximum = 1e15};
+inline constexpr ValueRange kFromZero{.minimum = 0, .maximum = 1e15};
+inline constexpr ValueRange kFromOne{.minimum = 1, .maximum = 1e15};
 inline const std::vector<const char*> kDtypes{"float32", "bfloat16"};
 
 // The keys of each section from optimizer to comm; defined in recipe_training_keys.cc.

@@ -10,7 +10,7 @@
 namespace tessera::train {
 namespace {
 
-constexpr Range kDimension{.minimum = -1, .maximum = 1 << 24, .without_zero = true};
+constexpr ValueRange kDimension{.minimum = -1, .maximum = 1 << 24, .without_zero = true};
 
 std::vector<RecipeKey> make_model_keys() {
   return {
@@ -102,13 +102,13 @@ std::vector<RecipeKey> make_data_keys() {
        .field = field_of<&DataSection::train>,
        .help = "Files to train on: a path (a file, a folder of shards, a pattern) or a list; an item may be a mapping "
                "of path, weight, format, columns, split. docs/data.md",
-       .mappings = Mappings::kSources,
+       .mappings = AcceptedMappings::kSources,
        .required = true,
        .aliases = {"training.dataset_path", "dataset.path_or_dataset_id"}},
       {.name = "validation",
        .field = field_of<&DataSection::validation>,
        .help = "Validation files, in the same form as data.train; empty: no validation",
-       .mappings = Mappings::kSources,
+       .mappings = AcceptedMappings::kSources,
        .aliases = {"validation.dataset_path", "validation_dataset.path_or_dataset_id"}},
       {.name = "format",
        .field = field_of<&DataSection::format>,
@@ -117,7 +117,7 @@ std::vector<RecipeKey> make_data_keys() {
       {.name = "columns",
        .field = field_of<&DataSection::columns>,
        .help = "Columns that have another name in the files: {OURS: THEIRS}, as in {messages: dialogue}",
-       .mappings = Mappings::kPairs},
+       .mappings = AcceptedMappings::kPairs},
       {.name = "sequence_length",
        .field = field_of<&DataSection::sequence_length>,
        .help = "Length of one sequence",

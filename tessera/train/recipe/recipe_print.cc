@@ -51,8 +51,8 @@ Recipe with_model_as_named(Recipe recipe) {
 }
 
 // Values come from format_value(), which read_recipe() reads back exactly; comments do not matter for reading.
-std::string to_yaml(const Recipe& given) {
-  const Recipe recipe = with_model_as_named(given);
+std::string to_yaml(const Recipe& recipe_with_paths) {
+  const Recipe recipe = with_model_as_named(recipe_with_paths);
   std::string out;
   for (const auto& section : recipe_sections()) {
     out += fmt::format("{}{}:  # {}\n", out.empty() ? "" : "\n", section.name, section.help);

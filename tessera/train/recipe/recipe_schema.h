@@ -23,7 +23,7 @@ namespace tessera::train {
 using FieldRef = std::variant<int64_t*, std::optional<int64_t>*, double*, bool*, std::string*,
                               std::vector<std::string>*, std::vector<double>*>;
 
-struct Range {
+struct ValueRange {
   double minimum = -std::numeric_limits<double>::infinity();
   double maximum = std::numeric_limits<double>::infinity();
   bool above_minimum = false;  // the minimum itself is out of range
@@ -32,7 +32,7 @@ struct Range {
 };
 
 // The YAML mappings that a field of type std::vector<std::string> accepts, in addition to a text and a list of texts.
-enum class Mappings {
+enum class AcceptedMappings {
   kNone,
   kPairs,    // one mapping; each of its entries becomes the text "KEY=VALUE"
   kSources,  // items may be mappings, each a data source (data_sources.h)
@@ -44,9 +44,9 @@ struct RecipeKey {
   FieldRef (*field)(Recipe&);  // pointer to the field: its type is the key's type, its value in Recipe{} the default
   const char* help;
   const char* unit = "";  // for numbers
-  Range range = {};       // for numbers
+  ValueRange range = {};  // for numbers
   size_t count = 0;       // for a list of numbers: its length; 0: any length
-  Mappings mappings = Mappings::kNone;
+  AcceptedMappings mappings = AcceptedMappings::kNone;
   bool required = false;                  // the key must be set and not be empty
   std::vector<const char*> allowed = {};  // for text: the accepted words; empty: any text
   // Paths of the same setting in configuration files of torchtitan and NeMo (Automodel, RL), with dots, from the root.

@@ -61,11 +61,11 @@ class TreeBuilder : public YAML::EventHandler {
                   source_, line_of(mark));
     // Weight and depth of the copy are known, so both limits are checked before it is made. Errors about values in the
     // copy name the line of the alias.
-    count(found->second.weight, line_of(mark));
+    add_weight(found->second.weight, line_of(mark));
     check_depth(found->second.depth, line_of(mark));
     YamlNode copy = found->second.node;
     copy.line = line_of(mark);
-    place(std::move(copy));
+    attach(std::move(copy));
   }
 
   void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
@@ -80,7 +80,7 @@ class TreeBuilder : public YAML::EventHandler {
   void OnMapEnd() override { close(); }
 
  private:
-  struct Open {
+  struct OpenContainer {
     YamlNode node;
     YAML::anchor_t anchor;
     std::optional<std::string> key;           // for a mapping: the key whose value comes next
@@ -99,7 +99,7 @@ class TreeBuilder : public YAML::EventHandler {
                   "[train.recipe] {}:{}: tag {}: a recipe has no tags. Remove it.", source_, line_of(mark), quote(tag));
   }
 
-  void count(size_t weight, int line) {
+  void add_weight(size_t weight, int line) {
     nodes_ += weight;
     TESSERA_CHECK(nodes_ <= kYamlLimitNodes, ErrorKind::kConfig,
                   "[train.recipe] {}:{}: more than {} values once its aliases are expanded", source_, line,
@@ -113,40 +113,40 @@ class TreeBuilder : public YAML::EventHandler {
 
   void open(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, YamlNode::Kind kind) {
     refuse_tag(mark, tag);
-    count(1, line_of(mark));
+    add_weight(1, line_of(mark));
     check_depth(1, line_of(mark));
     open_.push_back({.node = {.kind = kind, .line = line_of(mark)}, .anchor = anchor, .key = {}, .keys = {}});
   }
 
   void close() {
-    Open done = std::move(open_.back());
+    OpenContainer done = std::move(open_.back());
     open_.pop_back();
-    remember(done.node, done.anchor);
-    place(std::move(done.node));
+    store_anchor(done.node, done.anchor);
+    attach(std::move(done.node));
   }
 
   void add(YamlNode node, YAML::anchor_t anchor) {
-    count(weight_of(node), node.line);
-    remember(node, anchor);
-    place(std::move(node));
+    add_weight(weight_of(node), node.line);
+    store_anchor(node, anchor);
+    attach(std::move(node));
   }
 
   // Stores a copy of an anchored node. It is called when the node is complete, so an alias inside its own anchor finds
   // no entry and is refused; trees cannot become cyclic.
-  void remember(const YamlNode& node, YAML::anchor_t anchor) {
+  void store_anchor(const YamlNode& node, YAML::anchor_t anchor) {
     if (!anchor) return;
     const size_t weight = weight_of(node);
-    count(weight, node.line);  // the copy in `anchors_` takes memory, too
+    add_weight(weight, node.line);  // the copy in `anchors_` takes memory, too
     anchors_[anchor] = {node, weight, depth_of(node)};
   }
 
   // Attaches a complete node to the innermost open container. In a mapping, nodes are keys and values in turn.
-  void place(YamlNode node) {
+  void attach(YamlNode node) {
     if (open_.empty()) {
       root_ = std::move(node);
       return;
     }
-    Open& parent = open_.back();
+    OpenContainer& parent = open_.back();
     if (parent.node.kind == YamlNode::Kind::kSequence) {
       parent.node.items.push_back(std::move(node));
     } else if (parent.key) {
@@ -163,7 +163,7 @@ class TreeBuilder : public YAML::EventHandler {
 
   const std::string& source_;
   YamlNode root_;
-  std::vector<Open> open_;
+  std::vector<OpenContainer> open_;
   std::map<YAML::anchor_t, Anchored> anchors_;
   size_t nodes_ = 0;
 };
@@ -183,8 +183,8 @@ YamlNode parse_yaml(std::string_view text, const std::string& source) {
     TreeBuilder builder(source);
     if (!parser.HandleNextDocument(builder)) return {};
     YamlNode root = builder.take_root();
-    TreeBuilder rest(source);
-    TESSERA_CHECK(!parser.HandleNextDocument(rest), ErrorKind::kConfig,
+    TreeBuilder second_document(source);
+    TESSERA_CHECK(!parser.HandleNextDocument(second_document), ErrorKind::kConfig,
                   "[train.recipe] {}: more than one YAML document. Keep one.", source);
     return root;
   } catch (const YAML::Exception& error) {

@@ -18,7 +18,7 @@ namespace tessera::train {
 void check_run_folder(const Recipe& recipe) {
   const std::filesystem::path dir = recipe.checkpoint.dir;
   const RunMark mark(dir);
-  if (!mark.is_set() && std::filesystem::is_directory(dir)) mark.check_free();
+  if (!mark.is_set() && std::filesystem::is_directory(dir)) mark.check_names_unused();
   const auto exported = std::filesystem::weakly_canonical(dir / "model");
   for (const auto& [key, path] : {std::pair("model.path", recipe.model.path), {"model.lora.path", recipe.lora.path}}) {
     TESSERA_CHECK(

@@ -9,7 +9,7 @@
 
 namespace tessera::train {
 
-void EarlyStopping::add(int64_t step, double loss) {
+void EarlyStopping::add_validation(int64_t step, double loss) {
   if (std::isfinite(loss) && (!best_ || loss < *best_ - options_.min_delta)) {
     best_ = loss;
     best_step_ = step;

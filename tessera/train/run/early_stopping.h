@@ -1,7 +1,7 @@
 // Decides whether a run ends because its validation loss no longer falls.
 //
 //   EarlyStopping stopping({.patience = 3, .min_delta = 0.01});
-//   stopping.add(step, loss);                 // after each validation
+//   stopping.add_validation(step, loss);      // after each validation
 //   if (stopping.is_over()) ...
 //
 // The decision depends only on the losses. Ranks that add the same losses therefore end in the same step. Plain data;
@@ -24,7 +24,7 @@ class EarlyStopping {
  public:
   explicit EarlyStopping(const EarlyStoppingOptions& options) : options_(options) {}
   // Adds the validation loss measured after `step`. A loss that is not finite counts as not better.
-  void add(int64_t step, double loss);
+  void add_validation(int64_t step, double loss);
   bool is_over() const { return options_.patience > 0 && without_better_ >= options_.patience; }
   // "validation loss has not fallen below 2.3100 (after step 40) in 3 validations"
   std::string reason() const;

@@ -24,10 +24,10 @@ void resolve_model_source(Recipe& recipe);
 
 // The model that a run starts from, in a form that is valid in every working directory: a name of the Hub, or an
 // absolute path. It is stored in the run's checkpoints.
-std::string base_to_keep(const Recipe& recipe);
+std::string base_model_reference(const Recipe& recipe);
 // The folder of the model that the run of a checkpoint started from. Empty if `weights` does not record it (PyTorch's
 // checkpoints and other files), or the model no longer exists. Error kFormat for a damaged checkpoint.
-std::filesystem::path base_of(const std::filesystem::path& weights);
+std::filesystem::path base_model_folder(const std::filesystem::path& weights);
 
 // The name of the model for other programs: its name on the Hub, with the revision if it is not main; else the path as
 // the user wrote it.

@@ -35,10 +35,10 @@ std::vector<std::string> resume_notes(const std::string& saved_yaml, const Recip
     notes.push_back(fmt::format("[train.resume] settings changed since: {}", fmt::join(changes, ", ")));
   }
   if (first_step >= steps) {
-    const auto wanted = recipe.train.epochs ? fmt::format("train.epochs {}", *recipe.train.epochs)
-                                            : fmt::format("train.steps {}", steps);
+    const auto duration_setting = recipe.train.epochs ? fmt::format("train.epochs {}", *recipe.train.epochs)
+                                                      : fmt::format("train.steps {}", steps);
     notes.push_back(fmt::format("[train.resume] nothing is left to train: {} steps are done, and {} asks for no more.",
-                                first_step, wanted));
+                                first_step, duration_setting));
   }
   return notes;
 }

@@ -56,7 +56,7 @@ std::shared_ptr<const data::Dataset> load_dataset(const Recipe& recipe, const Ru
 // on a thread of its own. Meanwhile the ranks exchange short messages, each long before its time-out, until all ranks
 // are done. If the exchange throws because a rank died, `stop` asks the action to end, so that this rank ends soon,
 // too. COLLECTIVE over the group.
-void attempt_long_together(comm::Group& group, const std::function<void(const std::atomic<bool>& stop)>& action) {
+void attempt_long_on_all_ranks(comm::Group& group, const std::function<void(const std::atomic<bool>& stop)>& action) {
   std::atomic<bool> stop{false};
   if (group.size() == 1) return action(stop);
   auto outcome = std::async(std::launch::async, [&] { action(stop); });
@@ -64,8 +64,8 @@ void attempt_long_together(comm::Group& group, const std::function<void(const st
   try {
     for (bool all_done = false; !all_done;) {
       const bool done = outcome.wait_for(pause) == std::future_status::ready;
-      const auto told = comm::all_gather_bytes(group, done ? "done" : "");
-      all_done = std::ranges::none_of(told, [](const auto& text) { return text.empty(); });
+      const auto done_flags = comm::all_gather_bytes(group, done ? "done" : "");
+      all_done = std::ranges::none_of(done_flags, [](const auto& text) { return text.empty(); });
       pause = std::min(pause * 2, std::chrono::milliseconds(500));
     }
   } catch (...) {
@@ -97,15 +97,16 @@ RunData load_run_data(const Recipe& recipe, bool quiet, const std::atomic<bool>*
 
 RunData load_run_data(const Recipe& recipe, bool quiet) { return load_run_data(recipe, quiet, nullptr); }
 
-RunData load_run_data_together(const Recipe& recipe, const comm::World& world, comm::Group& everyone) {
+RunData load_run_data_on_all_ranks(const Recipe& recipe, const comm::World& world, comm::Group& world_group) {
   RunData run;
   const bool first = world.info().local_rank == 0, quiet = world.info().rank != 0;
-  attempt_long_together(everyone, [&](const auto& stop) {
+  attempt_long_on_all_ranks(world_group, [&](const auto& stop) {
     if (first) run = load_run_data(recipe, quiet, &stop);
   });
-  attempt_long_together(everyone, [&](const auto& stop) {  // reads the cache; with data.cache off, tokenizes as well
-    if (!first) run = load_run_data(recipe, quiet, &stop);
-  });
+  attempt_long_on_all_ranks(world_group,
+                            [&](const auto& stop) {  // reads the cache; with data.cache off, tokenizes as well
+                              if (!first) run = load_run_data(recipe, quiet, &stop);
+                            });
   return run;
 }
 

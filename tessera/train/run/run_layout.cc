@@ -28,7 +28,7 @@ pipeline::Schedule schedule_of(const Recipe& recipe, const RunLayout& layout, co
 
 // The message of the Error that `call` throws; empty if it throws none.
 template <class Call>
-std::string refusal_of(const Call& call) {
+std::string error_message_of(const Call& call) {
   try {
     call();
   } catch (const Error& error) {
@@ -44,7 +44,7 @@ void check_layers_of_stages(const ParallelSection& parallel, const RunLayout& la
   for (int64_t layers = 1; layers <= config.num_hidden_layers; ++layers) {
     auto tried = parallel;
     tried.layers_per_stage = layers;
-    if (refusal_of([&] { stages_of_a_rank(tried, config, layout.pp); }).empty()) fitting.push_back(layers);
+    if (error_message_of([&] { stages_of_a_rank(tried, config, layout.pp); }).empty()) fitting.push_back(layers);
   }
   TESSERA_CHECK(std::ranges::find(fitting, *parallel.layers_per_stage) != fitting.end(), ErrorKind::kConfig,
                 "[train.layout] parallel.layers_per_stage: found {} for {} layers on {} ranks with {}, wanted {}, or "
@@ -54,9 +54,9 @@ void check_layers_of_stages(const ParallelSection& parallel, const RunLayout& la
 }
 
 void check_micro_batches(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config) {
-  const auto reason = refusal_of([&] { schedule_of(recipe, layout, config, layout.micro_batches); });
+  const auto reason = error_message_of([&] { schedule_of(recipe, layout, config, layout.micro_batches); });
   // Every schedule supports two micro-batches per rank. If it fails with them too, the batch size is not the reason.
-  if (reason.empty() || !refusal_of([&] { schedule_of(recipe, layout, config, 2 * layout.pp); }).empty()) return;
+  if (reason.empty() || !error_message_of([&] { schedule_of(recipe, layout, config, 2 * layout.pp); }).empty()) return;
   raise(ErrorKind::kConfig,
         "[train.layout] parallel.schedule: {} A step has {} micro-batches: train.global_batch_size {} over {} "
         "data-parallel ranks, train.local_batch_size {} each time. Lower train.local_batch_size, or raise "
@@ -77,10 +77,11 @@ void check_pipeline(const Recipe& recipe, const RunLayout& layout, const ModelCo
 }
 
 void check_quantized(const Recipe& recipe) {
-  const auto& how = recipe.lora.quantize;
+  const auto& quantization = recipe.lora.quantize;
   const std::filesystem::path weights = recipe.model.weights;
   TESSERA_CHECK(
-      how != "gguf" || (weights.extension() == ".gguf" && recipe.model.init == "pretrained"), ErrorKind::kConfig,
+      quantization != "gguf" || (weights.extension() == ".gguf" && recipe.model.init == "pretrained"),
+      ErrorKind::kConfig,
       "[train.layout] model.lora.quantize: found gguf with model.weights {} and model.init {}, wanted a .gguf "
       "file and pretrained. Name the file, or use nf4.",
       weights.empty() ? "unset" : quote(weights.string()), recipe.model.init);
@@ -135,7 +136,7 @@ void check_layout(const Recipe& recipe, const RunLayout& layout, const ModelConf
                 "[train.layout] precision.fp8: found true with tp {}, whose linears are DTensors. Set parallel.tp to "
                 "1, or precision.fp8 to false.",
                 layout.tp);
-  TESSERA_CHECK(!recipe.precision.fp8 || !recipe.lora.on(), ErrorKind::kConfig,
+  TESSERA_CHECK(!recipe.precision.fp8 || !recipe.lora.is_enabled(), ErrorKind::kConfig,
                 "[train.layout] precision.fp8: found true with model.lora, whose base linears are not converted. Turn "
                 "one of them off.");
 }
@@ -147,11 +148,11 @@ std::string describe_layout(const RunLayout& layout) {
 
 std::string describe_pipeline(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config) {
   const auto schedule = schedule_of(recipe, layout, config, layout.micro_batches);
-  const auto told = pipeline::simulate(schedule);
+  const auto simulated = pipeline::simulate(schedule);
   return fmt::format("{}, stages of {} layers, ranks wait {:.0f} % of the time and hold {} micro-batches at most",
                      schedule.name,
                      fmt::join(pipeline::plan_stages(config.num_hidden_layers, schedule.rank_of).layers, ", "),
-                     100 * told.bubble_share, *std::ranges::max_element(told.max_held));
+                     100 * simulated.bubble_share, *std::ranges::max_element(simulated.max_held));
 }
 
 ParallelizeModelOptions layout_options(const ParallelSection& parallel, const MeshPtr& mesh) {

@@ -3,7 +3,7 @@
 //
 //   const RunLayout layout = resolve_layout(recipe, world->size());
 //   check_layout(recipe, layout, config);                                 // before any weight is read
-//   auto options = pipeline_options(recipe, config, place.mesh());
+//   auto options = pipeline_options(recipe, config, run_mesh.mesh());
 //
 // No communication.
 #pragma once

@@ -27,9 +27,9 @@ MeshPtr RunMesh::data_parallel() const {
   return mesh_->slice({"dp_replicate", "dp_shard"});
 }
 
-bool RunMesh::counts() const { return mesh_->local_rank(mesh_->dim_of("tp")) == 0; }
+bool RunMesh::is_counted() const { return mesh_->local_rank(mesh_->dim_of("tp")) == 0; }
 
-data::Batch RunMesh::own_tokens(const data::Batch& rows) const {
+data::Batch RunMesh::local_tokens(const data::Batch& rows) const {
   const int64_t dim = mesh_->dim_of("cp");
   if (mesh_->size(dim) == 1) return rows;
   const kernels::ContextLayout layout(rows.tokens.size(1), mesh_->size(dim));

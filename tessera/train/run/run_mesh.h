@@ -1,10 +1,11 @@
 // The device mesh of a run, and the coordinates of this rank in it: which rows the rank reads, which ranks share its
 // parameters, and which ranks report.
 //
-//   RunMesh place(resolve_layout(recipe, world->size()), "cpu", world);       // with the same layout on all ranks
-//   data_parallel(*model, blocks, {.mesh = place.data_parallel()});
-//   auto batch = place.own_tokens(loader.next_global_slice(global, place.data_rank() * rows, rows));
-//   TrainStep step(*model, *optimizer, place.world().group(place.mesh()->device_type()), {.counts = place.counts()});
+//   RunMesh run_mesh(resolve_layout(recipe, world->size()), "cpu", world);    // with the same layout on all ranks
+//   data_parallel(*model, blocks, {.mesh = run_mesh.data_parallel()});
+//   auto batch = run_mesh.local_tokens(loader.next_global_slice(global, run_mesh.data_rank() * rows, rows));
+//   TrainStep step(*model, *optimizer, run_mesh.world().group(run_mesh.mesh()->device_type()),
+//                  {.is_counted = run_mesh.is_counted()});
 //
 // The mesh of all ranks has the dims (pp, dp_replicate, dp_shard, cp, tp). The last dim varies fastest, so that ranks
 // with the most traffic have neighbouring numbers. Expert parallelism has no dim of its own; it divides dp x cp x tp.
@@ -28,8 +29,8 @@ class RunMesh {
 
   comm::World& world() const { return *world_; }
   // All ranks. COLLECTIVE over the world at its first use.
-  comm::Group& everyone() const { return *world_->group(); }
-  bool chief() const { return world_->rank() == 0; }  // rank 0 writes checkpoint manifests, metrics and logs
+  comm::Group& world_group() const { return *world_->group(); }
+  bool is_rank_zero() const { return world_->rank() == 0; }  // rank 0 writes checkpoint manifests, metrics and logs
   const MeshPtr& mesh() const { return mesh_; }
 
   // Data parallel rank and world size: the global batch is divided into data_size() equal shares, and this rank reads
@@ -41,9 +42,9 @@ class RunMesh {
   MeshPtr data_parallel() const;
   // Whether tokens and losses of this rank are added to the sums over the global batch: true for one rank of each tp
   // group. In a pipeline, TrainStep counts only those of these ranks that have the last stage.
-  bool counts() const;
+  bool is_counted() const;
   // The tokens of this rank, out of rows that its whole cp group reads (kernels::ContextLayout); all tokens without cp.
-  data::Batch own_tokens(const data::Batch& rows) const;
+  data::Batch local_tokens(const data::Batch& rows) const;
   // The mesh of the ranks of this rank's pipeline; null without pipeline parallelism.
   MeshPtr pipeline() const;
   // The ranks of this rank's pipeline stage, which hold the same parameters: CheckpointOptions::stage_ranks.

@@ -15,7 +15,7 @@ std::vector<data::Batch> micro_batches(const data::Batch& batch, int64_t rows);
 
 // This data parallel rank's share of all rows, in batches of `rows` rows, with the tokens of this rank's cp shard. A
 // rank with fewer rows than others gets rows of padding, so that all ranks have the same number of batches.
-std::vector<data::Batch> share_of_rows(const data::Dataset& dataset, int64_t rows, const RunMesh& place);
+std::vector<data::Batch> batches_of_rank(const data::Dataset& dataset, int64_t rows, const RunMesh& run_mesh);
 
 // The prompt of a sample, from a batch of one row on the CPU: the tokens of the first document up to the first token
 // that is a label (the prompt of a chat, for example). If all tokens are labels (plain text): at most the first 16.

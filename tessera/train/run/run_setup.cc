@@ -45,7 +45,7 @@ comm::DeviceRequest device_request(const Recipe& recipe) {
 
 // Makes libtorch use deterministic kernels in the whole process. An operation of an accelerator without such a kernel
 // throws when it runs.
-void add_up_in_one_order() {
+void use_deterministic_kernels() {
   auto& context = at::globalContext();
   context.setDeterministicAlgorithms(true, /*warn_only=*/false);
   context.setDeterministicFillUninitializedMemory(false);  // not needed: no code here reads memory before writing it
@@ -58,7 +58,7 @@ void add_up_in_one_order() {
 // comm.backend=nccl with device auto selects cuda. COLLECTIVE over the world.
 std::string mesh_device(const Recipe& recipe, comm::World& world) {
   auto request = device_request(recipe);
-  if (recipe.train.deterministic) add_up_in_one_order();
+  if (recipe.train.deterministic) use_deterministic_kernels();
   comm::set_device_backend_settings(
       {.high_priority_streams = recipe.comm.high_priority_streams, .split_groups = recipe.comm.split_groups});
   if (recipe.comm.backend == "nccl") {
@@ -153,7 +153,7 @@ std::string describe_run_device(const Recipe& recipe, int64_t ranks) {
 }
 
 RunMesh build_run_mesh(const Recipe& recipe, const std::shared_ptr<comm::World>& world) {
-  kernels::agree_on_kernels(*world->group());
+  kernels::synchronize_kernel_choices(*world->group());
   return {resolve_layout(recipe, world->size()), mesh_device(recipe, *world), world};
 }
 
@@ -165,14 +165,15 @@ namespace {
 // when all modules exist.
 std::shared_ptr<CausalLM> make_stages(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh) {
   const auto own = dtype_of("model.dtype", recipe.model.dtype),
-             learnt = recipe.optimizer.master_weights ? at::kFloat : own;
+             trained_dtype = recipe.optimizer.master_weights ? at::kFloat : own;
   const auto adapters = adapter_config(recipe);
-  auto model = make_model(config, {.dtype = adapters ? own : learnt, .device = c10::Device(at::kMeta)});
-  if (const auto& how = recipe.lora.quantize; how != "none") {  // before adapters, which wrap the quantized linears
-    nn::quantize_linears(*model, {.format = how == "gguf" ? nn::Quantization::kGguf : nn::Quantization::kNf4,
+  auto model = make_model(config, {.dtype = adapters ? own : trained_dtype, .device = c10::Device(at::kMeta)});
+  // Before adapters, which wrap the quantized linears.
+  if (const auto& quantization = recipe.lora.quantize; quantization != "none") {
+    nn::quantize_linears(*model, {.format = quantization == "gguf" ? nn::Quantization::kGguf : nn::Quantization::kNf4,
                                   .double_quant = recipe.lora.double_quant});
   }
-  if (adapters) add_adapters(*model, *adapters, learnt);
+  if (adapters) add_adapters(*model, *adapters, trained_dtype);
   if (recipe.precision.fp8) nn::convert_to_float8(*model);
   keep_stages(*model, pipeline_options(recipe, config, mesh));
   return model;
@@ -210,8 +211,8 @@ std::shared_ptr<CausalLM> lay_out_model(const Recipe& recipe, const ModelConfig&
 void check_parallel_model(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config, int64_t rank) {
   if (layout.ranks_of_stage() == 1) return;
   const int64_t ranks = layout.pp * layout.ranks_of_stage();
-  const auto world =
-      comm::World::create_fake(static_cast<int>(rank), static_cast<int>(ranks), std::make_shared<comm::FakeAccount>());
+  const auto world = comm::World::create_fake(static_cast<int>(rank), static_cast<int>(ranks),
+                                              std::make_shared<comm::FakeCostAccount>());
   lay_out_model(recipe, config, RunMesh(layout, "cpu", world).mesh());
 }
 
@@ -225,7 +226,7 @@ std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& c
   }
   if (!recipe.lora.path.empty()) {
     load_adapters(*model, recipe.lora.path);
-  } else if (recipe.lora.on()) {
+  } else if (recipe.lora.is_enabled()) {
     init_adapters(*model, static_cast<uint64_t>(recipe.train.seed));
   }
   return model;
@@ -233,7 +234,7 @@ std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& c
 
 std::string describe_precision(const Recipe& recipe) {
   const auto& dtype = recipe.model.dtype;
-  if (recipe.lora.on()) {
+  if (recipe.lora.is_enabled()) {
     return fmt::format(
         "[train.precision] model.dtype={}: the dtype of the base model, which is frozen; adapters and optimizer "
         "state are {}.",
@@ -323,7 +324,7 @@ TrainingState training_state(CausalLM& model, optim::Optimizer& optimizer) {
 
 // Each name is saved by the first stage that holds it: all stages exchange their names, and a stage drops the names of
 // earlier stages.
-TrainingState saved_of_stage(const TrainingState& state, comm::Group& pipeline) {
+TrainingState tensors_saved_by_stage(const TrainingState& state, comm::Group& pipeline) {
   std::vector<std::string> names;
   for (const auto& [name, tensor] : state.tensors) names.push_back(name);
   for (const auto& [name, object] : state.objects) names.push_back(name);

@@ -1,7 +1,7 @@
 // Builds the parts of a run from its recipe: data, mesh, model, optimizer, and the state dict of a checkpoint.
 //
 //   RunData data = load_run_data(recipe);
-//   auto model = build_model(recipe, config, place.mesh());        // sharded, with its weights
+//   auto model = build_model(recipe, config, run_mesh.mesh());     // sharded, with its weights
 #pragma once
 
 #include <filesystem>
@@ -36,9 +36,9 @@ struct RunData {
 // Reads, tokenizes and packs all data of the run, or reads the rows from data.cache. `quiet`: does not log which
 // formats were recognised. Error kIo and kFormat name the file and line. No communication.
 RunData load_run_data(const Recipe& recipe, bool quiet = false);
-// The same on every rank, where one rank of each host tokenizes for all ranks of this host. `everyone` is the group of
-// the world. COLLECTIVE over `everyone`.
-RunData load_run_data_together(const Recipe& recipe, const comm::World& world, comm::Group& everyone);
+// The same on every rank, where one rank of each host tokenizes for all ranks of this host. `world_group` is the group
+// of the world. COLLECTIVE over `world_group`.
+RunData load_run_data_on_all_ranks(const Recipe& recipe, const comm::World& world, comm::Group& world_group);
 
 // The config of model.path with the expert capacity of the recipe. Error kConfig for a data.sequence_length above the
 // context of the model.
@@ -58,7 +58,7 @@ std::string describe_run_adapters(const Recipe& recipe, const ModelConfig& confi
 
 // A text of the adapter settings that must not change when a run resumes: rank, alpha, targets, variants, quantization.
 // "none" if the run has no adapters.
-std::string identity_of_adapters(const Recipe& recipe);
+std::string adapter_identity(const Recipe& recipe);
 
 // The adapter config of the section lora, or of the folder lora.path if it is set. Empty if the run has no adapters.
 // Errors as read_adapter_config().
@@ -106,7 +106,7 @@ struct TrainingState {
 TrainingState training_state(CausalLM& model, optim::Optimizer& optimizer);
 // The entries of `state` that this pipeline stage saves. A tied weight is held by two stages and saved by the first
 // one. COLLECTIVE over the pipeline.
-TrainingState saved_of_stage(const TrainingState& state, comm::Group& pipeline);
+TrainingState tensors_saved_by_stage(const TrainingState& state, comm::Group& pipeline);
 
 // Rows that a run with train.epochs trains on, summed over all epochs. Empty with train.steps, where every step has a
 // full batch.

@@ -5,8 +5,8 @@
 //
 //   EarlyUpdates early(model, optimizer);
 //   early.begin(lr, before_update);
-//   pipeline.step(micro_batches, {.before_last_backward = [&] { early.open(); }});
-//   at::Tensor norm = early.end();              // COLLECTIVE over the meshes of the parameters
+//   pipeline.step(micro_batches, {.before_last_backward = [&] { early.enable_updates(); }});
+//   at::Tensor norm = early.finish_step();      // COLLECTIVE over the meshes of the parameters
 //   optimizer.step();                           // the parameters that were not updated yet
 #pragma once
 
@@ -39,18 +39,18 @@ class EarlyUpdates {
   void begin(double lr, std::function<void()> before_update);
   // Call before the backward of the last micro-batch: gradients that are reduced from here on are complete, and their
   // parameters are updated.
-  void open();
+  void enable_updates();
   // The norm of all gradients of the step: of the parameters that were updated early, and of those that still have
   // their gradients. COLLECTIVE over the meshes of the parameters.
-  at::Tensor end();
+  at::Tensor finish_step();
 
  private:
   void update(const std::vector<at::Tensor>& parameters);
   CausalLM& model_;
   optim::Optimizer& optimizer_;
-  optim::GradNormInParts norm_;
+  optim::GradNormAccumulator norm_;
   std::function<void()> before_update_;
-  bool open_ = false;
+  bool updates_enabled_ = false;
 };
 
 }  // namespace tessera::train

@@ -218,7 +218,7 @@ StepSignals TrainStep::launch(const std::vector<data::Batch>& micro_batches, dou
   const double divisor = static_cast<double>(std::max<int64_t>(step.result.label_tokens, 1));
   const bool reduce_each = is_fully_sharded(model_) && !options_.defer_gradient_sync;
   const auto inputs = inputs_.stage(micro_batches);
-  if (float8_) float8_->begin();
+  if (float8_) float8_->begin_float8_step();
   const auto balance = compute_balance_loss(inputs);
   pipeline::PipelineStepOptions step_options{.loss_divisor = divisor, .reduce_each = reduce_each};
   if (early_) {

@@ -7,7 +7,7 @@
 // the result of the previous step:
 //
 //   step.launch(micro_batches, lr);
-//   while (step.unsettled() > 1) report(step.settle());
+//   while (step.pending_steps() > 1) report(step.read_step_result());
 //
 // The loss of a step is the sum of the losses of all label tokens of the global batch, divided by their number. It does
 // not depend on the number of ranks and micro-batches. Gradients are those of this loss.
@@ -61,7 +61,7 @@ struct StepOptions {
   bool defer_gradient_sync = false;
   // Whether the tokens and the loss of this rank are counted. False for a rank whose rows are counted by another rank
   // (tensor parallel). In a pipeline, only the rank of the last stage counts, whatever this value.
-  bool counts = true;
+  bool is_counted = true;
   // Called right before a step changes parameters and optimizer state. Not called for a step that the host skips.
   std::function<void()> before_update = {};
   // For float8 linears. true: a weight is converted once per step and the float8 copy is kept, at 1 byte per element of
@@ -86,8 +86,8 @@ struct StepResult {
   int64_t memory_bytes = 0;              // the largest resident set among the ranks
   // Seconds that each rank spent in collectives of steps since the previous result, including waiting for other ranks.
   std::vector<double> communication_seconds{};
-  bool skipped = false;  // loss or gradient norm was not finite, and the parameters were not updated
-  StepSignals heard{};   // the flags of all ranks, as launch() returned them
+  bool skipped = false;       // loss or gradient norm was not finite, and the parameters were not updated
+  StepSignals all_signals{};  // the flags of all ranks, as launch() returned them
 };
 
 class TrainStep {
@@ -98,31 +98,31 @@ class TrainStep {
   // Starts a step. `micro_batches`: the rows of this rank, the same number of micro-batches on every rank, and the same
   // rows on all ranks of a pipeline. Returns the flags of all ranks; if `failed` is set, no step was started. Error
   // kFormat on all ranks, before any computation, for a label that is no class of the model. Where launch() does not
-  // run ahead, also the errors of settle(). COLLECTIVE over the group.
+  // run ahead, also the errors of read_step_result(). COLLECTIVE over the group.
   StepSignals launch(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals = {});
   // Returns the result of the oldest launched step whose result was not returned yet. Error kInternal if there is no
   // such step, and for a loss or norm that is not finite unless such steps are skipped. After this error the model is
   // unchanged; but where launch() runs ahead, and with early_step, the model holds values that are not finite.
   // COLLECTIVE over the group.
-  StepResult settle();
+  StepResult read_step_result();
   // Number of launched steps whose result was not returned yet.
-  int unsettled() const { return static_cast<int>(launched_.size()); }
-  // Whether launch() returns while the device still computes, so that settle() right after it would wait.
+  int pending_steps() const { return static_cast<int>(launched_.size()); }
+  // Whether launch() returns while the device still computes, so that read_step_result() right after it would wait.
   bool runs_ahead() const { return runs_ahead_; }
-  // launch() and settle(). Error kInternal if the result of an earlier step was not returned yet.
+  // launch() and read_step_result(). Error kInternal if the result of an earlier step was not returned yet.
   StepResult run(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals = {});
   pipeline::Pipeline& pipeline() { return pipeline_; }
 
  private:
-  struct Launched {
+  struct LaunchedStep {
     StepResult result{};
     at::Tensor numbers{};   // float64 on the host: loss of this rank, gradient norm, with routers the balance loss
     DeviceEvent written{};  // recorded after the copy into `numbers`; without an event the copy is complete
   };
   void exchange_counts(const std::vector<data::Batch>& micro_batches, const StepSignals& signals, StepResult& result);
-  at::Tensor count_routes(const std::vector<ModelInputs>& micro_batches);
-  void read_numbers(std::vector<at::Tensor> numbers, Launched& step) const;
-  void gather_result(Launched& step);
+  at::Tensor compute_balance_loss(const std::vector<ModelInputs>& micro_batches);
+  void copy_numbers_to_host(std::vector<at::Tensor> numbers, LaunchedStep& step) const;
+  void gather_result(LaunchedStep& step);
   CausalLM& model_;
   optim::Optimizer& optimizer_;
   std::shared_ptr<comm::Group> group_;
@@ -131,21 +131,21 @@ class TrainStep {
   StagedInputs inputs_;
   bool runs_ahead_;
   std::unique_ptr<EarlyUpdates> early_;  // null: parameters are updated after backward
-  std::deque<Launched> launched_;        // steps whose result was not returned yet, oldest first
+  std::deque<LaunchedStep> launched_;    // steps whose result was not returned yet, oldest first
   // Seconds of this rank in collectives: the clock of comm::communication_seconds() when the current call of launch()
-  // or settle() began, and the seconds of earlier calls that no result has reported yet.
-  double communicated_from_ = 0, untold_ = 0;
+  // or read_step_result() began, and the seconds of earlier calls that no result has reported yet.
+  double collective_seconds_at_call_start_ = 0, unreported_collective_seconds_ = 0;
   std::shared_ptr<nn::RouterStatistics> routers_;  // null: no load-balance loss
-  std::shared_ptr<nn::Float8Steps> float8_;        // null: no float8 weights are kept
+  std::shared_ptr<nn::Float8StepCounter> float8_;  // null: no float8 weights are kept
 };
 
 // Mean loss over the label tokens of the `batches` of all ranks. Each rank passes its own rows, in the same number of
-// batches. `group` and `counts` as for TrainStep. Computes no gradients. COLLECTIVE over the group.
+// batches. `group` and `is_counted` as for TrainStep. Computes no gradients. COLLECTIVE over the group.
 double validation_loss(CausalLM& model, const std::shared_ptr<comm::Group>& group,
-                       const std::vector<data::Batch>& batches, bool counts = true);
+                       const std::vector<data::Batch>& batches, bool is_counted = true);
 // The same for a model that is divided into the stages of `pipeline`.
 double validation_loss(CausalLM& model, pipeline::Pipeline& pipeline, const std::shared_ptr<comm::Group>& group,
-                       const std::vector<data::Batch>& batches, bool counts = true);
+                       const std::vector<data::Batch>& batches, bool is_counted = true);
 
 // Resident set of this process in bytes, now and its peak. The memory of other ranks that this process maps and reads
 // in place is not counted.
