@@ -38,7 +38,7 @@ bool Fsdp1State::init_root(const std::vector<NamedState>& states) {
     if (auto* state = dynamic_cast<Fsdp1State*>(each->second)) state->cast_buffers(visited);
   }
   return std::ranges::any_of(states, [](const NamedState& each) {
-    const auto* group = each.second->gathered();
+    const auto* group = each.second->param_group();
     return group != nullptr && has_streams(group->device());
   });
 }

@@ -58,8 +58,8 @@ at::Tensor GradBucket::prepare(size_t position, const at::Tensor& gradient) {
   if (!flat_.is_open()) open_buffer();
   if (exposed_[position]) discard_zeroed_gradients();
   if (!is_dtensor(gradient)) return gradient;
-  const auto& wanted = placements(param.parameter);
-  return to_local(placements(gradient) == wanted ? gradient : redistribute(gradient, wanted));
+  const auto& target = placements(param.parameter);
+  return to_local(placements(gradient) == target ? gradient : redistribute(gradient, target));
 }
 
 void GradBucket::add(size_t position, const at::Tensor& local) { flat_.add(position, local); }

@@ -56,14 +56,14 @@ void FsdpParamGroup::redistribute_gradients(std::vector<at::Tensor>& gradients) 
     const auto& param = shards_.params()[gradient_params_[i]];
     at::Tensor& gradient = gradients[i];
     if (!gradient.defined()) continue;
-    const bool wanted = param.tensor_parallel && !param.tensor_parallel->plain;
+    const bool expects_dtensor = param.tensor_parallel && !param.tensor_parallel->plain;
     TESSERA_CHECK(
-        is_dtensor(gradient) == wanted, ErrorKind::kShape,
+        is_dtensor(gradient) == expects_dtensor, ErrorKind::kShape,
         "[fsdp.backward] {}: the gradient of {} is {}, wanted {}. Let its module compute on DTensors alone, or "
         "on plain tensors alone.",
         name(), param.name, is_dtensor(gradient) ? "a DTensor" : "a plain tensor",
-        wanted ? "a DTensor" : "a plain tensor");
-    if (wanted) gradient = redistribute(gradient, param.tensor_parallel->placements, {.async_op = true});
+        expects_dtensor ? "a DTensor" : "a plain tensor");
+    if (expects_dtensor) gradient = redistribute(gradient, param.tensor_parallel->placements, {.async_op = true});
   }
 }
 

@@ -171,7 +171,7 @@ FsdpStats fsdp_stats(nn::Module& root) {
   // All states below one root share a schedule, which holds the counts; it is counted once.
   std::set<FsdpCommSchedule*> seen;
   for (auto* state : sharding_states_of(root)) {
-    if (state->gathered() != nullptr) sum.accumulated_bytes += state->gathered()->accumulated_bytes();
+    if (state->param_group() != nullptr) sum.accumulated_bytes += state->param_group()->accumulated_bytes();
     auto* schedule = state->schedule();
     if (schedule == nullptr || !seen.insert(schedule).second) continue;
     const auto& stats = schedule->stats();

@@ -21,7 +21,7 @@ class ShardingState : public DataParallelState, public std::enable_shared_from_t
   ShardingState(nn::Module& module, MixedPrecisionPolicy policy, std::shared_ptr<ShardedParamGroup> group);
   void install_hooks();
 
-  ShardedParamGroup* gathered() const { return group_.get(); }
+  ShardedParamGroup* param_group() const { return group_.get(); }
   FsdpCommSchedule* schedule() const { return schedule_.get(); }
   bool synchronizes() const override { return !group_ || group_->synchronize; }
   void set_synchronize(bool on) override;
