@@ -5,7 +5,7 @@
 #include "tessera/base/text/json.h"
 #include "tessera/base/text/quote.h"
 #include "tessera/data/records/row_source.h"
-#include "tessera/data/records/text_stream.h"
+#include "tessera/data/records/text_file_reader.h"
 
 namespace tessera::data {
 namespace {
@@ -60,7 +60,7 @@ class JsonLines : public RowSource {
     }
   }
 
-  TextStream stream_;
+  TextFileReader stream_;
   std::string text_, last_;
   size_t at_ = 0;      // begin of the next line, in text_
   size_t number_ = 0;  // number of the line read last, from 1
@@ -194,7 +194,7 @@ class JsonArray : public RowSource {
     check_object(row.value, row.where);
   }
 
-  TextStream stream_;
+  TextFileReader stream_;
   std::string text_, record_;
   size_t at_ = 0;
   TextPlace place_;

@@ -2,7 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/data/records/megatron.h"
-#include "tessera/data/records/text_stream.h"
+#include "tessera/data/records/text_file_reader.h"
 
 namespace tessera::data {
 namespace {
@@ -25,7 +25,7 @@ size_t end_of_part(std::string_view text) {
 
 // Reads one byte more than a part before a part is cut off, so the last part is recognised when it is visited.
 std::optional<RecordKind> read_stream(const DataFile& file, const std::function<void(TrainingRecord)>& visit) {
-  TextStream stream(file.path);
+  TextFileReader stream(file.path);
   TrainingRecord part{.kind = RecordKind::kStream, .last = false, .where = file.path.string()};
   std::string text;
   while (!part.last) {

@@ -1,4 +1,4 @@
-#include "tessera/data/records/text_stream.h"
+#include "tessera/data/records/text_file_reader.h"
 
 #include "tessera/base/text/utf8.h"
 #include "tessera/data/records/encoding.h"
@@ -7,7 +7,7 @@ namespace tessera::data {
 
 // Reads 1 MiB. A character that is cut at the end of the chunk is kept in cut_character_ and completed by the next
 // chunk, so a character is never reported as invalid only because it was cut.
-bool TextStream::read_more(std::string& text) {
+bool TextFileReader::read_more(std::string& text) {
   constexpr size_t kAtOnce = size_t{1} << 20;
   std::string chunk = std::move(cut_character_);
   const size_t kept = chunk.size();

@@ -1,8 +1,8 @@
 // Reads the text of a file, checks that it is UTF-8, and inflates a gzip file.
 //
-//   TextStream stream(path);
+//   TextFileReader reader(path);
 //   std::string text;
-//   while (stream.read_more(text)) ...                 // text grows by whole characters
+//   while (reader.read_more(text)) ...            // text grows by whole characters
 //
 // A byte order mark at the front is removed. Not thread-safe.
 #pragma once
@@ -16,9 +16,9 @@
 
 namespace tessera::data {
 
-class TextStream {
+class TextFileReader {
  public:
-  explicit TextStream(const std::filesystem::path& path) : path_(path), bytes_(ByteStream::open(path)) {}
+  explicit TextFileReader(const std::filesystem::path& path) : path_(path), bytes_(ByteStream::open(path)) {}
 
   // Appends about 1 MiB; false when nothing is left. Error kFormat names the first byte (of the inflated text) that is
   // not UTF-8, and the encoding that the file seems to have.
