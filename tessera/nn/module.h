@@ -56,11 +56,11 @@ using ForwardHook = std::function<void(Module&, TensorRefs& outputs)>;
 using ForwardHookWithInputs = std::function<void(Module&, const TensorRefs& inputs, TensorRefs& outputs)>;
 
 // Runs forward again with other input tensors and returns the outputs.
-using Rerun = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
+using ForwardFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
 // Wraps forward where autograd records (activation checkpointing); hooks run outside of the wrapper. The wrapper is
 // called before forward, which then runs without recording. The returned WrapOutputs is called with the inputs and
 // outputs afterwards, and makes the outputs results of its own graph node.
-using WrapOutputs = std::function<void(const TensorRefs& inputs, TensorRefs& outputs, Rerun rerun)>;
+using WrapOutputs = std::function<void(const TensorRefs& inputs, TensorRefs& outputs, ForwardFunction rerun)>;
 using ForwardWrapper = std::function<WrapOutputs(Module&)>;
 
 // One call of a forward that returns one tensor, for code that may replay the call instead of running it (CUDA graphs).
@@ -69,7 +69,7 @@ struct ForwardCall {
   // The values, besides tensors and shapes, on which the launched kernels depend: equal numbers mean equal kernels.
   // Nullopt: the call depends on more than numbers and cannot be replayed.
   std::optional<std::vector<int64_t>> numbers;
-  Rerun run;  // runs forward with its wrapper on other tensors in place of `tensors`
+  ForwardFunction run;  // runs forward with its wrapper on other tensors in place of `tensors`
 };
 // Wraps forward and its wrapper where autograd records (CUDA graphs of a layer); hooks run outside of it. Returns the
 // result, or nullopt to run forward.
@@ -123,11 +123,11 @@ class Module {
   const ForwardReplay& forward_replay() const { return replay_; }
 
   // The state of FSDP or DDP for this module. The module owns it.
-  struct Attachment {
-    virtual ~Attachment() = default;
+  struct ModuleState {
+    virtual ~ModuleState() = default;
   };
-  const std::shared_ptr<Attachment>& sharding() const { return sharding_; }
-  void set_sharding(std::shared_ptr<Attachment> state) { sharding_ = std::move(state); }
+  const std::shared_ptr<ModuleState>& sharding() const { return sharding_; }
+  void set_sharding(std::shared_ptr<ModuleState> state) { sharding_ = std::move(state); }
   // Returns true for the first call only. distribute_module (parallel/modules) uses it to process a module once.
   bool mark_distributed() { return !std::exchange(distributed_, true); }
 
@@ -166,7 +166,7 @@ class Module {
   std::vector<std::pair<int, ForwardHookWithInputs>> post_hooks_;
   ForwardWrapper wrapper_;
   ForwardReplay replay_;
-  std::shared_ptr<Attachment> sharding_;
+  std::shared_ptr<ModuleState> sharding_;
   int next_hook_id_ = 1;
   bool training_ = true;
   bool distributed_ = false;
@@ -230,7 +230,7 @@ class Callable : public Module {
 
   // Returns a function that runs `call` on a copy of the arguments with other tensors in it.
   template <class Arguments, class Call>
-  static Rerun rerun_of(const Arguments& arguments, Call call) {
+  static ForwardFunction rerun_of(const Arguments& arguments, Call call) {
     return [call, kept = arguments](const std::vector<at::Tensor>& tensors) {
       Arguments again = kept;
       const TensorRefs refs = tensors_of(again);
@@ -265,7 +265,7 @@ class Callable : public Module {
       return std::apply([&](auto&... each) { return self.forward(each...); }, with);
     };
     if (!forward_wrapper() || !c10::GradMode::is_enabled()) return call(arguments);
-    Rerun rerun = rerun_of(arguments, call);
+    ForwardFunction rerun = rerun_of(arguments, call);
     const auto wrap_outputs = forward_wrapper()(self);
     auto result = [&] {
       const c10::NoGradGuard no_grad;

@@ -64,30 +64,30 @@ void sum_over_group(comm::Group& group, const SquaresOnDevice& squares, at::Tens
 // The part of the gradients that this rank counts, sorted by where it must be summed: over no mesh (plain), or over
 // the dims of a mesh. Counted is a list of gradients, or a sum computed from them.
 template <class Counted>
-struct ByPlace {
+struct SumsByMesh {
   struct OnMesh {
     MeshPtr mesh;
     bool local_experts;
     Counted counted{};
   };
   Counted plain{};
-  Counted plain_experts{};       // experts of this rank only
-  std::vector<OnMesh> placed{};  // each mesh once (twice with experts), in parameter order
+  Counted plain_experts{};          // experts of this rank only
+  std::vector<OnMesh> on_meshes{};  // each mesh once (twice with experts), in parameter order
 
   Counted& on(const MeshPtr& mesh, bool local_experts) {
     const auto is_its = [&](const OnMesh& other) {
       return other.local_experts == local_experts && *other.mesh == *mesh;
     };
-    auto at = std::ranges::find_if(placed, is_its);
-    if (at == placed.end()) at = placed.insert(at, {mesh, local_experts});
+    auto at = std::ranges::find_if(on_meshes, is_its);
+    if (at == on_meshes.end()) at = on_meshes.insert(at, {mesh, local_experts});
     return at->counted;
   }
 };
 
-using Gradients = ByPlace<std::vector<at::Tensor>>;
+using Gradients = SumsByMesh<std::vector<at::Tensor>>;
 
 // Replicas count on the rank with coordinate 0 in all replicated dims.
-bool counts_here(const DeviceMesh& mesh, const Placements& placements) {
+bool counts_on_this_rank(const DeviceMesh& mesh, const Placements& placements) {
   for (size_t dim = 0; dim < placements.size(); ++dim) {
     if (placements[dim].is_replicate() && mesh.local_rank(static_cast<int64_t>(dim)) != 0) return false;
   }
@@ -96,25 +96,25 @@ bool counts_here(const DeviceMesh& mesh, const Placements& placements) {
 
 // Sorts the gradients by place and reduces Partial ones. A mesh is entered even if its gradient is missing, so that
 // all ranks have the same meshes in the same order. COLLECTIVE over the meshes of Partial gradients.
-Gradients sort_gradients(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& local_experts = {}) {
+Gradients group_by_mesh(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& local_experts = {}) {
   std::unordered_set<const c10::TensorImpl*> experts;
   for (const auto& parameter : local_experts) experts.insert(parameter.unsafeGetTensorImpl());
   Gradients found;
   for (const auto& parameter : parameters) {
     at::Tensor gradient = parameter.grad();
     const bool expert = experts.contains(parameter.unsafeGetTensorImpl());
-    const at::Tensor& shown = gradient.defined() ? gradient : parameter;
-    if (!is_dtensor(shown)) {
+    const at::Tensor& gradient_or_parameter = gradient.defined() ? gradient : parameter;
+    if (!is_dtensor(gradient_or_parameter)) {
       if (gradient.defined()) (expert ? found.plain_experts : found.plain).push_back(gradient);
       continue;
     }
-    const MeshPtr mesh = device_mesh(shown);
+    const MeshPtr mesh = device_mesh(gradient_or_parameter);
     auto& parts = found.on(mesh, expert);
     if (!gradient.defined()) continue;
     // A norm needs complete elements: Partial gradients are all-reduced first.
-    const Placements wanted = tessera::partial_to_replicated(placements(gradient));
-    gradient = redistribute(gradient, wanted);
-    if (mesh->coordinate() && counts_here(*mesh, wanted)) parts.push_back(to_local(gradient));
+    const Placements complete = tessera::partial_to_replicated(placements(gradient));
+    gradient = redistribute(gradient, complete);
+    if (mesh->coordinate() && counts_on_this_rank(*mesh, complete)) parts.push_back(to_local(gradient));
   }
   return found;
 }
@@ -129,9 +129,9 @@ struct ShardGroups {
 // The sums of the gradients on this rank: numbers on the host (PowerSum) or on the device (SquaresOnDevice).
 template <class Power>
 auto local_sums(const Gradients& gradients, const Power& power) {
-  ByPlace<decltype(power.of(gradients.plain))> sums{power.of(gradients.plain), power.of(gradients.plain_experts)};
-  for (const auto& [mesh, local_experts, parts] : gradients.placed) {
-    sums.placed.push_back({mesh, local_experts, power.of(parts)});
+  SumsByMesh<decltype(power.of(gradients.plain))> sums{power.of(gradients.plain), power.of(gradients.plain_experts)};
+  for (const auto& [mesh, local_experts, parts] : gradients.on_meshes) {
+    sums.on_meshes.push_back({mesh, local_experts, power.of(parts)});
   }
   return sums;
 }
@@ -139,12 +139,12 @@ auto local_sums(const Gradients& gradients, const Power& power) {
 // The sum of |x|^p, or the largest |x|, over all ranks: plain sums over the groups, each mesh's sums over its dims, and
 // experts finally over the expert-parallel ranks. All ranks run the collectives in this order.
 template <class Number, class Power>
-Number sum_over_ranks(ByPlace<Number> sums, const ShardGroups& groups, const Power& power) {
+Number sum_over_ranks(SumsByMesh<Number> sums, const ShardGroups& groups, const Power& power) {
   Number total = std::move(sums.plain), experts = std::move(sums.plain_experts);
   for (auto* group : {groups.dp_cp, groups.tp}) {
     if (group != nullptr) sum_over_group(*group, power, total);
   }
-  for (auto& [mesh, local_experts, sum] : sums.placed) {
+  for (auto& [mesh, local_experts, sum] : sums.on_meshes) {
     if (!mesh->coordinate()) continue;
     for (int64_t dim = 0; dim < mesh->ndim(); ++dim) sum_over_group(*mesh->group(dim), power, sum);
     auto& part = local_experts ? experts : total;
@@ -187,13 +187,13 @@ double norm_of(const std::vector<at::Tensor>& parameters, const ShardGroups& gro
                const std::vector<at::Tensor>& local_experts = {}) {
   c10::NoGradGuard no_grad;
   // The gradients are sorted and reduced once; norm_of_sums() may sum them up to three times.
-  const Gradients gradients = sort_gradients(parameters, local_experts);
+  const Gradients gradients = group_by_mesh(parameters, local_experts);
   return norm_of_sums(norm_type, [&](const PowerSum& power) { return sum_of_all(gradients, groups, power); });
 }
 
 // Returns whether the ranks of `group` that are in the mesh are exactly those along some of its dims. whole: set to
 // whether all ranks of the group are in the mesh.
-bool lies_along_dims(const comm::Group& group, const DeviceMesh& mesh, bool& whole) {
+bool spans_mesh_dims(const comm::Group& group, const DeviceMesh& mesh, bool& whole) {
   const auto shared = std::ranges::count_if(
       group.ranks(), [&](int rank) { return std::ranges::find(mesh.ranks(), rank) != mesh.ranks().end(); });
   whole = shared == group.size();
@@ -209,7 +209,7 @@ void check_group(const comm::Group& group, const std::vector<MeshPtr>& meshes, c
   for (const auto& mesh : meshes) {
     if (!mesh->coordinate()) continue;
     bool whole = false;
-    TESSERA_CHECK(lies_along_dims(group, *mesh, whole), ErrorKind::kShape,
+    TESSERA_CHECK(spans_mesh_dims(group, *mesh, whole), ErrorKind::kShape,
                   "[optim.get_grad_norm] {}: found '{}' of {} ranks, which crosses the dims of {}, the mesh of a "
                   "gradient; wanted one of its dims, or several flattened",
                   name, group.name(), group.size(), mesh->to_string());
@@ -260,7 +260,7 @@ at::Tensor grad_norm_tensor(const std::vector<at::Tensor>& parameters) {
   c10::NoGradGuard no_grad;
   if (const auto device = accelerator_of(parameters)) {
     const SquaresOnDevice squares{*device};
-    return squares.number(sum_of_all(sort_gradients(parameters), {}, squares)).sqrt();
+    return squares.number(sum_of_all(group_by_mesh(parameters), {}, squares)).sqrt();
   }
   return at::scalar_tensor(norm_of(parameters, {}, 2), at::kDouble);
 }
@@ -269,9 +269,9 @@ namespace {
 
 // Adds `more` to `sums`. Both use the same meshes.
 template <class Number, class Power>
-void add_sums(ByPlace<Number>& sums, const ByPlace<Number>& more, const Power& power) {
+void add_sums(SumsByMesh<Number>& sums, const SumsByMesh<Number>& more, const Power& power) {
   sums.plain = power.add(sums.plain, more.plain);
-  for (const auto& [mesh, local_experts, more_sum] : more.placed) {
+  for (const auto& [mesh, local_experts, more_sum] : more.on_meshes) {
     Number& sum = sums.on(mesh, local_experts);
     sum = power.add(sum, more_sum);
   }
@@ -279,21 +279,21 @@ void add_sums(ByPlace<Number>& sums, const ByPlace<Number>& more, const Power& p
 
 }  // namespace
 
-struct GradNormInParts::Impl {
+struct GradNormAccumulator::Impl {
   std::vector<at::Tensor> parameters;
   std::optional<c10::Device> device;
-  ByPlace<double> on_host{};
-  ByPlace<at::Tensor> on_device{};
+  SumsByMesh<double> on_host{};
+  SumsByMesh<at::Tensor> on_device{};
 };
 
-GradNormInParts::GradNormInParts(std::vector<at::Tensor> parameters) : impl_(std::make_unique<Impl>()) {
+GradNormAccumulator::GradNormAccumulator(std::vector<at::Tensor> parameters) : impl_(std::make_unique<Impl>()) {
   impl_->device = accelerator_of(parameters);
   impl_->parameters = std::move(parameters);
 }
 
-GradNormInParts::~GradNormInParts() = default;
+GradNormAccumulator::~GradNormAccumulator() = default;
 
-void GradNormInParts::add(const std::vector<at::Tensor>& parameters) {
+void GradNormAccumulator::add(const std::vector<at::Tensor>& parameters) {
   c10::NoGradGuard no_grad;
   for (const auto& parameter : parameters) {
     const at::Tensor& gradient = parameter.grad();
@@ -304,7 +304,7 @@ void GradNormInParts::add(const std::vector<at::Tensor>& parameters) {
         "same, because another placement needs communication. Redistribute the gradient.",
         to_string(placements(gradient)), to_string(placements(parameter)));
   }
-  const Gradients gradients = sort_gradients(parameters);
+  const Gradients gradients = group_by_mesh(parameters);
   if (impl_->device) {
     const SquaresOnDevice squares{*impl_->device};
     add_sums(impl_->on_device, local_sums(gradients, squares), squares);
@@ -314,12 +314,12 @@ void GradNormInParts::add(const std::vector<at::Tensor>& parameters) {
   }
 }
 
-at::Tensor GradNormInParts::norm() {
+at::Tensor GradNormAccumulator::norm() {
   c10::NoGradGuard no_grad;
-  const Gradients rest = sort_gradients(impl_->parameters);  // includes all meshes, in parameter order
+  const Gradients remaining_gradients = group_by_mesh(impl_->parameters);  // includes all meshes, in parameter order
   // Adds the sums of earlier add() calls to those of the gradients that exist now, then reduces everything at once.
   const auto sum_with = [&](auto& added, const auto& squares) {
-    auto sums = local_sums(rest, squares);
+    auto sums = local_sums(remaining_gradients, squares);
     add_sums(sums, std::exchange(added, {}), squares);
     return sum_over_ranks(std::move(sums), {}, squares);
   };

@@ -56,15 +56,15 @@ at::Tensor grad_norm_tensor(const std::vector<at::Tensor>& parameters);
 // be freed afterwards. Squares are summed in float64 and not computed again, so 64-bit gradients beyond 1e154 give
 // infinity.
 //
-//   GradNormInParts norm(model->parameters());
+//   GradNormAccumulator norm(model->parameters());
 //   norm.add(parameters_of_a_layer);           // local, for each layer
 //   at::Tensor total = norm.norm();            // COLLECTIVE; also starts the next sum
-class GradNormInParts {
+class GradNormAccumulator {
  public:
-  explicit GradNormInParts(std::vector<at::Tensor> parameters);  // all parameters of the model
-  ~GradNormInParts();
-  GradNormInParts(const GradNormInParts&) = delete;
-  GradNormInParts& operator=(const GradNormInParts&) = delete;
+  explicit GradNormAccumulator(std::vector<at::Tensor> parameters);  // all parameters of the model
+  ~GradNormAccumulator();
+  GradNormAccumulator(const GradNormAccumulator&) = delete;
+  GradNormAccumulator& operator=(const GradNormAccumulator&) = delete;
   // Adds the gradients of these parameters. Error kShape for a gradient whose placements differ from its parameter's.
   void add(const std::vector<at::Tensor>& parameters);
   // The norm of the gradients added since the last call and of the gradients that the parameters have now. COLLECTIVE

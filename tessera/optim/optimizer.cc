@@ -45,7 +45,7 @@ std::vector<at::Tensor> in_float32(const std::vector<at::Tensor>& tensors) {
 }  // namespace
 
 Optimizer::Optimizer(nn::Module& module, double lr, const std::vector<Hyperparameters>& kinds,
-                     const std::vector<ParameterGroup>& groups, const Precision& precision, const KindChoice& choice)
+                     const std::vector<ParameterGroup>& groups, const Precision& precision, const UpdateKinds& choice)
     : lr_(lr), precision_(precision), kind_setting_(choice.setting) {
   TESSERA_CHECK(!precision.stochastic_rounding || !precision.master_weights, ErrorKind::kConfig,
                 "[optim.make] found stochastic_rounding with master_weights, wanted one of the two: a master copy is "
@@ -66,7 +66,7 @@ Optimizer::Optimizer(nn::Module& module, double lr, const std::vector<Hyperparam
     TESSERA_CHECK(!precision.stochastic_rounding || parameter.scalar_type() != at::kHalf, ErrorKind::kConfig,
                   "[optim.make] {}: found stochastic_rounding for float16, wanted a parameter in bfloat16 or wider",
                   named.name);
-    Entry entry;
+    ParameterEntry entry;
     entry.name = named.name;
     entry.slot = named.slot;
     entry.parameter = parameter;
@@ -149,7 +149,7 @@ void Optimizer::set_up_groups(const char* verb) {
   fit_state_to_settings();
 }
 
-void Optimizer::restart(Entry& entry) {
+void Optimizer::reset_step(ParameterEntry& entry) {
   entry.step.zero_();
   entry.steps = 0;
   entry.steps_version = version_of(entry.step);
@@ -157,14 +157,14 @@ void Optimizer::restart(Entry& entry) {
 
 // The state is float32 where a master copy exists or stochastic rounding is on, else in the parameter's dtype. A
 // parameter that gets a new state counts its steps from 0.
-void Optimizer::make_state(Entry& entry) const {
+void Optimizer::make_state(ParameterEntry& entry) const {
   const bool narrow = is_narrow(entry.local), master = precision_.master_weights && narrow;
   const bool wide_state = master || (precision_.stochastic_rounding && narrow);
   const auto options = entry.local.options().dtype(wide_state ? c10::kFloat : entry.local.scalar_type());
   for (const auto& name : groups_[entry.group].state_names) {
     if (entry.state.contains(name)) continue;
     entry.state[name] = new_state(name, entry.parameter, entry.local, options);
-    restart(entry);
+    reset_step(entry);
   }
   if (!master || entry.state.contains(kMaster)) return;
   entry.state[kMaster] = entry.local.to(c10::kFloat);
@@ -188,7 +188,7 @@ void Optimizer::fit_state_to_settings() {
 
 // If other code wrote into the parameter since its master was rounded into it, elements of the master that no longer
 // round to the parameter's value take over that value. The other elements keep their float32 digits.
-void Optimizer::follow_writes(Entry& entry) {
+void Optimizer::refresh_master(ParameterEntry& entry) {
   if (version_of(entry.parameter, entry.local) == entry.rounded_version) return;
   const at::Tensor& master = entry.state.at(kMaster);
   const at::Tensor elsewhere = master.to(entry.local.scalar_type()).ne(entry.local);
@@ -197,7 +197,7 @@ void Optimizer::follow_writes(Entry& entry) {
 
 // `steps` caches the scalar tensor `step`, so that the host does not wait for a device; a version change invalidates
 // it.
-int64_t Optimizer::steps_of(Entry& entry) {
+int64_t Optimizer::steps_of(ParameterEntry& entry) {
   if (entry.step.is_inference() || version_of(entry.step) != entry.steps_version) {
     entry.steps = entry.step.item().toLong();
     entry.steps_version = version_of(entry.step);
@@ -206,9 +206,9 @@ int64_t Optimizer::steps_of(Entry& entry) {
 }
 
 // With found_inf the counts grow by 1 - found_inf on the device, and the cached counts become stale.
-void Optimizer::count_step(const std::vector<Entry*>& entries) const {
+void Optimizer::count_step(const std::vector<ParameterEntry*>& entries) const {
   std::vector<at::Tensor> counts;
-  std::vector<Entry*> known;
+  std::vector<ParameterEntry*> known;
   for (auto* entry : entries) {
     counts.push_back(entry->step);
     if (version_of(entry->step) == entry->steps_version) known.push_back(entry);
@@ -223,12 +223,12 @@ void Optimizer::count_step(const std::vector<Entry*>& entries) const {
 
 // Updates entries of one dtype, device and group through float32. It works in chunks, because the float32 gradients
 // (and without masters the float32 values) are temporary.
-void Optimizer::update_in_float32(const std::vector<Entry*>& entries) {
+void Optimizer::update_in_float32(const std::vector<ParameterEntry*>& entries) {
   // Ranks that communicate in apply() must form equal chunks, so these count global elements.
-  const auto elements_of = [&](const Entry* entry) {
+  const auto elements_of = [&](const ParameterEntry* entry) {
     return communicates() ? entry->parameter.numel() : entry->local.numel();
   };
-  detail::for_each_chunk(entries, elements_of, [&](const std::vector<Entry*>& chunk) {
+  detail::for_each_chunk(entries, elements_of, [&](const std::vector<ParameterEntry*>& chunk) {
     count_step(chunk);
     std::vector<at::Tensor> locals, gradients, values;
     for (auto* entry : chunk) {
@@ -241,7 +241,7 @@ void Optimizer::update_in_float32(const std::vector<Entry*>& entries) {
     } else {
       for (auto* entry : chunk) values.push_back(entry->state.at(kMaster));
     }
-    std::vector<Update> updates;
+    std::vector<ParameterUpdate> updates;
     for (size_t i = 0; i < chunk.size(); ++i) updates.push_back({chunk[i], values[i], gradients[i]});
     apply(updates, groups_[chunk.front()->group]);
     if (!precision_.stochastic_rounding) return at::_foreach_copy_(locals, values);
@@ -259,7 +259,7 @@ void Optimizer::step(const at::Tensor& found_inf) {
       "device. Read found_inf on the host, and skip step() if it is 1.");
   found_inf_ = found_inf;
   const auto reset = c10::make_scope_exit([this] { found_inf_.reset(); });
-  std::vector<Entry*> ready;
+  std::vector<ParameterEntry*> ready;
   for (auto& entry : entries_) {
     // A parameter that was replaced has no connection to this state any more.
     const at::Tensor& parameter = entry.slot->parameter;
@@ -283,7 +283,7 @@ void Optimizer::step_early(const std::vector<at::Tensor>& parameters) {
   // update() marks the entries; the next step() then rejects further gradients of them and clears the marks.
   std::unordered_set<const c10::TensorImpl*> asked;
   for (const auto& parameter : parameters) asked.insert(parameter.unsafeGetTensorImpl());
-  std::vector<Entry*> ready;
+  std::vector<ParameterEntry*> ready;
   for (auto& entry : entries_) {
     if (!entry.parameter.grad().defined() || !asked.contains(entry.parameter.unsafeGetTensorImpl())) continue;
     ready.push_back(&entry);
@@ -291,10 +291,10 @@ void Optimizer::step_early(const std::vector<at::Tensor>& parameters) {
   update(ready);
 }
 
-void Optimizer::update(const std::vector<Entry*>& entries) {
+void Optimizer::update(const std::vector<ParameterEntry*>& entries) {
   c10::NoGradGuard no_grad;
   using Key = std::tuple<c10::ScalarType, c10::Device, size_t>;
-  std::vector<std::pair<Key, std::vector<Entry*>>> batches, narrow_batches;  // few, in parameter order
+  std::vector<std::pair<Key, std::vector<ParameterEntry*>>> batches, narrow_batches;  // few, in parameter order
   for (auto* const each : entries) {
     auto& entry = *each;
     const at::Tensor &parameter = entry.parameter, &gradient = parameter.grad();
@@ -328,12 +328,12 @@ void Optimizer::update(const std::vector<Entry*>& entries) {
       }
     }
   };
-  for_each_master([this](Entry& entry) { follow_writes(entry); });
+  for_each_master([this](ParameterEntry& entry) { refresh_master(entry); });
   for (const auto& [key, batch] : narrow_batches) update_in_float32(batch);
-  for_each_master([](Entry& entry) { entry.rounded_version = version_of(entry.parameter, entry.local); });
+  for_each_master([](ParameterEntry& entry) { entry.rounded_version = version_of(entry.parameter, entry.local); });
   for (const auto& [key, batch] : batches) {
     count_step(batch);
-    std::vector<Update> updates;
+    std::vector<ParameterUpdate> updates;
     for (auto* entry : batch) updates.push_back({entry, entry->local, local_tensor_of(entry->parameter.grad())});
     apply(updates, groups_[std::get<2>(key)]);
     // Fused kernels do not bump the version counter, but holders of parameter copies rely on it.
@@ -353,7 +353,7 @@ std::vector<std::string> Optimizer::parameter_names() const {
   return names;
 }
 
-const Optimizer::Entry& Optimizer::entry_of(const std::string& parameter, const char* verb) const {
+const Optimizer::ParameterEntry& Optimizer::entry_of(const std::string& parameter, const char* verb) const {
   const auto found = position_.find(parameter);
   TESSERA_CHECK(found != position_.end(), ErrorKind::kConfig, "[optim.{}] no parameter is named '{}'", verb, parameter);
   return entries_[found->second];
@@ -376,7 +376,7 @@ std::map<std::string, at::Tensor> Optimizer::state(const std::string& parameter)
   std::map<std::string, at::Tensor> out;
   for (const auto& [name, local] : entry.state) {
     out[name] = local;
-    if (is_dtensor(entry.parameter) && !is_whole_state(name)) {
+    if (is_dtensor(entry.parameter) && !is_replicated_state(name)) {
       out[name] = tessera::make_dtensor(local, device_mesh(entry.parameter),
                                         tessera::make_shared_placements(placements(entry.parameter)),
                                         entry.parameter.sizes(), entry.parameter.strides());
@@ -388,8 +388,8 @@ std::map<std::string, at::Tensor> Optimizer::state(const std::string& parameter)
 
 void Optimizer::reset_state(const std::string& parameter, bool even_frozen, const std::set<std::string>& except) {
   c10::NoGradGuard no_grad;
-  auto& entry = const_cast<Entry&>(entry_of(parameter, "reset_state"));
-  restart(entry);
+  auto& entry = const_cast<ParameterEntry&>(entry_of(parameter, "reset_state"));
+  reset_step(entry);
   if (even_frozen || entry.slot->parameter.requires_grad()) make_state(entry);
   for (const auto& [name, value] : entry.state) {
     if (except.contains(name)) continue;

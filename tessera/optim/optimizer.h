@@ -159,14 +159,14 @@ class Optimizer {
   std::vector<std::vector<std::string>> check_hyperparameters(const std::vector<Hyperparameters>& groups) const;
 
  protected:
-  struct Group {
+  struct SettingsGroup {
     double lr = 0;
     double lr_factor = 1;
     Hyperparameters settings;              // all settings but lr
     std::vector<std::string> state_names;  // states that apply() needs, without master
     std::vector<size_t> entries;
   };
-  struct Entry {
+  struct ParameterEntry {
     std::string name;
     nn::ParameterSlot* slot = nullptr;
     at::Tensor parameter;  // the parameter when the state was made
@@ -181,8 +181,8 @@ class Optimizer {
   };
   // One update: the tensor to change (the parameter or its master) and this step's gradient, both local and of one
   // dtype.
-  struct Update {
-    Entry* entry;
+  struct ParameterUpdate {
+    ParameterEntry* entry;
     at::Tensor value;
     at::Tensor gradient;
   };
@@ -193,20 +193,20 @@ class Optimizer {
     uint64_t seed = 0;
   };
   // How parameters are divided into the kinds that an optimizer updates in different ways.
-  struct KindChoice {
+  struct UpdateKinds {
     std::function<size_t(const nn::NamedParameter&)> kind_of;  // null: all parameters are of kind 0
     std::string setting;                                       // the setting whose value shows a group's kind
   };
   // kinds: for each kind, the default settings of a group besides lr, in PyTorch's order.
   Optimizer(nn::Module& module, double lr, const std::vector<Hyperparameters>& kinds,
-            const std::vector<ParameterGroup>& groups, const Precision& precision, const KindChoice& choice);
+            const std::vector<ParameterGroup>& groups, const Precision& precision, const UpdateKinds& choice);
   // The value of `step`. The host waits for it only if other code wrote into the tensor.
-  static int64_t steps_of(Entry& entry);
+  static int64_t steps_of(ParameterEntry& entry);
   // Calls check() for each group and makes the state that its settings need. Constructors of derived classes end with
   // it.
   void set_up_groups(const char* verb);
   // All values of `updates` have one dtype, device and group. The `step` of each entry already counts this update.
-  virtual void apply(const std::vector<Update>& updates, const Group& group) = 0;
+  virtual void apply(const std::vector<ParameterUpdate>& updates, const SettingsGroup& group) = 0;
   // Error kConfig for settings that apply() does not support; `verb` names the caller in the message.
   virtual void check(const Hyperparameters& settings, const char* verb) const = 0;
   virtual std::vector<std::string> state_names(const Hyperparameters& settings) const = 0;
@@ -217,23 +217,23 @@ class Optimizer {
  private:
   void make_groups(const std::vector<Hyperparameters>& kinds, const std::vector<size_t>& kind_of_entry,
                    const std::vector<ParameterGroup>& groups);
-  static void restart(Entry& entry);    // sets the step count to 0
-  void make_state(Entry& entry) const;  // makes missing states; their step count restarts
-  std::vector<Group> changed_groups(const std::vector<Hyperparameters>& groups) const;
-  double fitted_lr(const std::vector<Group>& groups, const std::vector<bool>& has_lr) const;
+  static void reset_step(ParameterEntry& entry);  // sets the step count to 0
+  void make_state(ParameterEntry& entry) const;   // makes missing states; their step count restarts
+  std::vector<SettingsGroup> changed_groups(const std::vector<Hyperparameters>& groups) const;
+  double fitted_lr(const std::vector<SettingsGroup>& groups, const std::vector<bool>& has_lr) const;
   void fit_state_to_settings();
-  void follow_writes(Entry& entry);
-  void count_step(const std::vector<Entry*>& entries) const;
-  void update_in_float32(const std::vector<Entry*>& entries);
-  void update(const std::vector<Entry*>& entries);  // entries that have a gradient
-  const Entry& entry_of(const std::string& parameter, const char* verb) const;
+  void refresh_master(ParameterEntry& entry);
+  void count_step(const std::vector<ParameterEntry*>& entries) const;
+  void update_in_float32(const std::vector<ParameterEntry*>& entries);
+  void update(const std::vector<ParameterEntry*>& entries);  // entries that have a gradient
+  const ParameterEntry& entry_of(const std::string& parameter, const char* verb) const;
   double lr_;
   Precision precision_;
   std::string kind_setting_;
-  std::vector<Group> groups_;
+  std::vector<SettingsGroup> groups_;
   int64_t steps_ = 0;
   at::Tensor found_inf_;
-  std::vector<Entry> entries_;
+  std::vector<ParameterEntry> entries_;
   std::unordered_map<std::string, size_t> position_;  // FQN to index in entries_
 };
 

@@ -40,9 +40,9 @@ double norm_of_sums(double norm_type, const SumOf& sum_of) {
   // Below this, terms may have lost digits or vanished.
   constexpr double kSmall = std::numeric_limits<double>::min() / std::numeric_limits<double>::epsilon();
   if (std::isnan(sum) || (sum >= kSmall && !std::isinf(sum))) return std::pow(sum, 1 / norm_type);
-  const double most = sum_of(largest);
-  if (!std::isfinite(most) || most == 0) return most;
-  return most * std::pow(sum_of(PowerSum{.p = norm_type, .divisor = most}), 1 / norm_type);
+  const double maximum = sum_of(largest);
+  if (!std::isfinite(maximum) || maximum == 0) return maximum;
+  return maximum * std::pow(sum_of(PowerSum{.p = norm_type, .divisor = maximum}), 1 / norm_type);
 }
 
 }  // namespace tessera::optim

@@ -37,17 +37,17 @@ void check_on_cpu(const at::Tensor& tensor) {
 
 // Atomic maximum of non-negative floats: their bit patterns have the order of their values, and NaN is above all. Two
 // threads may hold parts of the same block.
-void raise_to(float& target, float value) {
+void atomic_max(float& target, float value) {
   std::atomic_ref<uint32_t> bits(reinterpret_cast<uint32_t&>(target));
-  const auto wanted = std::bit_cast<uint32_t>(value);
-  uint32_t found = bits.load(std::memory_order_relaxed);
-  while (found < wanted && !bits.compare_exchange_weak(found, wanted, std::memory_order_relaxed)) {
+  const auto value_bits = std::bit_cast<uint32_t>(value);
+  uint32_t current = bits.load(std::memory_order_relaxed);
+  while (current < value_bits && !bits.compare_exchange_weak(current, value_bits, std::memory_order_relaxed)) {
   }
 }
 
 }  // namespace
 
-void check_moments_may_lie_on(c10::Device device, const std::string& parameter) {
+void check_moment_device(c10::Device device, const std::string& parameter) {
   TESSERA_CHECK(device.is_cpu(), ErrorKind::kConfig,
                 "[optim.make_adamw8bit] {}: found a parameter on {}, wanted one on the CPU: this version has no 8-bit "
                 "moments on other devices. Use optimizer.name=adamw.",
@@ -78,12 +78,12 @@ void add_block_maxima(const at::Tensor& values, const ShardRegion& region, const
   auto* to = largest.mutable_data_ptr<float>();
   for_each_block_part(region, [=](int64_t local, int64_t count, int64_t block) {
     // A NaN counts as the largest value, so the block's scale becomes NaN and the error stays visible.
-    float most = 0;
+    float maximum = 0;
     for (int64_t i = local; i < local + count; ++i) {
       const float size = std::fabs(from[i]);
-      most = size > most || std::isnan(size) ? size : most;
+      maximum = size > maximum || std::isnan(size) ? size : maximum;
     }
-    raise_to(to[block], most);
+    atomic_max(to[block], maximum);
   });
 }
 
@@ -102,15 +102,15 @@ void quantize(const at::Tensor& values, const at::Tensor& largest, const at::Ten
 
 at::Tensor new_state(std::string_view name, const at::Tensor& parameter, const at::Tensor& local,
                      const at::TensorOptions& options) {
-  if (is_whole_state(name)) return at::zeros({parameter.numel() / kMomentBlock}, options.dtype(at::kFloat));
+  if (is_replicated_state(name)) return at::zeros({parameter.numel() / kMomentBlock}, options.dtype(at::kFloat));
   if (name.ends_with("_codes")) return at::zeros(local.sizes(), options.dtype(at::kByte));
   return at::zeros_like(local, options);
 }
 
-bool is_whole_state(std::string_view name) { return name.ends_with("_scale"); }
+bool is_replicated_state(std::string_view name) { return name.ends_with("_scale"); }
 
-at::Tensor state_form(std::string_view name, const at::Tensor& parameter) {
-  if (!is_whole_state(name)) return parameter;
+at::Tensor state_template(std::string_view name, const at::Tensor& parameter) {
+  if (!is_replicated_state(name)) return parameter;
   return at::empty({parameter.numel() / kMomentBlock}, at::TensorOptions(at::kFloat).device(at::kMeta));
 }
 

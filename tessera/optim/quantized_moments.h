@@ -26,7 +26,7 @@ inline constexpr int64_t kMomentBlock = 256;
 bool is_quantized(int64_t numel);
 
 // Error kConfig for a device without 8-bit moments. `parameter` is the name in the message.
-void check_moments_may_lie_on(c10::Device device, const std::string& parameter);
+void check_moment_device(c10::Device device, const std::string& parameter);
 
 // 256 ascending values in [-1, 1], or [0, 1]: the dynamic map of bitsandbytes, float32.
 at::Tensor dynamic_map(bool is_signed);
@@ -45,9 +45,9 @@ void quantize(const at::Tensor& values, const at::Tensor& largest, const at::Ten
 at::Tensor new_state(std::string_view name, const at::Tensor& parameter, const at::Tensor& local,
                      const at::TensorOptions& options);
 // Returns whether every rank holds the whole state (*_scale), not a shard.
-bool is_whole_state(std::string_view name);
+bool is_replicated_state(std::string_view name);
 // A tensor with the shape and placements of a state that does not exist yet: the parameter itself, or for *_scale a
 // meta tensor.
-at::Tensor state_form(std::string_view name, const at::Tensor& parameter);
+at::Tensor state_template(std::string_view name, const at::Tensor& parameter);
 
 }  // namespace tessera::optim

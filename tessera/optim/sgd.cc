@@ -20,16 +20,16 @@ class Sgd : public Optimizer {
   }
 
  private:
-  void apply(const std::vector<Update>& updates, const Group& group) override {
+  void apply(const std::vector<ParameterUpdate>& updates, const SettingsGroup& group) override {
     detail::for_each_chunk(
-        updates, [](const Update& update) { return update.value.numel(); },
-        [&](const std::vector<Update>& chunk) { apply_chunk(chunk, group); });
+        updates, [](const ParameterUpdate& update) { return update.value.numel(); },
+        [&](const std::vector<ParameterUpdate>& chunk) { apply_chunk(chunk, group); });
   }
 
   // d = gradient + weight_decay * value; buffer = momentum * buffer + (1 - dampening) * d; then value -= lr * buffer,
   // or with Nesterov value -= lr * (d + momentum * buffer). The foreach operations process all parameters of a chunk at
   // once.
-  static void apply_chunk(const std::vector<Update>& updates, const Group& group) {
+  static void apply_chunk(const std::vector<ParameterUpdate>& updates, const SettingsGroup& group) {
     const double weight_decay = number_of(group.settings, "weight_decay");
     const double momentum = number_of(group.settings, "momentum");
     std::vector<at::Tensor> values, directions;
@@ -46,7 +46,7 @@ class Sgd : public Optimizer {
   }
 
   // Adds the directions to the momentum buffers and returns the buffers.
-  static std::vector<at::Tensor> with_momentum(const std::vector<Update>& updates,
+  static std::vector<at::Tensor> with_momentum(const std::vector<ParameterUpdate>& updates,
                                                const std::vector<at::Tensor>& directions, double momentum,
                                                double dampening) {
     std::vector<at::Tensor> buffers;

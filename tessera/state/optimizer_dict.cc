@@ -128,7 +128,7 @@ void OptimizerLoad::plan_state(ParameterPlan& parameter, size_t position, const 
                   quote(parameter.name), state, type_name(*value));
     const auto like = own.find(state);
     const auto form =
-        like != own.end() ? like->second : optim::state_form(state, optimizer_->slot(parameter.name).parameter);
+        like != own.end() ? like->second : optim::state_template(state, optimizer_->slot(parameter.name).parameter);
     const auto mismatch = load_mismatch(form, value->tensor());
     TESSERA_CHECK(mismatch.empty(), ErrorKind::kShape, "[state.load_optimizer] {}: {} {}", quote(parameter.name), state,
                   mismatch);

@@ -427,7 +427,7 @@ TEST_F(LayerGraphs, PackedWeightsThatAreReplacedHaveGraphsOfTheirOwn) {
           whole =
               kernels::QuantizedWeight::nf4(at::cat({values, values.flip(0) * 2}), {.double_quant = true}).to(device);
         }
-        packed->take(whole.part(0, half * packed->out, packed->out));
+        packed->set_weight(whole.part(0, half * packed->out, packed->out));
       }
     }
   };

@@ -309,7 +309,7 @@ TEST(PretendContexts, TravelToTheThreadsThatRunBackward) {
       bool in_force = false, elsewhere = false;
       const at::Tensor y = x * 2;
       y.register_hook([&](const at::Tensor&) {
-        in_force = nn::ContextScope::current() != nullptr;
+        in_force = nn::ContextParallelGuard::current() != nullptr;
         elsewhere = std::this_thread::get_id() != here;
       });
       y.sum().backward();

@@ -1,4 +1,4 @@
-#include "tessera/kernels/linear/row_product.h"
+#include "tessera/kernels/linear/batch_invariant_linear.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/formats/gguf/gguf_quants.h"
 #include "tessera/kernels/attention/paged_attention.h"
-#include "tessera/kernels/simd/row_kernels.h"
+#include "tessera/kernels/simd/gemv_kernels.h"
 
 namespace tessera {
 namespace {
@@ -22,22 +22,24 @@ at::Tensor numbers(std::vector<int64_t> sizes, uint64_t seed) {
   return tensor;
 }
 
-TEST(RowProduct, IsTheLinearOfTheSameWeights) {
+TEST(BatchInvariantLinear, IsTheLinearOfTheSameWeights) {
   for (const int64_t in : {1, 15, 16, 37, 200}) {
     for (const int64_t rows : {1, 2, 5, 6, 7, 8, 13, 16, 40}) {
       const auto x = numbers({rows, in}, 1), weight = numbers({53, in}, 2), bias = numbers({53}, 3);
       const auto expected = at::linear(x.to(at::kDouble), weight.to(at::kDouble), bias.to(at::kDouble));
-      const auto found = kernels::row_product(x, kernels::RowWeight::of(weight, kernels::RowDtype::kFloat32), bias);
+      const auto found = kernels::batch_invariant_linear(
+          x, kernels::InferenceWeight::of(weight, kernels::WeightFormat::kFloat32), bias);
       EXPECT_LT((found - expected).abs().max().item<double>(), 1e-4) << rows << " rows of " << in;
       const auto half = weight.to(at::kBFloat16);
-      const auto of_half = kernels::row_product(x, kernels::RowWeight::of(half, kernels::RowDtype::kBFloat16));
+      const auto of_half =
+          kernels::batch_invariant_linear(x, kernels::InferenceWeight::of(half, kernels::WeightFormat::kBFloat16));
       EXPECT_LT((of_half - at::linear(x, half.to(at::kFloat))).abs().max().item<double>(), 1e-4);
     }
   }
 }
 
 // Of every fp16 but those that are no number: subnormal ones, too.
-TEST(RowProduct, SixteenBitsOfFp16AreComputedAsTheValuesTheyStandFor) {
+TEST(BatchInvariantLinear, SixteenBitsOfFp16AreComputedAsTheValuesTheyStandFor) {
   const int64_t in = 83;
   auto bits = at::empty({1024, in}, at::kShort);
   for (int64_t i = 0; i < bits.numel(); ++i) {
@@ -46,36 +48,37 @@ TEST(RowProduct, SixteenBitsOfFp16AreComputedAsTheValuesTheyStandFor) {
     bits.data_ptr<int16_t>()[i] = static_cast<int16_t>(each);
   }
   const auto half = bits.view(at::kHalf);
-  const auto weight = kernels::RowWeight::of(half, kernels::RowDtype::kFloat16);
+  const auto weight = kernels::InferenceWeight::of(half, kernels::WeightFormat::kFloat16);
   EXPECT_EQ(weight.values().const_data_ptr(), half.const_data_ptr()) << "a copy was made";
-  EXPECT_TRUE(at::equal(weight.widened(), half.to(at::kFloat)));
-  const auto wide = kernels::RowWeight::of(half, kernels::RowDtype::kFloat32);
+  EXPECT_TRUE(at::equal(weight.dequantized(), half.to(at::kFloat)));
+  const auto wide = kernels::InferenceWeight::of(half, kernels::WeightFormat::kFloat32);
   for (const int64_t rows : {1, 2, 4, 6, 8, 13, 16, 40}) {
     const auto x = numbers({rows, in}, 5);
-    EXPECT_TRUE(at::equal(kernels::row_product(x, weight), kernels::row_product(x, wide))) << rows;
+    EXPECT_TRUE(at::equal(kernels::batch_invariant_linear(x, weight), kernels::batch_invariant_linear(x, wide)))
+        << rows;
   }
-  EXPECT_EQ(kernels::RowWeight::of(numbers({3, 5}, 1), kernels::RowDtype::kFloat16).values().nbytes(), 30U);
+  EXPECT_EQ(kernels::InferenceWeight::of(numbers({3, 5}, 1), kernels::WeightFormat::kFloat16).values().nbytes(), 30U);
 }
 
-TEST(RowProduct, EightBitsAreWithinHalfAStep) {
+TEST(BatchInvariantLinear, EightBitsAreWithinHalfAStep) {
   const auto weight = numbers({21, 70}, 4);
   weight[3].zero_();
-  const auto packed = kernels::RowWeight::of(weight, kernels::RowDtype::kInt8);
-  const auto back = kernels::row_product(at::eye(70), packed).t();
+  const auto packed = kernels::InferenceWeight::of(weight, kernels::WeightFormat::kInt8);
+  const auto back = kernels::batch_invariant_linear(at::eye(70), packed).t();
   const auto step = weight.abs().amax(1, /*keepdim=*/true) / 127;
   EXPECT_TRUE((back - weight).abs().le(step * 0.501).all().item<bool>());
   EXPECT_EQ(packed.values().nbytes(), 21U * 70U);
 }
 
-TEST(RowProduct, FourBitsAreWithinHalfAStepAndComputedAsTheValuesTheyStandFor) {
+TEST(BatchInvariantLinear, FourBitsAreWithinHalfAStepAndComputedAsTheValuesTheyStandFor) {
   auto weight = numbers({53, 96}, 4);
   weight[3].zero_();
   weight[7].fill_(2.5);
-  const auto packed = kernels::RowWeight::of(weight, kernels::RowDtype::kInt4);
-  EXPECT_EQ(packed.dtype(), kernels::RowDtype::kInt4);
+  const auto packed = kernels::InferenceWeight::of(weight, kernels::WeightFormat::kInt4);
+  EXPECT_EQ(packed.dtype(), kernels::WeightFormat::kInt4);
   EXPECT_EQ(packed.in(), 96);
   EXPECT_EQ(packed.values().nbytes(), 53U * 3U * 20U);
-  const auto values = packed.widened();
+  const auto values = packed.dequantized();
   const auto blocks = weight.view({53, 3, 32});
   const auto step = (blocks.amax(2, true) - blocks.amin(2, true)) / 15;
   // Scale and least value are rounded to eleven bits.
@@ -84,13 +87,14 @@ TEST(RowProduct, FourBitsAreWithinHalfAStepAndComputedAsTheValuesTheyStandFor) {
   EXPECT_TRUE(at::equal(values[7], weight[7]));
   for (const int64_t rows : {1, 2, 3, 4, 5, 8, 13, 32, 45}) {
     const auto x = numbers({rows, 96}, 5);
-    EXPECT_TRUE(at::equal(kernels::row_product(x, packed),
-                          kernels::row_product(x, kernels::RowWeight::of(values, kernels::RowDtype::kFloat32))))
+    EXPECT_TRUE(at::equal(
+        kernels::batch_invariant_linear(x, packed),
+        kernels::batch_invariant_linear(x, kernels::InferenceWeight::of(values, kernels::WeightFormat::kFloat32))))
         << rows;
   }
 }
 
-TEST(RowProduct, FourBitsKeepWhatAFileOfSuchBlocksHeld) {
+TEST(BatchInvariantLinear, FourBitsKeepWhatAFileOfSuchBlocksHeld) {
   std::mt19937 random(8);
   const int64_t rows = 40, blocks = 5;
   std::vector<std::byte> bytes;
@@ -105,63 +109,66 @@ TEST(RowProduct, FourBitsKeepWhatAFileOfSuchBlocksHeld) {
   }
   auto values = at::empty({rows, blocks * 32});
   dequantize(GgmlType::kQ4_1, bytes, {values.data_ptr<float>(), static_cast<size_t>(values.numel())});
-  const auto packed = kernels::RowWeight::of(values, kernels::RowDtype::kInt4);
-  EXPECT_TRUE(at::equal(packed.widened(), values));
+  const auto packed = kernels::InferenceWeight::of(values, kernels::WeightFormat::kInt4);
+  EXPECT_TRUE(at::equal(packed.dequantized(), values));
   EXPECT_EQ(std::memcmp(packed.values().const_data_ptr(), bytes.data(), bytes.size()), 0);
 }
 
-TEST(RowProduct, FourBitsRefuseWhatTheyCannotHoldAndLeaveRowsOfNoWholeBlocksToEight) {
+TEST(BatchInvariantLinear, FourBitsRefuseWhatTheyCannotHoldAndLeaveRowsOfNoWholeBlocksToEight) {
   auto weight = numbers({4, 64}, 1);
-  EXPECT_EQ(kernels::RowWeight::of(weight.narrow(1, 0, 40), kernels::RowDtype::kInt4).dtype(),
-            kernels::RowDtype::kInt8);
+  EXPECT_EQ(kernels::InferenceWeight::of(weight.narrow(1, 0, 40), kernels::WeightFormat::kInt4).dtype(),
+            kernels::WeightFormat::kInt8);
   for (const float wrong : {NAN, INFINITY, 1e6F}) {
     weight[2][33] = wrong;
-    EXPECT_THROW(kernels::RowWeight::of(weight, kernels::RowDtype::kInt4), Error) << wrong;
+    EXPECT_THROW(kernels::InferenceWeight::of(weight, kernels::WeightFormat::kInt4), Error) << wrong;
   }
 }
 
-TEST(RowProduct, ARowHasTheSameBitsWhateverIsBesideIt) {
-  for (const auto dtype : {kernels::RowDtype::kFloat32, kernels::RowDtype::kBFloat16, kernels::RowDtype::kFloat16,
-                           kernels::RowDtype::kInt8, kernels::RowDtype::kInt4}) {
-    const int64_t in = dtype == kernels::RowDtype::kInt4 ? 96 : 83;
+TEST(BatchInvariantLinear, ARowHasTheSameBitsWhateverIsBesideIt) {
+  for (const auto dtype :
+       {kernels::WeightFormat::kFloat32, kernels::WeightFormat::kBFloat16, kernels::WeightFormat::kFloat16,
+        kernels::WeightFormat::kInt8, kernels::WeightFormat::kInt4}) {
+    const int64_t in = dtype == kernels::WeightFormat::kInt4 ? 96 : 83;
     const auto x = numbers({61, in}, 5);
-    const auto weight = kernels::RowWeight::of(numbers({101, in}, 6), dtype);
-    const auto all = kernels::row_product(x, weight);
+    const auto weight = kernels::InferenceWeight::of(numbers({101, in}, 6), dtype);
+    const auto all = kernels::batch_invariant_linear(x, weight);
     for (int64_t begin = 0; begin < 61; begin += 7) {
       for (int64_t count = 1; begin + count <= 61; count += 5) {
-        ASSERT_TRUE(at::equal(kernels::row_product(x.narrow(0, begin, count), weight), all.narrow(0, begin, count)));
+        ASSERT_TRUE(
+            at::equal(kernels::batch_invariant_linear(x.narrow(0, begin, count), weight), all.narrow(0, begin, count)));
       }
     }
   }
 }
 
-TEST(RowProduct, SeveralWeightsAreThoseOfEach) {
+TEST(BatchInvariantLinear, SeveralWeightsAreThoseOfEach) {
   const auto x = numbers({3, 20}, 1);
-  const auto a = kernels::RowWeight::of(numbers({33, 20}, 2), kernels::RowDtype::kFloat32),
-             b = kernels::RowWeight::of(numbers({5, 20}, 3), kernels::RowDtype::kInt8);
-  const std::array<const kernels::RowWeight*, 2> both = {&a, &b};
-  const auto found = kernels::row_products(x, both);
-  EXPECT_TRUE(at::equal(found[0], kernels::row_product(x, a)));
-  EXPECT_TRUE(at::equal(found[1], kernels::row_product(x, b)));
-  EXPECT_THROW(kernels::row_product(numbers({3, 21}, 1), a), Error);
-  EXPECT_THROW(kernels::row_product(x.to(at::kDouble), a), Error);
+  const auto a = kernels::InferenceWeight::of(numbers({33, 20}, 2), kernels::WeightFormat::kFloat32),
+             b = kernels::InferenceWeight::of(numbers({5, 20}, 3), kernels::WeightFormat::kInt8);
+  const std::array<const kernels::InferenceWeight*, 2> both = {&a, &b};
+  const auto found = kernels::batch_invariant_linears(x, both);
+  EXPECT_TRUE(at::equal(found[0], kernels::batch_invariant_linear(x, a)));
+  EXPECT_TRUE(at::equal(found[1], kernels::batch_invariant_linear(x, b)));
+  EXPECT_THROW(kernels::batch_invariant_linear(numbers({3, 21}, 1), a), Error);
+  EXPECT_THROW(kernels::batch_invariant_linear(x.to(at::kDouble), a), Error);
 }
 
-TEST(RowProduct, OfNoColumnsIsZeroAndOfNoRowsHasNone) {
-  const auto weight = kernels::RowWeight::of(at::empty({5, 0}), kernels::RowDtype::kFloat32);
-  EXPECT_TRUE(at::equal(kernels::row_product(at::empty({3, 0}), weight), at::zeros({3, 5})));
-  EXPECT_EQ(
-      kernels::row_product(at::empty({2, 0, 7}), kernels::RowWeight::of(numbers({5, 7}, 1), kernels::RowDtype::kInt8))
-          .sizes(),
-      (at::IntArrayRef{2, 0, 5}));
+TEST(BatchInvariantLinear, OfNoColumnsIsZeroAndOfNoRowsHasNone) {
+  const auto weight = kernels::InferenceWeight::of(at::empty({5, 0}), kernels::WeightFormat::kFloat32);
+  EXPECT_TRUE(at::equal(kernels::batch_invariant_linear(at::empty({3, 0}), weight), at::zeros({3, 5})));
+  EXPECT_EQ(kernels::batch_invariant_linear(
+                at::empty({2, 0, 7}), kernels::InferenceWeight::of(numbers({5, 7}, 1), kernels::WeightFormat::kInt8))
+                .sizes(),
+            (at::IntArrayRef{2, 0, 5}));
 }
 
 TEST(RowGate, IsTheActivationTimesUp) {
   const auto gate = numbers({5, 77}, 1).mul(8), up = numbers({5, 77}, 2);
-  EXPECT_LT((kernels::row_gate(gate, up, false) - at::silu(gate) * up).abs().max().item<double>(), 2e-5);
-  EXPECT_LT((kernels::row_gate(gate, up, true) - at::gelu(gate, "tanh") * up).abs().max().item<double>(), 2e-5);
+  EXPECT_LT((kernels::batch_invariant_gate(gate, up, false) - at::silu(gate) * up).abs().max().item<double>(), 2e-5);
+  EXPECT_LT((kernels::batch_invariant_gate(gate, up, true) - at::gelu(gate, "tanh") * up).abs().max().item<double>(),
+            2e-5);
   const auto far = at::tensor({-1e4F, 1e4F, -90.F, 90.F});
-  EXPECT_LT((kernels::row_gate(far, at::ones(4), false) - at::silu(far)).abs().max().item<double>(), 1e-3);
+  EXPECT_LT((kernels::batch_invariant_gate(far, at::ones(4), false) - at::silu(far)).abs().max().item<double>(), 1e-3);
 }
 
 TEST(PagedAttention, IsTheAttentionOverTheKeysInOrder) {
@@ -184,7 +191,7 @@ TEST(PagedAttention, IsTheAttentionOverTheKeysInOrder) {
       if (window > 0) hidden = hidden.logical_or(distance.ge(window));
       const auto expected = at::einsum("hts,shd->thd", {at::softmax(scores.masked_fill(hidden, -INFINITY), -1), rv});
       const auto attend = [&](int64_t first, int64_t rows) {
-        const std::vector<kernels::PagedTokens> one = {
+        const std::vector<kernels::PagedSequence> one = {
             {.first_row = 0, .rows = rows, .first_position = first, .pages = pages}};
         return kernels::paged_attention({.queries = q.narrow(0, first, rows).contiguous(),
                                          .keys = keys,
@@ -210,7 +217,7 @@ TEST(PagedAttention, ValuesThatATokenDoesNotSeeDoNotEnterItsResult) {
   const auto q = numbers({length, 2, d}, 1), keys = numbers({3, 1, kernels::kPageTokens, d}, 2);
   const auto values = numbers({3, 1, kernels::kPageTokens, d}, 3);
   const auto attend = [&](const at::Tensor& of, int64_t window) {
-    const std::vector<kernels::PagedTokens> one = {
+    const std::vector<kernels::PagedSequence> one = {
         {.first_row = 0, .rows = length, .first_position = 0, .pages = pages}};
     return kernels::paged_attention({.queries = q, .keys = keys, .values = of, .sequences = one, .window = window});
   };
@@ -226,15 +233,15 @@ TEST(PagedAttention, ValuesThatATokenDoesNotSeeDoNotEnterItsResult) {
   }
 }
 
-TEST(RowKernels, AllInstructionsComputeTheSameUpToRounding) {
+TEST(GemvKernels, AllInstructionsComputeTheSameUpToRounding) {
   const auto x = numbers({9, 75}, 1), weight = numbers({31, 75}, 2);
-  std::vector<const kernels::RowKernels*> all = {&kernels::plain_row_kernels()};
+  std::vector<const kernels::GemvKernels*> all = {&kernels::plain_gemv_kernels()};
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
-    all.push_back(&kernels::avx2_row_kernels());
+    all.push_back(&kernels::avx2_gemv_kernels());
   }
 #endif
-  all.push_back(&kernels::row_kernels());
+  all.push_back(&kernels::gemv_kernels());
   for (const auto* kernels : all) {
     auto y = at::empty({9, 31});
     kernels->float32(x.const_data_ptr<float>(), 9, 75, weight.const_data_ptr<float>(), nullptr, 31, 75,
@@ -244,12 +251,12 @@ TEST(RowKernels, AllInstructionsComputeTheSameUpToRounding) {
     kernels->float16(x.const_data_ptr<float>(), 9, 75, static_cast<const kernels::Float16*>(half.const_data_ptr()),
                      nullptr, 31, 75, y.data_ptr<float>(), 31);
     EXPECT_LT((y - at::linear(x, half.to(at::kFloat))).abs().max().item<double>(), 1e-4) << kernels->name;
-    const auto blocks = kernels::RowWeight::of(numbers({31, 96}, 3), kernels::RowDtype::kInt4);
+    const auto blocks = kernels::InferenceWeight::of(numbers({31, 96}, 3), kernels::WeightFormat::kInt4);
     const auto wide = numbers({9, 96}, 4);
     kernels->q4(wide.const_data_ptr<float>(), 9, 96,
                 reinterpret_cast<const kernels::Q4Block*>(blocks.values().const_data_ptr<uint8_t>()), nullptr, 31, 96,
                 y.data_ptr<float>(), 31);
-    EXPECT_LT((y - at::linear(wide, blocks.widened())).abs().max().item<double>(), 1e-4) << kernels->name;
+    EXPECT_LT((y - at::linear(wide, blocks.dequantized())).abs().max().item<double>(), 1e-4) << kernels->name;
   }
 }
 

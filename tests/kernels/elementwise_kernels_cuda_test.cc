@@ -5,10 +5,10 @@
 
 #include "tessera/base/ignored_label.h"
 #include "tessera/kernels/loss/linear_cross_entropy.h"
+#include "tessera/kernels/rows/elementwise_kernels.h"
 #include "tessera/kernels/rows/gated.h"
 #include "tessera/kernels/rows/rms_norm.h"
 #include "tessera/kernels/rows/rotary.h"
-#include "tessera/kernels/rows/row_loops.h"
 #include "tests/kernels/gradients.h"
 
 namespace tessera {
@@ -21,13 +21,13 @@ using Function = std::function<at::Tensor(const Tensors&)>;
 const c10::Device kGpu(c10::kCUDA, 0);
 const std::vector<at::ScalarType> kTypes = {at::kFloat, at::kBFloat16};
 
-class RowTwinsCuda : public ::testing::Test {
+class ElementwiseKernelsCuda : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!at::hasCUDA()) {
       GTEST_SKIP() << "no CUDA device";
     }
-    if (!kernels::has_row_loops(kGpu, at::kFloat)) {
+    if (!kernels::has_elementwise_kernels(kGpu, at::kFloat)) {
       GTEST_SKIP() << "this build has no CUDA kernels of its own";
     }
   }
@@ -61,7 +61,7 @@ void expect_the_cpus(const Function& f, const Tensors& in, double of_bf16 = 1e-2
   }
 }
 
-TEST_F(RowTwinsCuda, GatesAreTheCpus) {
+TEST_F(ElementwiseKernelsCuda, GatesAreTheCpus) {
   for (const auto& shape : std::vector<std::vector<int64_t>>{{1}, {15}, {3, 37}, {130, 257}, {64, 4096}}) {
     const Tensors in = {random_tensor(shape) * 4, random_tensor(shape, 1)};
     expect_the_cpus([](const Tensors& t) { return kernels::swiglu(t[0], t[1]); }, in);
@@ -72,7 +72,7 @@ TEST_F(RowTwinsCuda, GatesAreTheCpus) {
   }
 }
 
-TEST_F(RowTwinsCuda, NormsAreTheCpus) {
+TEST_F(ElementwiseKernelsCuda, NormsAreTheCpus) {
   for (const auto& shape : std::vector<std::vector<int64_t>>{{1, 16}, {5, 48}, {70, 9}, {3, 41, 64}, {700, 4096}}) {
     const Tensors in = {random_tensor(shape), random_tensor({shape.back()}, 1)};
     for (const bool one_plus : {false, true}) {
@@ -82,7 +82,7 @@ TEST_F(RowTwinsCuda, NormsAreTheCpus) {
 }
 
 // Those that libtorch's kernel is taken for otherwise, too.
-TEST_F(RowTwinsCuda, NormLoopsAreTheFormulas) {
+TEST_F(ElementwiseKernelsCuda, NormLoopsAreTheFormulas) {
   for (const auto type : kTypes) {
     for (const int64_t width : {33, 64, 4096}) {
       const auto x = random_tensor({300, width}).to(type), grad = random_tensor({300, width}, 2).to(type);
@@ -91,9 +91,10 @@ TEST_F(RowTwinsCuda, NormLoopsAreTheFormulas) {
       const auto wanted = in * (in.square().mean(-1, true) + 1e-5).rsqrt() * by;
       wanted.backward(grad.to(at::kDouble));
       for (const bool rounds_first : {false, true}) {
-        const auto [y, inverse] = kernels::row_loops(kGpu).rms_norm(x.to(kGpu), factors.to(kGpu), 1e-5, rounds_first);
+        const auto [y, inverse] =
+            kernels::elementwise_kernels(kGpu).rms_norm(x.to(kGpu), factors.to(kGpu), 1e-5, rounds_first);
         const auto [grad_x, grad_factors] =
-            kernels::row_loops(kGpu).rms_norm_backward(grad.to(kGpu), x.to(kGpu), factors.to(kGpu), inverse);
+            kernels::elementwise_kernels(kGpu).rms_norm_backward(grad.to(kGpu), x.to(kGpu), factors.to(kGpu), inverse);
         const double tolerance = type == at::kFloat ? 1e-5 : 1.2e-2;
         EXPECT_LT(testing::relative_error(y.cpu(), wanted.detach()), tolerance);
         EXPECT_LT(testing::relative_error(grad_x.cpu(), in.grad()), tolerance);
@@ -103,7 +104,7 @@ TEST_F(RowTwinsCuda, NormLoopsAreTheFormulas) {
   }
 }
 
-TEST_F(RowTwinsCuda, RotaryIsTheCpus) {
+TEST_F(ElementwiseKernelsCuda, RotaryIsTheCpus) {
   for (const int64_t width : {6, 32, 128}) {
     for (const int64_t rows : {1, 3}) {
       const auto angles = random_tensor({rows, 7, width / 2}, 1);
@@ -116,7 +117,7 @@ TEST_F(RowTwinsCuda, RotaryIsTheCpus) {
   }
 }
 
-TEST_F(RowTwinsCuda, CrossEntropyIsTheCpus) {
+TEST_F(ElementwiseKernelsCuda, CrossEntropyIsTheCpus) {
   for (const int64_t classes : {1, 37, 300, 5004}) {
     auto labels = at::arange(21, at::kLong).remainder(classes);
     labels[4] = kIgnoredLabel;
@@ -131,24 +132,27 @@ TEST_F(RowTwinsCuda, CrossEntropyIsTheCpus) {
   }
 }
 
-TEST_F(RowTwinsCuda, WrongLabelMakesTheLossNoNumber) {
+TEST_F(ElementwiseKernelsCuda, WrongLabelMakesTheLossNoNumber) {
   const auto labels = at::tensor({int64_t{3}, int64_t{20}}, at::kLong).to(kGpu);
   const auto loss =
       kernels::linear_cross_entropy(random_tensor({2, 16}).to(kGpu), random_tensor({20, 16}, 1).to(kGpu), labels);
   EXPECT_TRUE(std::isnan(loss.item<float>()));
 }
 
-TEST_F(RowTwinsCuda, NothingIsComputedOfNothing) {
+TEST_F(ElementwiseKernelsCuda, NothingIsComputedOfNothing) {
   const auto empty = at::empty({0, 64}, kGpu), weight = at::ones({64}, kGpu);
   EXPECT_EQ(kernels::swiglu(empty, empty).numel(), 0);
-  EXPECT_EQ(std::get<0>(kernels::row_loops(kGpu).gate_backward(kernels::Gate::kSilu, empty, empty, empty)).numel(), 0);
+  EXPECT_EQ(
+      std::get<0>(kernels::elementwise_kernels(kGpu).gate_backward(kernels::Gate::kSilu, empty, empty, empty)).numel(),
+      0);
   EXPECT_EQ(kernels::rms_norm(empty, weight, 1e-5).numel(), 0);
-  EXPECT_EQ(std::get<0>(kernels::row_loops(kGpu).rms_norm(empty, weight, 1e-5, false)).numel(), 0);
-  EXPECT_EQ(kernels::row_loops(kGpu).cross_entropy(empty, at::empty({0}, at::kLong).to(kGpu), true).numel(), 0);
+  EXPECT_EQ(std::get<0>(kernels::elementwise_kernels(kGpu).rms_norm(empty, weight, 1e-5, false)).numel(), 0);
+  EXPECT_EQ(kernels::elementwise_kernels(kGpu).cross_entropy(empty, at::empty({0}, at::kLong).to(kGpu), true).numel(),
+            0);
 }
 
 // More elements than 32 bits count: 9 GiB each of gate and result.
-TEST_F(RowTwinsCuda, GateOfMoreElementsThan32BitsCount) {
+TEST_F(ElementwiseKernelsCuda, GateOfMoreElementsThan32BitsCount) {
   const int64_t count = (int64_t{1} << 32) + 4096;
   at::Tensor gate;
   try {

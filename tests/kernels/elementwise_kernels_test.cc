@@ -1,6 +1,6 @@
 // Row kernels in fp32 and bf16 against the formulas in fp64, with sizes that leave something over; with each set of
 // vector instructions that this processor has.
-#include "tessera/kernels/rows/row_loops.h"
+#include "tessera/kernels/rows/elementwise_kernels.h"
 
 #include <gtest/gtest.h>
 
@@ -47,10 +47,10 @@ void expect_alike(const Function& kernel, const Function& formula, const Tensors
   }
 }
 
-class RowLoops : public testing::WithVectorLevel {};
-TESSERA_VECTOR_LEVELS(RowLoops);
+class ElementwiseKernels : public testing::WithVectorLevel {};
+TESSERA_VECTOR_LEVELS(ElementwiseKernels);
 
-TEST_P(RowLoops, GatesOfAnyNumberOfElements) {
+TEST_P(ElementwiseKernels, GatesOfAnyNumberOfElements) {
   for (const auto& shape : std::vector<std::vector<int64_t>>{{1}, {15}, {16}, {3, 37}, {130, 257}}) {
     const Tensors in = {random_tensor(shape) * 4, random_tensor(shape, 1)};
     expect_alike([](const Tensors& t) { return kernels::swiglu(t[0], t[1]); },
@@ -60,7 +60,7 @@ TEST_P(RowLoops, GatesOfAnyNumberOfElements) {
   }
 }
 
-TEST_P(RowLoops, GatesOfExtremes) {
+TEST_P(ElementwiseKernels, GatesOfExtremes) {
   const auto x = at::tensor({-std::numeric_limits<float>::infinity(), -1e4F, -88.0F, 0.0F, 88.0F, 1e4F});
   const auto y = kernels::swiglu(x, at::ones_like(x));
   EXPECT_TRUE(at::equal(y.narrow(0, 3, 3), x.narrow(0, 3, 3)));
@@ -68,7 +68,7 @@ TEST_P(RowLoops, GatesOfExtremes) {
   EXPECT_TRUE(kernels::swiglu(at::full({3}, std::nan("")), at::ones({3})).isnan().all().item<bool>());
 }
 
-TEST_P(RowLoops, NormsOfEvenAndUnevenRows) {
+TEST_P(ElementwiseKernels, NormsOfEvenAndUnevenRows) {
   for (const auto& shape : std::vector<std::vector<int64_t>>{{1, 16}, {5, 48}, {70, 9}, {3, 41, 64}}) {
     const Tensors in = {random_tensor(shape), random_tensor({shape.back()}, 1)};
     for (const bool one_plus : {false, true}) {
@@ -82,7 +82,7 @@ TEST_P(RowLoops, NormsOfEvenAndUnevenRows) {
 }
 
 // transformers rounds normed values to the model's dtype before it multiplies them with the weight.
-TEST_P(RowLoops, NormsRoundInBf16AsTransformersDoes) {
+TEST_P(ElementwiseKernels, NormsRoundInBf16AsTransformersDoes) {
   const auto x = random_tensor({64, 96}).to(at::kBFloat16), weight = random_tensor({96}, 1).to(at::kBFloat16);
   const auto wide = x.to(at::kFloat);
   const auto normed = (wide * at::rsqrt(wide.square().mean(-1, true) + 1e-5)).to(at::kBFloat16);
@@ -90,7 +90,7 @@ TEST_P(RowLoops, NormsRoundInBf16AsTransformersDoes) {
   EXPECT_LE(differ, x.numel() / 1000);  // a sum in another order may tip a rounding
 }
 
-TEST_P(RowLoops, RotaryOfRowsWithAnglesOfTheirOwn) {
+TEST_P(ElementwiseKernels, RotaryOfRowsWithAnglesOfTheirOwn) {
   for (const int64_t width : {6, 32, 64}) {
     for (const int64_t rows : {1, 3}) {
       const auto angles = random_tensor({rows, 7, width / 2}, 1).to(at::kFloat);
@@ -106,7 +106,7 @@ TEST_P(RowLoops, RotaryOfRowsWithAnglesOfTheirOwn) {
   }
 }
 
-TEST_P(RowLoops, CrossEntropyOfClassesThatLeaveSomethingOver) {
+TEST_P(ElementwiseKernels, CrossEntropyOfClassesThatLeaveSomethingOver) {
   for (const int64_t classes : {1, 16, 37, 300}) {
     const auto labels = at::arange(21, at::kLong).remainder(classes);
     expect_alike(
@@ -119,7 +119,7 @@ TEST_P(RowLoops, CrossEntropyOfClassesThatLeaveSomethingOver) {
   }
 }
 
-TEST_P(RowLoops, LossOfLogitsThatAreNoNumbersIsNone) {
+TEST_P(ElementwiseKernels, LossOfLogitsThatAreNoNumbersIsNone) {
   auto hidden = random_tensor({5, 16}).to(at::kFloat);
   hidden[2][3] = std::nan("");
   const auto loss =
@@ -127,13 +127,13 @@ TEST_P(RowLoops, LossOfLogitsThatAreNoNumbersIsNone) {
   EXPECT_TRUE(std::isnan(loss.item<float>()));
 }
 
-TEST_P(RowLoops, TransposedFactorsOfProducts) {
+TEST_P(ElementwiseKernels, TransposedFactorsOfProducts) {
   for (const auto& [rows, columns] : std::vector<std::pair<int64_t, int64_t>>{{16, 16}, {48, 160}, {1040, 32}}) {
     const auto x = random_tensor({rows, columns});
     const auto part = random_tensor({rows, columns + 16}, 1).narrow(1, 3, columns);  // rows further apart
     for (const auto& each : {x, part}) {
-      if (kernels::runs_row_loops(each)) {
-        const auto turned = kernels::transposed_loop(each);
+      if (kernels::supports_elementwise_kernels(each)) {
+        const auto turned = kernels::transpose_matrix(each);
         EXPECT_TRUE(turned.is_contiguous());
         EXPECT_TRUE(at::equal(turned, each.t()));
       }

@@ -1,5 +1,5 @@
 // Factors that backward makes again: the gradients of kept ones to the bit, and nothing kept in between.
-#include "tessera/kernels/autograd/remade.h"
+#include "tessera/kernels/autograd/recomputed_activation.h"
 
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -45,7 +45,7 @@ void expect_equal(const Tensors& got, const Tensors& wanted) {
   for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i], wanted[i])) << "gradient " << i;
 }
 
-TEST(Remade, FactorsAreNotKeptAndGiveTheSameGradients) {
+TEST(RecomputedActivation, FactorsAreNotKeptAndGiveTheSameGradients) {
   for (const bool frozen : {false, true}) {
     const Layer layer(/*kept=*/false, frozen), usual(/*kept=*/true, frozen);
     EXPECT_EQ(layer.normed.use_count(), 1U) << "nobody else has it";
@@ -56,13 +56,13 @@ TEST(Remade, FactorsAreNotKeptAndGiveTheSameGradients) {
   }
 }
 
-TEST(Remade, ASecondBackwardOfTheSameGraphIsTheFirst) {
+TEST(RecomputedActivation, ASecondBackwardOfTheSameGraphIsTheFirst) {
   const Layer layer(/*kept=*/false);
   const auto first = layer.gradients(/*retain=*/true);
   expect_equal(layer.gradients(), first);
 }
 
-TEST(Remade, GradientsOfGradientsGoThroughThem) {
+TEST(RecomputedActivation, GradientsOfGradientsGoThroughThem) {
   const Layer layer(/*kept=*/false), usual(/*kept=*/true);
   const auto second = [](const Layer& of) {
     const auto first = of.gradients(/*retain=*/true, /*differentiable=*/true);
@@ -76,20 +76,20 @@ TEST(Remade, GradientsOfGradientsGoThroughThem) {
   }
 }
 
-TEST(Remade, OtherResultsAreKept) {
+TEST(RecomputedActivation, OtherResultsAreKept) {
   const auto x = random_tensor({20, 16}).requires_grad_(true);
-  EXPECT_EQ(kernels::remade(x, x), nullptr);
-  EXPECT_EQ(kernels::remade(x * 2, x), nullptr);
-  EXPECT_EQ(kernels::remade(kernels::swiglu(x, x).mul_(2), x), nullptr) << "changed since";
-  EXPECT_NE(kernels::remade(kernels::geglu(x, x), x), nullptr);
+  EXPECT_EQ(kernels::recomputed_activation(x, x), nullptr);
+  EXPECT_EQ(kernels::recomputed_activation(x * 2, x), nullptr);
+  EXPECT_EQ(kernels::recomputed_activation(kernels::swiglu(x, x).mul_(2), x), nullptr) << "changed since";
+  EXPECT_NE(kernels::recomputed_activation(kernels::geglu(x, x), x), nullptr);
   // A norm's weight that may be freed under it, as fully_shard does, unless that of the product is freed with it.
   const auto memory = random_tensor({32});
   const auto parts = at::from_blob(memory.mutable_data_ptr(), {32});
   const auto norm = parts.narrow(0, 0, 16).requires_grad_(true), beside = parts.narrow(0, 16, 16);
-  EXPECT_EQ(kernels::remade(kernels::rms_norm(x, norm, 1e-5, false), x), nullptr);
-  EXPECT_NE(kernels::remade(kernels::rms_norm(x, norm, 1e-5, false), beside), nullptr);
+  EXPECT_EQ(kernels::recomputed_activation(kernels::rms_norm(x, norm, 1e-5, false), x), nullptr);
+  EXPECT_NE(kernels::recomputed_activation(kernels::rms_norm(x, norm, 1e-5, false), beside), nullptr);
   const at::NoGradGuard no_grad;
-  EXPECT_EQ(kernels::remade(kernels::swiglu(x, x), x), nullptr);
+  EXPECT_EQ(kernels::recomputed_activation(kernels::swiglu(x, x), x), nullptr);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "tessera/kernels/autograd/deferred_gradients.h"
+#include "tessera/kernels/autograd/weight_grad_store.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -38,13 +38,13 @@ void expect_same(const std::vector<at::Tensor>& found, const std::vector<at::Ten
   }
 }
 
-TEST(DeferredGradients, ComeLaterAndAreTheSameToTheBit) {
+TEST(WeightGradStore, ComeLaterAndAreTheSameToTheBit) {
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
     Net whole(dtype), split(dtype);
     (whole.loss() / 7).backward();
-    DeferredGradients later;
+    WeightGradStore later;
     {
-      const DeferredGradients::Scope scope(&later);
+      const WeightGradStore::Scope scope(&later);
       (split.loss() / 7).backward();
     }
     EXPECT_FALSE(later.empty());
@@ -57,26 +57,26 @@ TEST(DeferredGradients, ComeLaterAndAreTheSameToTheBit) {
 }
 
 // Experts' products, one of which has no rows.
-TEST(DeferredGradients, OfGroupedProductsComeLaterToo) {
+TEST(WeightGradStore, OfGroupedProductsComeLaterToo) {
   at::manual_seed(3);
   const auto counts = at::tensor(std::vector<int64_t>{7, 0, 13});
   const auto drawn = at::randn({20, 8}), weight = at::randn({3, 6, 8}).set_requires_grad(true);
-  const auto gradients = [&](DeferredGradients* later) {
+  const auto gradients = [&](WeightGradStore* later) {
     const auto x = drawn.clone().set_requires_grad(true);
     weight.mutable_grad().reset();
     {
-      const DeferredGradients::Scope scope(later);
+      const WeightGradStore::Scope scope(later);
       kernels::grouped_linear(x, weight, counts).tanh().sum().backward();
     }
     EXPECT_EQ(weight.grad().defined(), later == nullptr);
     if (later != nullptr) later->flush();
     return std::vector<at::Tensor>{x.grad(), weight.grad().clone()};
   };
-  DeferredGradients later;
+  WeightGradStore later;
   expect_same(gradients(&later), gradients(nullptr));
 }
 
-TEST(DeferredGradients, AWeightThatIsUsedTwiceGetsBoth) {
+TEST(WeightGradStore, AWeightThatIsUsedTwiceGetsBoth) {
   at::manual_seed(3);
   const auto x = at::randn({40, 16}), weight = at::randn({16, 16}).set_requires_grad(true);
   const auto input = x.clone().set_requires_grad(true);
@@ -86,24 +86,24 @@ TEST(DeferredGradients, AWeightThatIsUsedTwiceGetsBoth) {
   run().backward();
   const auto wanted = weight.grad().clone();
   weight.mutable_grad().reset();
-  DeferredGradients later;
+  WeightGradStore later;
   {
-    const DeferredGradients::Scope scope(&later);
+    const WeightGradStore::Scope scope(&later);
     run().backward();
   }
   later.flush();
   EXPECT_TRUE(at::allclose(weight.grad(), wanted, 1e-6, 1e-6));
 }
 
-TEST(DeferredGradients, AHeadsGradientIsThereAfterForward) {
+TEST(WeightGradStore, AHeadsGradientIsThereAfterForward) {
   Net whole, sooner;
   (whole.loss() / 8).backward();
-  DeferredGradients now;
+  WeightGradStore now;
   now.loss_factor = 1.0 / 8;
-  now.takes_weights = false;
+  now.stores_weight_gradients = false;
   at::Tensor loss;
   {
-    const DeferredGradients::Scope scope(&now);
+    const WeightGradStore::Scope scope(&now);
     loss = sooner.loss();
   }
   now.flush();
@@ -113,13 +113,13 @@ TEST(DeferredGradients, AHeadsGradientIsThereAfterForward) {
   expect_same(sooner.gradients(), whole.gradients());
 }
 
-TEST(DeferredGradients, NoneAreTakenOutsideOfTheirScope) {
-  DeferredGradients later;
+TEST(WeightGradStore, NoneAreTakenOutsideOfTheirScope) {
+  WeightGradStore later;
   Net net;
   {
-    const DeferredGradients::Scope scope(&later);
-    const DeferredGradients::Scope none(nullptr);
-    EXPECT_EQ(DeferredGradients::current(), nullptr);
+    const WeightGradStore::Scope scope(&later);
+    const WeightGradStore::Scope none(nullptr);
+    EXPECT_EQ(WeightGradStore::current(), nullptr);
     net.loss().backward();
   }
   EXPECT_TRUE(later.empty());

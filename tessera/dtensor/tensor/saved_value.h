@@ -1,7 +1,7 @@
 // C++ values in the saved_data of an autograd context, for the backward pass.
 //
 //   ctx->saved_data["part"] = make_saved_value(part);
-//   const auto& part = saved_value<VocabPart>(ctx->saved_data["part"]);
+//   const auto& part = saved_value<VocabShard>(ctx->saved_data["part"]);
 #pragma once
 
 #include <ATen/core/ivalue.h>

@@ -15,7 +15,7 @@ namespace tessera::kernels {
 // Returns whether this processor has AVX-512 or AVX2, for which the loops are written.
 bool has_attention_loops();
 
-struct CausalAttention {
+struct CausalAttentionCall {
   const at::Tensor &q, &k,
       &v;  // [B, H, T, d], [B, G, T, d], [B, G, T, d]: G divides H, d is a multiple of 16 up to 256
   const at::Tensor& first_key;  // int64 [B, T], contiguous; undefined: 0 everywhere
@@ -24,9 +24,9 @@ struct CausalAttention {
 
 // Returns the result [B, H, T, d] with the memory layout [B, T, H, d], and the fp32 log-sum-exp of the scores [B, H,
 // T].
-std::tuple<at::Tensor, at::Tensor> attention_forward_loops(const CausalAttention& call);
+std::tuple<at::Tensor, at::Tensor> attention_forward_loops(const CausalAttentionCall& call);
 // Returns the gradients of q, k and v, each with the tokens before the heads in memory.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward_loops(const CausalAttention& call,
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward_loops(const CausalAttentionCall& call,
                                                                         const at::Tensor& grad,
                                                                         const at::Tensor& log_sums);
 

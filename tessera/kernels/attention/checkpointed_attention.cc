@@ -1,10 +1,10 @@
-#include "tessera/kernels/attention/kept_attention.h"
+#include "tessera/kernels/attention/checkpointed_attention.h"
 
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/attention/head_groups.h"
-#include "tessera/kernels/autograd/kept_results.h"
+#include "tessera/kernels/autograd/activation_checkpoint_cache.h"
 
 namespace tessera::kernels {
 namespace {
@@ -12,7 +12,7 @@ namespace {
 using OptionalTensor = std::optional<at::Tensor>;
 
 // Autograd function of attention whose output and log-sum-exp are already computed.
-struct KnownAttention : torch::autograd::Function<KnownAttention> {
+struct CheckpointedAttentionFunction : torch::autograd::Function<CheckpointedAttentionFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const at::Tensor& output, const at::Tensor& log_sums,
                             const OptionalTensor& mask, bool causal, std::optional<double> scale) {
@@ -36,17 +36,20 @@ struct KnownAttention : torch::autograd::Function<KnownAttention> {
 
 }  // namespace
 
-bool keeps_attention(const at::Tensor& q) { return KeptResults::current() != nullptr && q.is_cpu() && !is_dtensor(q); }
+bool caches_attention(const at::Tensor& q) {
+  return ActivationCheckpointCache::current() != nullptr && q.is_cpu() && !is_dtensor(q);
+}
 
-at::Tensor kept_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          const KeptAttentionOptions& options) {
+at::Tensor checkpointed_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                  const CheckpointedAttentionOptions& options) {
   const auto keys = repeat_heads(k, /*dim=*/1, q.size(1)), values = repeat_heads(v, /*dim=*/1, q.size(1));
-  const auto known = KeptResults::computed_or_kept([&] {
+  const auto known = ActivationCheckpointCache::cached_or_computed([&] {
     const auto [output, log_sums] = at::_scaled_dot_product_flash_attention_for_cpu(
         q, keys, values, /*dropout_p=*/0.0, options.causal, options.mask, options.scale);
     return std::vector<at::Tensor>{output, log_sums};
   });
-  return KnownAttention::apply(q, keys, values, known.at(0), known.at(1), options.mask, options.causal, options.scale);
+  return CheckpointedAttentionFunction::apply(q, keys, values, known.at(0), known.at(1), options.mask, options.causal,
+                                              options.scale);
 }
 
 }  // namespace tessera::kernels

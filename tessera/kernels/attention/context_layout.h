@@ -44,7 +44,7 @@ class ContextLayout {
   // The non-empty chunks of a rank, in ascending order of both `begin` and `local`.
   std::vector<ContextChunk> chunks_of(int64_t rank) const;
   int64_t tokens_of(int64_t rank) const;
-  int64_t most_tokens() const;               // the largest tokens_of(rank)
+  int64_t longest_shard_tokens() const;      // the largest tokens_of(rank)
   at::Tensor positions(int64_t rank) const;  // global, int64 [tokens_of(rank)] on the CPU, ascending
   // Copies the tokens of `rank` from the whole sequence. Differentiable. No communication. Error kShape where `dim` is
   // not `tokens` long.
@@ -54,14 +54,14 @@ class ContextLayout {
   // gradient is therefore `ranks` times as large (as in NeMo's allgather_cp_sharded_tensor). COLLECTIVE over the group;
   // the backward pass is COLLECTIVE, too, and owns the group until it ran. Error kShape for a group or a shard of
   // another size.
-  at::Tensor unshard(const std::shared_ptr<comm::Group>& group, const at::Tensor& own, int64_t dim) const;
+  at::Tensor unshard(const std::shared_ptr<comm::Group>& group, const at::Tensor& local_shard, int64_t dim) const;
 
-  // The forward and the backward of unshard, for autograd functions that call them directly. gathered() all-gathers
-  // the shards and returns them in the order of the sequence. scattered_sum() sums `whole` over the ranks and returns
+  // The forward and the backward of unshard, for autograd functions that call them directly. all_gather() all-gathers
+  // the shards and returns them in the order of the sequence. reduce_scatter() sums `whole` over the ranks and returns
   // this rank's shard of the sum (a reduce-scatter). `dim` is at least 0; results are contiguous. COLLECTIVE over the
   // group; the records of the group show `name`.
-  at::Tensor gathered(comm::Group& group, const at::Tensor& own, int64_t dim, std::string_view name) const;
-  at::Tensor scattered_sum(comm::Group& group, const at::Tensor& whole, int64_t dim, std::string_view name) const;
+  at::Tensor all_gather(comm::Group& group, const at::Tensor& local_shard, int64_t dim, std::string_view name) const;
+  at::Tensor reduce_scatter(comm::Group& group, const at::Tensor& whole, int64_t dim, std::string_view name) const;
 
  private:
   ContextChunk chunk(int64_t index) const;

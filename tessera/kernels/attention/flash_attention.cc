@@ -8,7 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/saved_value.h"
 #include "tessera/kernels/attention/head_groups.h"
-#include "tessera/kernels/autograd/kept_results.h"
+#include "tessera/kernels/autograd/activation_checkpoint_cache.h"
 #include "tessera/kernels/dispatch/device_kernels.h"
 
 namespace tessera::kernels {
@@ -55,7 +55,9 @@ int64_t mask_of(const FlashOptions& options) { return options.causal ? kCausalFr
 
 // The kernel takes packed documents as one row [1, N, H, d]. It has no grouped heads, so keys and values are repeated.
 at::Tensor as_rows(const at::Tensor& tensor) { return tensor.dim() == 3 ? tensor.unsqueeze(0) : tensor; }
-at::Tensor as_given(const at::Tensor& rows, const at::Tensor& like) { return like.dim() == 3 ? rows.squeeze(0) : rows; }
+at::Tensor as_input_rows(const at::Tensor& rows, const at::Tensor& like) {
+  return like.dim() == 3 ? rows.squeeze(0) : rows;
+}
 
 FlashResult efficient_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                               const FlashOptions& options) {
@@ -67,7 +69,7 @@ FlashResult efficient_forward(const at::Tensor& q, const at::Tensor& k, const at
       call.longest, call.longest, /*dropout_p=*/0.0, mask_of(options), /*compute_log_sumexp=*/true, call.scale,
       /*seqlen_k=*/std::nullopt, call.window);
   const auto& log_sums = std::get<1>(results);
-  return {as_given(std::get<0>(results), q), call.begins ? log_sums : log_sums.narrow(2, 0, q.size(1))};
+  return {as_input_rows(std::get<0>(results), q), call.begins ? log_sums : log_sums.narrow(2, 0, q.size(1))};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> efficient_backward(const at::Tensor& gradient, const at::Tensor& q,
@@ -90,14 +92,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> efficient_backward(const at::Tens
       /*bias=*/std::nullopt, as_rows(result.out).contiguous(), call.begins, call.begins, longest_q, longest_k, log_sums,
       /*dropout_p=*/0.0, random, random, mask_of(options),
       /*bias_requires_grad=*/false, call.scale, /*num_splits_key=*/std::nullopt, call.window);
-  return {as_given(grad_q, q), sum_heads(as_given(grad_k, k), /*dim=*/-2, k.size(-2)),
-          sum_heads(as_given(grad_v, v), /*dim=*/-2, v.size(-2))};
+  return {as_input_rows(grad_q, q), sum_heads(as_input_rows(grad_k, k), /*dim=*/-2, k.size(-2)),
+          sum_heads(as_input_rows(grad_v, v), /*dim=*/-2, v.size(-2))};
 }
 
 // ---- flash attention ----
 
 // Autograd function for a result that is already computed: forward returns it, backward computes the gradients.
-struct KnownFlash : torch::autograd::Function<KnownFlash> {
+struct FlashAttentionFunction : torch::autograd::Function<FlashAttentionFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const at::Tensor& out, const at::Tensor& log_sums,
                             const FlashOptions& options) {
@@ -123,7 +125,7 @@ bool has_flash_attention(c10::Device device, at::ScalarType dtype) {
   if (dtype == at::kFloat) {
     // The trial runs a window and the backward, which not every kernel supports.
     static DeviceKernels efficient{"aten::_efficient_attention_forward", "aten::_efficient_attention_backward"};
-    return efficient.run_on(device, dtype, [&] {
+    return efficient.work_on(device, dtype, [&] {
       const auto two = at::zeros({1, 2, 1, kHeadVector}, at::TensorOptions(dtype).device(device));
       const FlashOptions windowed{.window = 1};
       flash_backward(two, two, two, two, flash_forward(two, two, two, windowed), windowed);
@@ -131,16 +133,16 @@ bool has_flash_attention(c10::Device device, at::ScalarType dtype) {
   }
   if (!in_16_bits(dtype)) return false;
   static DeviceKernels fused{"aten::_flash_attention_forward", "aten::_flash_attention_backward"};
-  return fused.run_on(device, dtype, [&] {
+  return fused.work_on(device, dtype, [&] {
     const auto one = at::zeros({1, 1, 1, kHeadVector}, at::TensorOptions(dtype).device(device));
     flash_forward(one, one, one, {});
   });
 }
 
-bool takes_flash_heads(int64_t head_dim) { return head_dim % kHeadVector == 0 && head_dim <= kLargestHead; }
+bool supports_flash_head_dim(int64_t head_dim) { return head_dim % kHeadVector == 0 && head_dim <= kLargestHead; }
 
-bool runs_flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  return takes_flash_heads(q.size(-1)) && q.numel() > 0 && k.numel() > 0 && k.scalar_type() == q.scalar_type() &&
+bool supports_flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  return supports_flash_head_dim(q.size(-1)) && q.numel() > 0 && k.numel() > 0 && k.scalar_type() == q.scalar_type() &&
          v.scalar_type() == q.scalar_type() && has_flash_attention(q.device(), q.scalar_type());
 }
 
@@ -172,11 +174,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(const at::Tensor& 
 }
 
 at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const FlashOptions& options) {
-  const auto known = KeptResults::computed_or_kept([&] {
+  const auto known = ActivationCheckpointCache::cached_or_computed([&] {
     const auto result = flash_forward(q, k, v, options);
     return std::vector<at::Tensor>{result.out, result.log_sums};
   });
-  return KnownFlash::apply(q, k, v, known.at(0), known.at(1), options);
+  return FlashAttentionFunction::apply(q, k, v, known.at(0), known.at(1), options);
 }
 
 }  // namespace tessera::kernels

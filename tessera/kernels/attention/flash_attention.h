@@ -1,6 +1,6 @@
 // Attention by the fused kernels of accelerators: flash attention in 16 bits, memory-efficient attention in float32.
 //
-//   if (kernels::runs_flash_attention(q, k, v)) {
+//   if (kernels::supports_flash_attention(q, k, v)) {
 //     y = kernels::flash_attention(q, k, v, {.begins = begins, .longest = 512});
 //   }
 //
@@ -9,8 +9,8 @@
 //
 // With `begins`: q [N, H, d], k and v [N, G, d], H a multiple of G, N the tokens of all documents; y is [N, H, d].
 // Without `begins`: q [B, T, H, d], k and v [B, S, G, d]; each row is one document. Inside selective activation
-// checkpointing the result is kept (kernels/autograd/kept_results.h). First derivative only. Plain tensors.
-// Thread-safe. No communication.
+// checkpointing the result is kept (kernels/autograd/activation_checkpoint_cache.h). First derivative only. Plain
+// tensors. Thread-safe. No communication.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,10 +31,10 @@ struct FlashOptions {
 // without a wait on the host.
 bool has_flash_attention(c10::Device device, at::ScalarType dtype);
 // Returns whether the kernels support heads of this size: a multiple of 8, at most 256.
-bool takes_flash_heads(int64_t head_dim);
+bool supports_flash_head_dim(int64_t head_dim);
 // Returns whether flash_attention runs for these tensors: device, dtype and head size. Tensors with gaps in the last
 // dim are copied.
-bool runs_flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+bool supports_flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const FlashOptions& options);
 
 // Forward and backward without autograd. log_sums: float32 [B, H, T]. With `begins` log_sums has the layout of the

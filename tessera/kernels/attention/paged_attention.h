@@ -16,24 +16,24 @@ namespace tessera::kernels {
 inline constexpr int64_t kPageTokens = 16;
 
 // Consecutive tokens of one sequence that this call computes.
-struct PagedTokens {
+struct PagedSequence {
   int64_t first_row = 0;             // row of the first token in `queries`
   int64_t rows = 0;                  // number of tokens
   int64_t first_position = 0;        // position of the first token in the sequence
   std::span<const int32_t> pages{};  // page numbers of the sequence, in order, these tokens included
 };
 
-struct PagedAttention {
+struct PagedAttentionCall {
   at::Tensor queries{};  // [N, heads, head_dim], contiguous
   at::Tensor keys{};     // [pages, kv_heads, kPageTokens, head_dim]; each page contiguous
   at::Tensor values{};
-  std::span<const PagedTokens> sequences{};
+  std::span<const PagedSequence> sequences{};
   int64_t window = 0;  // number of tokens that a token sees, itself included; 0: all earlier ones
   double scale = 0;    // factor of the scores; 0: 1 / sqrt(head_dim)
   double softcap = 0;  // scores become softcap * tanh(score / softcap); 0: no cap
 };
 // Returns [N, heads, head_dim]. The caller has already written the keys and values of these tokens into the pages.
 // Error kShape.
-at::Tensor paged_attention(const PagedAttention& wanted);
+at::Tensor paged_attention(const PagedAttentionCall& call);
 
 }  // namespace tessera::kernels

@@ -1,9 +1,8 @@
 // Attention to a part of the keys, and the combination of such partial results (as in ring attention).
 //
-//   AttentionPart first = attend_part(q, k0, v0, {}), second = attend_part(q, k1, v1, {.causal = true});
-//   AttentionSums sums(q);
-//   sums.add(first, 0, 0); sums.add(second, 0, 0);
-//   at::Tensor y = sums.joined().out.to(q.scalar_type());       // softmax over the keys of both
+//   PartialAttention first = partial_attention_forward(q, k0, v0, {}), second = partial_attention_forward(q, k1, v1,
+//   {.causal = true}); PartialAttentionMerger sums(q); sums.add(first, 0, 0); sums.add(second, 0, 0); at::Tensor y =
+//   sums.merged().out.to(q.scalar_type());       // softmax over the keys of both
 //
 // A partial result has its log-sum-exp of scores (log_sums). Partial results are combined in float32 (float64 for
 // float64) by the stable form of the weighted mean,
@@ -23,49 +22,50 @@
 
 namespace tessera::kernels {
 
-struct AttentionPartOptions {
+struct PartialAttentionOptions {
   bool causal = false;                            // query i sees keys 0 to i; as many keys as queries
   std::optional<at::Tensor> mask = std::nullopt;  // [T, S], added to the scores
   double scale = 0;                               // 0: 1 / sqrt(d)
   double softcap = 0;                             // scores become softcap * tanh(score / softcap); 0: no cap
 };
 
-struct AttentionPart {
+struct PartialAttention {
   at::Tensor out;       // [B, H, T, d] in the queries' dtype
   at::Tensor log_sums;  // [B, H, T], float32 or float64
 };
 
 // q [B, H, T, d]; k and v [B, G, S, d], H a multiple of G, T and S at least 1.
-AttentionPart attend_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          const AttentionPartOptions& options);
+PartialAttention partial_attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                           const PartialAttentionOptions& options);
 
-struct AttentionPartGradients {
+struct PartialAttentionGradients {
   at::Tensor q, k, v;  // in the dtype of q, k and v or wider; k and v [B, G, S, d]
 };
 // The part's contribution to the gradients. `whole` is the combined result over all parts.
-AttentionPartGradients attend_part_backward(const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
-                                            const at::Tensor& v, const AttentionPart& whole,
-                                            const AttentionPartOptions& options);
+PartialAttentionGradients partial_attention_backward(const at::Tensor& gradient, const at::Tensor& q,
+                                                     const at::Tensor& k, const at::Tensor& v,
+                                                     const PartialAttention& whole,
+                                                     const PartialAttentionOptions& options);
 
 // Combines partial results. A query without any part gets 0, with log sums of minus infinity.
-class AttentionSums {
+class PartialAttentionMerger {
  public:
-  explicit AttentionSums(const at::Tensor& queries) : queries_(queries) {}
+  explicit PartialAttentionMerger(const at::Tensor& queries) : queries_(queries) {}
   // Adds a part whose first batch row is `row` and whose first query is `query`. A first part that covers all queries
   // may become the result without a copy.
-  void add(const AttentionPart& part, int64_t row, int64_t query);
+  void add(const PartialAttention& part, int64_t row, int64_t query);
   // Returns out [B, H, T, d] with the tokens before the heads in memory, in the dtype of the sums, and log sums
   // [B, H, T].
-  AttentionPart joined();
+  PartialAttention merged();
 
  private:
-  struct Place {
+  struct MergedRegion {
     int64_t row, rows, query, queries;
-    bool overlaps(const Place& other) const;
+    bool overlaps(const MergedRegion& other) const;
   };
   void begin();
   at::Tensor queries_, out_, log_sums_;
-  std::vector<Place> added_;
+  std::vector<MergedRegion> added_;
 };
 
 }  // namespace tessera::kernels

@@ -1,4 +1,4 @@
-#include "tessera/kernels/autograd/remade.h"
+#include "tessera/kernels/autograd/recomputed_activation.h"
 
 #include <c10/core/GradMode.h>
 
@@ -6,13 +6,14 @@
 
 namespace tessera::kernels {
 
-Remade::Source Remade::source(torch::autograd::AutogradContext& context, std::function<at::Tensor()> make) {
-  auto& kept = context.saved_data["remade"];
-  if (kept.isNone()) kept = at::IValue::make_capsule(c10::make_intrusive<Result>());
-  return {std::move(make), c10::static_intrusive_pointer_cast<Result>(kept.toCapsule())};
+RecomputedActivation::RecomputeSource RecomputedActivation::source(torch::autograd::AutogradContext& context,
+                                                                   std::function<at::Tensor()> make) {
+  auto& kept = context.saved_data["recomputed"];
+  if (kept.isNone()) kept = at::IValue::make_capsule(c10::make_intrusive<SharedResult>());
+  return {std::move(make), c10::static_intrusive_pointer_cast<SharedResult>(kept.toCapsule())};
 }
 
-at::Tensor Remade::get() {
+at::Tensor RecomputedActivation::recompute() {
   auto& result = *source_.result;
   const bool is_last = --result.users <= 0;
   if (c10::GradMode::is_enabled()) return source_.make();  // make() becomes part of the double backward's graph
@@ -33,16 +34,16 @@ bool is_there_with(const at::Tensor& parameter, const at::Tensor& weight) {
 
 }  // namespace
 
-c10::intrusive_ptr<Remade> remade(const at::Tensor& result, const at::Tensor& weight) {
+c10::intrusive_ptr<RecomputedActivation> recomputed_activation(const at::Tensor& result, const at::Tensor& weight) {
   if (!result.device().is_cpu() || result.output_nr() != 0) return {};
   const auto& node = result.grad_fn();
   if (!node) return {};
-  for (const auto source_of : {source_of_gated, source_of_rms_norm}) {
+  for (const auto source_of : {recompute_source_of_gated, recompute_source_of_rms_norm}) {
     auto source = source_of(node.get());
     if (!source.make) continue;
     if (source.parameter.defined() && !is_there_with(source.parameter, weight)) return {};
     source.parameter.reset();
-    return c10::make_intrusive<Remade>(node, std::move(source));
+    return c10::make_intrusive<RecomputedActivation>(node, std::move(source));
   }
   return {};
 }

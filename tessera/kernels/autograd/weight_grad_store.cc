@@ -1,4 +1,4 @@
-#include "tessera/kernels/autograd/deferred_gradients.h"
+#include "tessera/kernels/autograd/weight_grad_store.h"
 
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
@@ -9,35 +9,35 @@
 namespace tessera::kernels {
 namespace {
 
-const comm::PropagatedKind kDeferredGradients{"deferred gradients"};
+const comm::ContextKey kWeightGradStore{"weight gradient store"};
 
 }  // namespace
 
-DeferredGradients::Scope::Scope(DeferredGradients* gradients)
-    : gradients_(gradients), in_force_(kDeferredGradients, &gradients_) {}
+WeightGradStore::Scope::Scope(WeightGradStore* gradients)
+    : gradients_(gradients), in_force_(kWeightGradStore, &gradients_) {}
 
-DeferredGradients* DeferredGradients::current() {
-  auto* const innermost = static_cast<DeferredGradients**>(comm::Propagated::innermost(kDeferredGradients));
+WeightGradStore* WeightGradStore::current() {
+  auto* const innermost = static_cast<WeightGradStore**>(comm::ContextValue::innermost(kWeightGradStore));
   return innermost == nullptr ? nullptr : *innermost;
 }
 
-DeferredGradients* DeferredGradients::taking_weights() {
+WeightGradStore* WeightGradStore::current_for_weights() {
   auto* const in_force = current();
-  return in_force != nullptr && in_force->takes_weights ? in_force : nullptr;
+  return in_force != nullptr && in_force->stores_weight_gradients ? in_force : nullptr;
 }
 
-void DeferredGradients::add(const at::Tensor& weight, std::function<at::Tensor()> gradient) {
+void WeightGradStore::add(const at::Tensor& weight, std::function<at::Tensor()> gradient) {
   auto edge = torch::autograd::impl::gradient_edge(weight);
   auto found =
       std::ranges::find_if(nodes_, [&](const auto& each) { return each.edges.front().function == edge.function; });
-  if (found == nodes_.end()) found = nodes_.insert(nodes_.end(), OfNode{});
+  if (found == nodes_.end()) found = nodes_.insert(nodes_.end(), NodeGradients{});
   found->edges.push_back(std::move(edge));
   found->gradients.push_back(std::move(gradient));
 }
 
 // One execute() per graph node, with all gradients of the node: an FSDP group then reduces them together. Each function
 // is released as soon as it has run, so that its saved tensors are freed early.
-void DeferredGradients::flush() {
+void WeightGradStore::flush() {
   auto nodes = std::exchange(nodes_, {});
   for (auto& node : nodes) {
     torch::autograd::variable_list gradients;

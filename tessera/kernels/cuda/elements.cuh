@@ -54,7 +54,7 @@ constexpr int kWidest = 16 / static_cast<int>(sizeof(T));
 
 // Returns whether rows of `width` elements that start at `from` can be read in packs of 16 bytes.
 template <class T>
-bool packs(const T* from, int64_t width) {
+bool is_packable(const T* from, int64_t width) {
   return reinterpret_cast<uintptr_t>(from) % 16 == 0 && width % kWidest<T> == 0;
 }
 
@@ -81,21 +81,21 @@ __device__ inline float block_max(float value, float* shared) {
 }
 
 // Threads for a row of `steps` packs: whole warps, at most one thread per pack rounded up to a power of two.
-inline int threads_for(int64_t steps, int most) {
+inline int threads_for(int64_t steps, int max_threads) {
   int threads = kWarp;
-  while (threads < most && threads < steps) threads *= 2;
+  while (threads < max_threads && threads < steps) threads *= 2;
   return threads;
 }
 
 template <class T>
-struct Same {  // keeps an argument out of template deduction
+struct TypeIdentity {  // keeps an argument out of template deduction
   using Type = T;
 };
 
 // Launches `kernel`. The grid may be smaller than the work: kernels loop over it in grid strides.
 template <class... Parameters>
 void launch(void (*kernel)(Parameters...), unsigned blocks, int threads, cudaStream_t stream,
-            typename Same<Parameters>::Type... arguments) {
+            typename TypeIdentity<Parameters>::Type... arguments) {
 #ifdef __CUDACC__
   kernel<<<blocks, static_cast<unsigned>(threads), 0, stream>>>(arguments...);
 #else  // tests replace the CUDA compiler
@@ -103,9 +103,9 @@ void launch(void (*kernel)(Parameters...), unsigned blocks, int threads, cudaStr
 #endif
 }
 
-inline unsigned blocks_for(int64_t wanted) {
-  constexpr int64_t kMost = 1 << 16;
-  return static_cast<unsigned>(wanted < kMost ? wanted : kMost);
+inline unsigned blocks_for(int64_t blocks) {
+  constexpr int64_t kMaxBlocks = 1 << 16;
+  return static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks);
 }
 
 }  // namespace tessera::kernels::cuda

@@ -80,7 +80,7 @@ template <class Activation, class T>
 void run_gate(const T* gate, const T* up, T* y, int64_t count, cudaStream_t stream) {
   constexpr int kPack = kWidest<T>;
   // Packs need aligned addresses; views of other tensors may not have them.
-  if (packs(gate, kPack) && packs(up, kPack) && packs(y, kPack)) {
+  if (is_packable(gate, kPack) && is_packable(up, kPack) && is_packable(y, kPack)) {
     launch(gate_kernel<Activation, kPack, T>, grid_of(count, kPack), kThreads, stream, gate, up, y, count);
   } else {
     launch(gate_kernel<Activation, 1, T>, grid_of(count, 1), kThreads, stream, gate, up, y, count);
@@ -91,8 +91,8 @@ template <class Activation, class T>
 void run_gate_backward(const T* grad, const T* gate, const T* up, T* grad_gate, T* grad_up, int64_t count,
                        cudaStream_t stream) {
   constexpr int kPack = kWidest<T>;
-  if (packs(grad, kPack) && packs(gate, kPack) && packs(up, kPack) && packs(grad_gate, kPack) &&
-      packs(grad_up, kPack)) {
+  if (is_packable(grad, kPack) && is_packable(gate, kPack) && is_packable(up, kPack) && is_packable(grad_gate, kPack) &&
+      is_packable(grad_up, kPack)) {
     launch(gate_backward_kernel<Activation, kPack, T>, grid_of(count, kPack), kThreads, stream, grad, gate, up,
            grad_gate, grad_up, count);
   } else {
@@ -121,17 +121,18 @@ void gate_backward_of(bool gelu, const void* grad, const void* gate, const void*
 
 }  // namespace
 
-cudaError_t launch_gate(Element element, bool gelu, const void* gate, const void* up, void* y, int64_t count,
+cudaError_t launch_gate(ElementType element, bool gelu, const void* gate, const void* up, void* y, int64_t count,
                         cudaStream_t stream) {
-  element == Element::kFloat ? gate_of<float>(gelu, gate, up, y, count, stream)
-                             : gate_of<__nv_bfloat16>(gelu, gate, up, y, count, stream);
+  element == ElementType::kFloat ? gate_of<float>(gelu, gate, up, y, count, stream)
+                                 : gate_of<__nv_bfloat16>(gelu, gate, up, y, count, stream);
   return cudaGetLastError();
 }
 
-cudaError_t launch_gate_backward(Element element, bool gelu, const void* grad, const void* gate, const void* up,
+cudaError_t launch_gate_backward(ElementType element, bool gelu, const void* grad, const void* gate, const void* up,
                                  void* grad_gate, void* grad_up, int64_t count, cudaStream_t stream) {
-  element == Element::kFloat ? gate_backward_of<float>(gelu, grad, gate, up, grad_gate, grad_up, count, stream)
-                             : gate_backward_of<__nv_bfloat16>(gelu, grad, gate, up, grad_gate, grad_up, count, stream);
+  element == ElementType::kFloat
+      ? gate_backward_of<float>(gelu, grad, gate, up, grad_gate, grad_up, count, stream)
+      : gate_backward_of<__nv_bfloat16>(gelu, grad, gate, up, grad_gate, grad_up, count, stream);
   return cudaGetLastError();
 }
 

@@ -4,7 +4,7 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-constexpr int kMostThreads = 512;
+constexpr int kMaxThreads = 512;
 // The number of blocks of the backward kernel is the same on every GPU, so that sums have one order on all of them.
 constexpr int64_t kBackwardBlocks = 256;
 
@@ -50,14 +50,14 @@ __global__ void norm_backward_kernel(const T* grad, const T* x, const float* fac
       const auto g = pack_at<kPack>(g_row + at), from = pack_at<kPack>(x_row + at);
       for (int i = 0; i < kPack; ++i) dot += wide(g.at[i]) * factors[at + i] * wide(from.at[i]);
     }
-    const float pull = block_sum(dot, shared) * inverse * inverse / static_cast<float>(width);
+    const float mean_gradient = block_sum(dot, shared) * inverse * inverse / static_cast<float>(width);
     const bool first = row == blockIdx.x;
     for (int64_t at = int64_t{threadIdx.x} * kPack; at < width; at += int64_t{blockDim.x} * kPack) {
       const auto g = pack_at<kPack>(g_row + at), from = pack_at<kPack>(x_row + at);
       Pack<T, kPack> result;
       for (int i = 0; i < kPack; ++i) {
         const float gradient = wide(g.at[i]), value = wide(from.at[i]);
-        result.at[i] = narrow<T>(inverse * (gradient * factors[at + i] - value * pull));
+        result.at[i] = narrow<T>(inverse * (gradient * factors[at + i] - value * mean_gradient));
         // The first row of a block writes its sums, so the memory needs no initialisation.
         sums[at + i] = (first ? 0.0F : sums[at + i]) + gradient * value * inverse;
       }
@@ -69,7 +69,7 @@ __global__ void norm_backward_kernel(const T* grad, const T* x, const float* fac
 template <int kPack, class T>
 void run_norm(const T* x, const float* factors, float eps, bool rounds_first, T* y, float* inverse_rms, int64_t rows,
               int64_t width, cudaStream_t stream) {
-  launch(norm_kernel<kPack, T>, blocks_for(rows), threads_for(width / kPack, kMostThreads), stream, x, factors, eps,
+  launch(norm_kernel<kPack, T>, blocks_for(rows), threads_for(width / kPack, kMaxThreads), stream, x, factors, eps,
          rounds_first, y, inverse_rms, rows, width);
 }
 
@@ -78,7 +78,7 @@ void norm_of(const void* from, const float* factors, float eps, bool rounds_firs
              int64_t rows, int64_t width, cudaStream_t stream) {
   const auto* x = static_cast<const T*>(from);
   auto* y = static_cast<T*>(to);
-  if (packs(x, width) && packs(y, width)) {
+  if (is_packable(x, width) && is_packable(y, width)) {
     run_norm<kWidest<T>>(x, factors, eps, rounds_first, y, inverse_rms, rows, width, stream);
   } else {
     run_norm<1>(x, factors, eps, rounds_first, y, inverse_rms, rows, width, stream);
@@ -89,7 +89,7 @@ template <int kPack, class T>
 void run_norm_backward(const T* grad, const T* x, const float* factors, const float* inverse_rms, T* grad_x,
                        float* partial, int64_t rows, int64_t width, cudaStream_t stream) {
   launch(norm_backward_kernel<kPack, T>, static_cast<unsigned>(rms_norm_blocks(rows)),
-         threads_for(width / kPack, kMostThreads), stream, grad, x, factors, inverse_rms, grad_x, partial, rows, width);
+         threads_for(width / kPack, kMaxThreads), stream, grad, x, factors, inverse_rms, grad_x, partial, rows, width);
 }
 
 template <class T>
@@ -97,7 +97,7 @@ void norm_backward_of(const void* grad, const void* from, const float* factors, 
                       float* partial, int64_t rows, int64_t width, cudaStream_t stream) {
   const auto *g = static_cast<const T*>(grad), *x = static_cast<const T*>(from);
   auto* grad_x = static_cast<T*>(to);
-  if (packs(g, width) && packs(x, width) && packs(grad_x, width)) {
+  if (is_packable(g, width) && is_packable(x, width) && is_packable(grad_x, width)) {
     run_norm_backward<kWidest<T>>(g, x, factors, inverse_rms, grad_x, partial, rows, width, stream);
   } else {
     run_norm_backward<1>(g, x, factors, inverse_rms, grad_x, partial, rows, width, stream);
@@ -108,18 +108,18 @@ void norm_backward_of(const void* grad, const void* from, const float* factors, 
 
 int64_t rms_norm_blocks(int64_t rows) { return rows < kBackwardBlocks ? rows : kBackwardBlocks; }
 
-cudaError_t launch_rms_norm(Element element, const void* x, const float* factors, float eps, bool rounds_first, void* y,
-                            float* inverse_rms, int64_t rows, int64_t width, cudaStream_t stream) {
-  element == Element::kFloat
+cudaError_t launch_rms_norm(ElementType element, const void* x, const float* factors, float eps, bool rounds_first,
+                            void* y, float* inverse_rms, int64_t rows, int64_t width, cudaStream_t stream) {
+  element == ElementType::kFloat
       ? norm_of<float>(x, factors, eps, rounds_first, y, inverse_rms, rows, width, stream)
       : norm_of<__nv_bfloat16>(x, factors, eps, rounds_first, y, inverse_rms, rows, width, stream);
   return cudaGetLastError();
 }
 
-cudaError_t launch_rms_norm_backward(Element element, const void* grad, const void* x, const float* factors,
+cudaError_t launch_rms_norm_backward(ElementType element, const void* grad, const void* x, const float* factors,
                                      const float* inverse_rms, void* grad_x, float* partial, int64_t rows,
                                      int64_t width, cudaStream_t stream) {
-  element == Element::kFloat
+  element == ElementType::kFloat
       ? norm_backward_of<float>(grad, x, factors, inverse_rms, grad_x, partial, rows, width, stream)
       : norm_backward_of<__nv_bfloat16>(grad, x, factors, inverse_rms, grad_x, partial, rows, width, stream);
   return cudaGetLastError();

@@ -1,7 +1,7 @@
 // Whether libtorch has certain kernels for a device.
 //
 //   static DeviceKernels fused{"aten::_fused_rms_norm", "aten::_fused_rms_norm_backward"};
-//   if (fused.on(x.device())) ...
+//   if (fused.are_registered_for(x.device())) ...
 //
 // Thread-safe.
 #pragma once
@@ -23,10 +23,10 @@ class DeviceKernels {
  public:
   DeviceKernels(std::initializer_list<const char*> operations);
   // Returns whether all operations have a kernel for this device type (never for CPU and meta).
-  bool on(c10::Device device) const;
-  // on(), and the chip supports the kernels, which only a call can find out: `attempt` calls them and does not throw.
-  // Tried once per device and dtype; an exception is logged.
-  bool run_on(c10::Device device, at::ScalarType dtype, const std::function<void()>& attempt);
+  bool are_registered_for(c10::Device device) const;
+  // are_registered_for(), and the chip supports the kernels, which only a call can find out: `attempt` calls them and
+  // does not throw. Tried once per device and dtype; an exception is logged.
+  bool work_on(c10::Device device, at::ScalarType dtype, const std::function<void()>& attempt);
 
  private:
   std::string first_;

@@ -24,7 +24,7 @@ void ensure_operations() {
 
 torch::CppFunction no_derivative() { return torch::autograd::autogradNotImplementedFallback(); }
 
-void add_partial_of(const OpCall& call, Proposal& proposal, std::initializer_list<int> inputs) {
+void add_partial_strategies(const OpCall& call, Proposal& proposal, std::initializer_list<int> inputs) {
   for (const auto& partial : partials_among(call)) {
     if (!is_additive(partial)) continue;
     Strategy strategy = replicate_rest(call, {{partial}, {}});

@@ -64,6 +64,6 @@ void define_causal_attention(torch::Library& library);
 
 // For an operation that is linear in `inputs` together: adds strategies in which these inputs and the output are
 // Partial and all other inputs are whole.
-void add_partial_of(const OpCall& call, Proposal& proposal, std::initializer_list<int> inputs);
+void add_partial_strategies(const OpCall& call, Proposal& proposal, std::initializer_list<int> inputs);
 
 }  // namespace tessera::kernels

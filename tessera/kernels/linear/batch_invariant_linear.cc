@@ -1,4 +1,4 @@
-#include "tessera/kernels/linear/row_product.h"
+#include "tessera/kernels/linear/batch_invariant_linear.h"
 
 #include <ATen/Parallel.h>
 #include <c10/util/Half.h>
@@ -11,7 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/formats/gguf/gguf_quants.h"
 #include "tessera/kernels/dispatch/result_form.h"
-#include "tessera/kernels/simd/row_kernels.h"
+#include "tessera/kernels/simd/gemv_kernels.h"
 
 namespace tessera::kernels {
 namespace {
@@ -19,28 +19,28 @@ namespace {
 constexpr int64_t kThreadWork = 1 << 16;  // multiply-adds of a thread's share of the columns
 
 // Multiplies m rows of x with rows [first, first + count) of the weight, with the loop of the weight's format.
-void multiply(const float* x, int64_t m, const RowWeight& weight, int64_t first, int64_t count, float* y) {
-  const auto& kernels = row_kernels();
+void multiply(const float* x, int64_t m, const InferenceWeight& weight, int64_t first, int64_t count, float* y) {
+  const auto& kernels = gemv_kernels();
   const int64_t k = weight.in(), n = weight.out();
   const float* scales = weight.scales().defined() ? weight.scales().const_data_ptr<float>() + first : nullptr;
   const void* data = weight.values().const_data_ptr();
   switch (weight.dtype()) {
-    case RowDtype::kFloat32:
+    case WeightFormat::kFloat32:
       return kernels.float32(x, m, k, static_cast<const float*>(data) + first * k, scales, count, k, y + first, n);
-    case RowDtype::kBFloat16:
+    case WeightFormat::kBFloat16:
       return kernels.bfloat16(x, m, k, static_cast<const uint16_t*>(data) + first * k, scales, count, k, y + first, n);
-    case RowDtype::kFloat16:
+    case WeightFormat::kFloat16:
       return kernels.float16(x, m, k, static_cast<const Float16*>(data) + first * k, scales, count, k, y + first, n);
-    case RowDtype::kInt8:
+    case WeightFormat::kInt8:
       return kernels.int8(x, m, k, static_cast<const int8_t*>(data) + first * k, scales, count, k, y + first, n);
-    case RowDtype::kInt4:
+    case WeightFormat::kInt4:
       return kernels.q4(x, m, k, static_cast<const Q4Block*>(data) + first * (k / Q4Block::kElements), scales, count, k,
                         y + first, n);
   }
 }
 
-c10::ScalarType element_type(RowDtype dtype) {
-  return dtype == RowDtype::kFloat32 ? at::kFloat : dtype == RowDtype::kFloat16 ? at::kHalf : at::kBFloat16;
+c10::ScalarType element_type(WeightFormat dtype) {
+  return dtype == WeightFormat::kFloat32 ? at::kFloat : dtype == WeightFormat::kFloat16 ? at::kHalf : at::kBFloat16;
 }
 
 // Encodes whole blocks as GGUF's Q4_1, which formats/gguf/gguf_quants.h decodes. The scale is a block's range in 15
@@ -51,14 +51,14 @@ bool to_q4_blocks(std::span<const float> values, std::span<Q4Block> blocks) {
   for (size_t at = 0; at < blocks.size(); ++at) {
     const auto own = values.subspan(at * kElements, kElements);
     auto& block = blocks[at];
-    float least = own[0], most = own[0];
+    float minimum = own[0], maximum = own[0];
     for (const float value : own) {
       if (!std::isfinite(value)) return false;
-      least = std::min(least, value);
-      most = std::max(most, value);
+      minimum = std::min(minimum, value);
+      maximum = std::max(maximum, value);
     }
-    block.d = c10::detail::fp16_ieee_from_fp32_value((most - least) / 15.0F);
-    block.m = c10::detail::fp16_ieee_from_fp32_value(least);
+    block.d = c10::detail::fp16_ieee_from_fp32_value((maximum - minimum) / 15.0F);
+    block.m = c10::detail::fp16_ieee_from_fp32_value(minimum);
     const float d = c10::detail::fp16_ieee_to_fp32_value(block.d), m = c10::detail::fp16_ieee_to_fp32_value(block.m);
     if (!std::isfinite(d) || !std::isfinite(m)) return false;
     const auto code = [&](float value) {
@@ -69,7 +69,7 @@ bool to_q4_blocks(std::span<const float> values, std::span<Q4Block> blocks) {
   return true;
 }
 
-at::Tensor q4_blocks_of(const at::Tensor& weight) {
+at::Tensor pack_q4_blocks(const at::Tensor& weight) {
   const int64_t out = weight.size(0), in = weight.size(1), blocks = in / Q4Block::kElements;
   auto packed = at::empty({out, blocks * static_cast<int64_t>(sizeof(Q4Block))}, at::kByte);
   auto* const to = reinterpret_cast<Q4Block*>(packed.mutable_data_ptr<uint8_t>());
@@ -86,31 +86,31 @@ at::Tensor q4_blocks_of(const at::Tensor& weight) {
                        };
                        if (!to_q4_blocks(rows_of(from, in), rows_of(to + first * blocks, blocks))) fits = false;
                      });
-    TESSERA_CHECK(
-        fits, ErrorKind::kFormat,
-        "[kernels.row_product] found a weight [{}, {}] with values that are not finite or exceed 65504, wanted values "
-        "that int4 blocks can hold. Check the checkpoint, or use bfloat16.",
-        out, in);
+    TESSERA_CHECK(fits, ErrorKind::kFormat,
+                  "[kernels.batch_invariant_linear] found a weight [{}, {}] with values that are not finite or exceed "
+                  "65504, wanted values "
+                  "that int4 blocks can hold. Check the checkpoint, or use bfloat16.",
+                  out, in);
   }
   return packed;
 }
 
 }  // namespace
 
-RowWeight RowWeight::of(const at::Tensor& weight, RowDtype dtype) {
+InferenceWeight InferenceWeight::of(const at::Tensor& weight, WeightFormat dtype) {
   TESSERA_CHECK(weight.dim() == 2 && weight.is_cpu() && weight.is_floating_point(), ErrorKind::kShape,
-                "[kernels.row_product] found a weight of {} dims on {}, wanted [out, in] on the CPU", weight.dim(),
-                weight.device().str());
+                "[kernels.batch_invariant_linear] found a weight of {} dims on {}, wanted [out, in] on the CPU",
+                weight.dim(), weight.device().str());
   const at::NoGradGuard no_grad;
-  if (dtype == RowDtype::kInt4 && weight.size(1) % Q4Block::kElements != 0) dtype = RowDtype::kInt8;
-  RowWeight made;
+  if (dtype == WeightFormat::kInt4 && weight.size(1) % Q4Block::kElements != 0) dtype = WeightFormat::kInt8;
+  InferenceWeight made;
   made.dtype_ = dtype;
   made.in_ = weight.size(1);
-  if (dtype == RowDtype::kInt4) {
-    made.values_ = q4_blocks_of(weight.detach());
+  if (dtype == WeightFormat::kInt4) {
+    made.values_ = pack_q4_blocks(weight.detach());
     return made;
   }
-  if (dtype != RowDtype::kInt8) {
+  if (dtype != WeightFormat::kInt8) {
     made.values_ = weight.detach().to(element_type(dtype)).contiguous();
     return made;
   }
@@ -129,8 +129,8 @@ RowWeight RowWeight::of(const at::Tensor& weight, RowDtype dtype) {
   return made;
 }
 
-at::Tensor RowWeight::widened() const {
-  if (dtype_ != RowDtype::kInt4) {
+at::Tensor InferenceWeight::dequantized() const {
+  if (dtype_ != WeightFormat::kInt4) {
     const auto values = values_.to(at::kFloat);
     return scales_.defined() ? values.mul(scales_.unsqueeze(1)) : values;
   }
@@ -142,26 +142,28 @@ at::Tensor RowWeight::widened() const {
 
 // The columns of all weights form one range that the threads share, so that small weights do not leave threads idle. A
 // result depends only on its row of x and its row of the weight, so the split into shares does not change it.
-std::vector<at::Tensor> row_products(const at::Tensor& given, std::span<const RowWeight* const> weights,
-                                     std::span<const at::Tensor> biases) {
-  TESSERA_CHECK(given.is_cpu() && given.scalar_type() == at::kFloat && given.dim() >= 1, ErrorKind::kShape,
-                "[kernels.row_product] found {} on {}, wanted fp32 rows on the CPU", toString(given.scalar_type()),
-                given.device().str());
-  const auto x = given.contiguous();
+std::vector<at::Tensor> batch_invariant_linears(const at::Tensor& rows_in,
+                                                std::span<const InferenceWeight* const> weights,
+                                                std::span<const at::Tensor> biases) {
+  TESSERA_CHECK(rows_in.is_cpu() && rows_in.scalar_type() == at::kFloat && rows_in.dim() >= 1, ErrorKind::kShape,
+                "[kernels.batch_invariant_linear] found {} on {}, wanted fp32 rows on the CPU",
+                toString(rows_in.scalar_type()), rows_in.device().str());
+  const auto x = rows_in.contiguous();
   std::vector<at::Tensor> results;
   int64_t columns = 0;
   for (const auto* weight : weights) {
-    TESSERA_CHECK(x.size(-1) == weight->in(), ErrorKind::kShape,
-                  "[kernels.row_product] found rows of {} elements for a weight [{}, {}], wanted rows as long as the "
-                  "weight's",
-                  x.size(-1), weight->out(), weight->in());
+    TESSERA_CHECK(
+        x.size(-1) == weight->in(), ErrorKind::kShape,
+        "[kernels.batch_invariant_linear] found rows of {} elements for a weight [{}, {}], wanted rows as long as the "
+        "weight's",
+        x.size(-1), weight->out(), weight->in());
     results.push_back(at::empty(with_last(x.sizes(), weight->out()), x.options()));
     columns += weight->out();
   }
   const int64_t k = x.size(-1), m = c10::multiply_integers(x.sizes().slice(0, static_cast<size_t>(x.dim() - 1)));
   const float* rows = x.const_data_ptr<float>();
-  const int64_t share = std::max<int64_t>(16, kThreadWork / std::max<int64_t>(1, m * k));
-  at::parallel_for(0, columns, share, [&](int64_t begin, int64_t end) {
+  const int64_t grain = std::max<int64_t>(16, kThreadWork / std::max<int64_t>(1, m * k));
+  at::parallel_for(0, columns, grain, [&](int64_t begin, int64_t end) {
     // begin and end count from the first column of weight i; subtracting its columns moves on to the next weight.
     for (size_t i = 0; i < weights.size() && begin < end; ++i) {
       const int64_t n = weights[i]->out();
@@ -176,17 +178,18 @@ std::vector<at::Tensor> row_products(const at::Tensor& given, std::span<const Ro
   return results;
 }
 
-at::Tensor row_product(const at::Tensor& x, const RowWeight& weight, const at::Tensor& bias) {
-  const RowWeight* one = &weight;
-  return row_products(x, std::span(&one, 1), std::span(&bias, 1))[0];
+at::Tensor batch_invariant_linear(const at::Tensor& x, const InferenceWeight& weight, const at::Tensor& bias) {
+  const InferenceWeight* one = &weight;
+  return batch_invariant_linears(x, std::span(&one, 1), std::span(&bias, 1))[0];
 }
 
-at::Tensor row_gate(const at::Tensor& gate, const at::Tensor& up, bool gelu) {
-  TESSERA_CHECK(gate.sizes() == up.sizes() && gate.scalar_type() == at::kFloat && up.scalar_type() == at::kFloat &&
-                    gate.is_contiguous() && up.is_contiguous() && gate.is_cpu() && up.is_cpu() && gate.dim() >= 1,
-                ErrorKind::kShape,
-                "[kernels.row_gate] gate and up: wanted two contiguous fp32 tensors of the same shape on the "
-                "CPU");
+at::Tensor batch_invariant_gate(const at::Tensor& gate, const at::Tensor& up, bool gelu) {
+  TESSERA_CHECK(
+      gate.sizes() == up.sizes() && gate.scalar_type() == at::kFloat && up.scalar_type() == at::kFloat &&
+          gate.is_contiguous() && up.is_contiguous() && gate.is_cpu() && up.is_cpu() && gate.dim() >= 1,
+      ErrorKind::kShape,
+      "[kernels.batch_invariant_gate] gate and up: wanted two contiguous fp32 tensors of the same shape on the "
+      "CPU");
   const auto out = at::empty_like(gate);
   const int64_t width = gate.size(-1), rows = width == 0 ? 0 : gate.numel() / width;
   const float *a = gate.const_data_ptr<float>(), *b = up.const_data_ptr<float>();
@@ -194,12 +197,12 @@ at::Tensor row_gate(const at::Tensor& gate, const at::Tensor& up, bool gelu) {
   at::parallel_for(0, rows, std::max<int64_t>(1, (1 << 13) / std::max<int64_t>(1, width)),
                    [&](int64_t begin, int64_t end) {
                      for (int64_t row = begin; row < end; ++row) {
-                       row_kernels().gate(a + row * width, b + row * width, width, gelu, to + row * width);
+                       gemv_kernels().gate(a + row * width, b + row * width, width, gelu, to + row * width);
                      }
                    });
   return out;
 }
 
-std::string_view row_kernels_name() { return row_kernels().name; }
+std::string_view vector_level_name() { return gemv_kernels().name; }
 
 }  // namespace tessera::kernels

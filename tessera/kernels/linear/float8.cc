@@ -53,7 +53,7 @@ Float8Tensor to_float8(const at::Tensor& tensor, c10::ScalarType dtype) {
 
 bool has_float8_products(c10::Device device) {
   static DeviceKernels native{"aten::_scaled_mm"};
-  return native.run_on(device, at::kFloat8_e4m3fn, [&] {
+  return native.work_on(device, at::kFloat8_e4m3fn, [&] {
     const auto zeros = at::zeros({kTile, kTile}, at::TensorOptions(at::kByte).device(device));
     const Float8Tensor none{zeros.view(at::kFloat8_e4m3fn), at::ones({}, zeros.options().dtype(at::kFloat))};
     native_product(none, none, at::kFloat);

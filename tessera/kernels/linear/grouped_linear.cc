@@ -7,7 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/kernels/autograd/deferred_gradients.h"
+#include "tessera/kernels/autograd/weight_grad_store.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/kernels/linear/linear_choice.h"
 
@@ -33,7 +33,7 @@ std::vector<RowGroup> row_groups(const at::Tensor& counts) {
 constexpr int64_t kLargeGroup = 2048;
 
 // into = a times the transpose of b. rows: the group's number of rows.
-void put_product(at::Tensor into, const at::Tensor& a, const at::Tensor& b, int64_t rows) {
+void write_product(at::Tensor into, const at::Tensor& a, const at::Tensor& b, int64_t rows) {
   if (rows < kLargeGroup && runs_in_fp32(a)) {
     into.copy_(a.to(at::kFloat).mm(b.t().to(at::kFloat)));
   } else if (rows < kLargeGroup) {
@@ -54,8 +54,8 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
     const auto groups = row_groups(counts);
     auto y = at::empty({x.size(0), weight.size(1)}, x.options());
     for (const auto& group : groups) {
-      put_product(y.narrow(0, group.begin, group.rows), x.narrow(0, group.begin, group.rows), weight[group.index],
-                  group.rows);
+      write_product(y.narrow(0, group.begin, group.rows), x.narrow(0, group.begin, group.rows), weight[group.index],
+                    group.rows);
     }
     return y;
   }
@@ -69,9 +69,9 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
     if (ctx->needs_input_grad(0)) grad_x = grouped_linear(grads[0], weight.transpose(1, 2), counts);
     if (ctx->needs_input_grad(1)) {
       // Zero-bubble pipelines compute weight gradients later; a double backward cannot defer them.
-      auto* const later = kernels::DeferredGradients::taking_weights();
-      if (later != nullptr && !c10::GradMode::is_enabled()) {
-        later->add(weight, [grad = grads[0], x, counts] { return grouped_weight_gradient(grad, x, counts); });
+      auto* const grad_store = kernels::WeightGradStore::current_for_weights();
+      if (grad_store != nullptr && !c10::GradMode::is_enabled()) {
+        grad_store->add(weight, [grad = grads[0], x, counts] { return grouped_weight_gradient(grad, x, counts); });
       } else {
         grad_weight = grouped_weight_gradient(grads[0], x, counts);
       }
@@ -93,8 +93,8 @@ struct GroupedWeightGradient : torch::autograd::Function<GroupedWeightGradient> 
     const bool all = static_cast<int64_t>(groups.size()) == counts.numel();
     auto out = all ? at::empty(sizes, x.options()) : at::zeros(sizes, x.options());
     for (const auto& group : groups) {
-      put_product(out[group.index], grad.narrow(0, group.begin, group.rows).t(),
-                  x.narrow(0, group.begin, group.rows).t(), group.rows);
+      write_product(out[group.index], grad.narrow(0, group.begin, group.rows).t(),
+                    x.narrow(0, group.begin, group.rows).t(), group.rows);
     }
     return out;
   }

@@ -12,14 +12,14 @@
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/kernels/autograd/deferred_gradients.h"
-#include "tessera/kernels/autograd/kept_results.h"
-#include "tessera/kernels/autograd/remade.h"
+#include "tessera/kernels/autograd/activation_checkpoint_cache.h"
+#include "tessera/kernels/autograd/recomputed_activation.h"
+#include "tessera/kernels/autograd/weight_grad_store.h"
 #include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/kernels/linear/linear_choice.h"
-#include "tessera/kernels/rows/row_loops.h"
-#include "tessera/kernels/simd/row_kernels.h"
+#include "tessera/kernels/rows/elementwise_kernels.h"
+#include "tessera/kernels/simd/gemv_kernels.h"
 #include "tessera/kernels/simd/vector_level.h"
 
 namespace tessera::kernels {
@@ -84,18 +84,19 @@ constexpr Operation<&weight_gradient_of> weight_gradient{"tessera::linear_weight
 constexpr Operation<&linear_of> call_linear{"tessera::linear"};
 
 // y = x weight^T + bias as an autograd node. Like libtorch's node, it saves from x and weight only the tensors that the
-// requested gradients need. It does not save an x that backward can recompute (kernels/autograd/remade.h). Its backward
-// is made of differentiable products. known: y where it is already computed.
-struct Linear : torch::autograd::Function<Linear> {
+// requested gradients need. It does not save an x that backward can recompute
+// (kernels/autograd/recomputed_activation.h). Its backward is made of differentiable products. known: y where it is
+// already computed.
+struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const OptionalTensor& bias, const OptionalTensor& known) {
     at::AutoDispatchBelowADInplaceOrView guard;
     ctx->set_materialize_grads(false);
-    const bool keeps_weight = x.requires_grad() || kernels::DeferredGradients::taking_weights() != nullptr;
-    const auto again = weight.requires_grad() ? remade(x, weight) : nullptr;
-    const bool keeps_x = weight.requires_grad() && !again;
+    const bool keeps_weight = x.requires_grad() || kernels::WeightGradStore::current_for_weights() != nullptr;
+    const auto recomputed = weight.requires_grad() ? recomputed_activation(x, weight) : nullptr;
+    const bool keeps_x = weight.requires_grad() && !recomputed;
     ctx->save_for_backward({keeps_x ? x : at::Tensor(), keeps_weight ? weight : at::Tensor()});
-    if (again) ctx->saved_data["x"] = at::IValue::make_capsule(again);
+    if (recomputed) ctx->saved_data["x"] = at::IValue::make_capsule(recomputed);
     ctx->saved_data["has_bias"] = bias.has_value();
     return known ? known->detach() : call_linear(x, weight, bias);
   }
@@ -108,13 +109,14 @@ struct Linear : torch::autograd::Function<Linear> {
     at::Tensor grad_x, grad_weight, grad_bias;
     if (ctx->needs_input_grad(0)) grad_x = call_linear(grad, weight.t().conj(), std::nullopt);
     if (ctx->needs_input_grad(1)) {
-      const auto again = ctx->saved_data.find("x");
-      const at::Tensor x = again == ctx->saved_data.end()
-                               ? saved[0]
-                               : c10::static_intrusive_pointer_cast<Remade>(again->second.toCapsule())->get();
-      auto* const later = kernels::DeferredGradients::taking_weights();
-      if (later != nullptr && weight.defined() && !c10::GradMode::is_enabled()) {
-        later->add(weight, [grad, x] { return weight_gradient(grad, x.conj()); });
+      const auto recomputed = ctx->saved_data.find("x");
+      const at::Tensor x =
+          recomputed == ctx->saved_data.end()
+              ? saved[0]
+              : c10::static_intrusive_pointer_cast<RecomputedActivation>(recomputed->second.toCapsule())->recompute();
+      auto* const grad_store = kernels::WeightGradStore::current_for_weights();
+      if (grad_store != nullptr && weight.defined() && !c10::GradMode::is_enabled()) {
+        grad_store->add(weight, [grad, x] { return weight_gradient(grad, x.conj()); });
       } else {
         grad_weight = weight_gradient(grad, x.conj());
       }
@@ -146,7 +148,8 @@ struct WeightGradient : torch::autograd::Function<WeightGradient> {
 
 // One autograd node for plain tensors and DTensors. libtorch's node saves x or a copy of x, depending on its strides.
 at::Tensor differentiable_linear(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
-  if (torch::autograd::compute_requires_grad(x, weight, bias)) return Linear::apply(x, weight, bias, std::nullopt);
+  if (torch::autograd::compute_requires_grad(x, weight, bias))
+    return LinearFunction::apply(x, weight, bias, std::nullopt);
   at::AutoDispatchBelowADInplaceOrView guard;
   return call_linear(x, weight, bias);
 }
@@ -169,8 +172,8 @@ void propose_linear(const OpCall& call, Proposal& proposal) {
   for (int64_t dim = 0; dim < last; ++dim) add(Shard(dim), Shard(dim), Replicate(), Replicate());
   add(Shard(last), Replicate(), Shard(0), Shard(0));
   add(Partial(), Shard(last), Shard(1), Partial());
-  add_partial_of(call, proposal, {0, 2});
-  add_partial_of(call, proposal, {1, 2});
+  add_partial_strategies(call, proposal, {0, 2});
+  add_partial_strategies(call, proposal, {1, 2});
   proposal.output(with_last(x.sizes, weight.sizes[0]));
 }
 
@@ -181,8 +184,8 @@ void propose_weight_gradient(const OpCall& call, Proposal& proposal) {
   for (int64_t dim = 0; dim < last; ++dim) proposal.strategies.push_back({{Partial()}, {Shard(dim), Shard(dim)}});
   proposal.strategies.push_back({{Shard(0)}, {Shard(last), Replicate()}});
   proposal.strategies.push_back({{Shard(1)}, {Replicate(), Shard(last)}});
-  add_partial_of(call, proposal, {0});
-  add_partial_of(call, proposal, {1});
+  add_partial_strategies(call, proposal, {0});
+  add_partial_strategies(call, proposal, {1});
   proposal.output({grad.sizes.back(), x.sizes.back()});
 }
 
@@ -201,12 +204,12 @@ std::string_view linear_kernel_name(at::ScalarType type) { return fp32_is_faster
 
 std::string describe_cpu_kernels() {
   return fmt::format("fp32 products {}, bf16 products {}, fp16 products {}, loops {}", linear_kernel_name(),
-                     linear_kernel_name(at::kBFloat16), linear_kernel_name(at::kHalf), row_kernels().name);
+                     linear_kernel_name(at::kBFloat16), linear_kernel_name(at::kHalf), gemv_kernels().name);
 }
 
 // Each rank sends five characters: whether it has oneDNN, whether oneDNN is faster, its vector level, and the choices
 // for bf16 and fp16. The first rank's choices hold; the vector level is the smallest of all ranks.
-void agree_on_kernels(comm::Group& group) {
+void synchronize_kernel_choices(comm::Group& group) {
   if (group.size() == 1) return;
   const auto level = static_cast<char>('0' + static_cast<int>(vector_level()));
   const auto sign = [](bool choice) { return choice ? '1' : '0'; };
@@ -227,8 +230,8 @@ namespace {
 // oneDNN copies a transposed first operand slowly. The transposition loop is faster where it runs.
 at::Tensor dense_left(const at::Tensor& a) {
   const bool is_transposed = a.stride(0) == 1 && a.stride(1) >= a.size(0);
-  if (!is_transposed || a.size(0) % 16 != 0 || a.size(1) % 16 != 0 || !runs_row_loops(a)) return a;
-  return transposed_loop(a.t());
+  if (!is_transposed || a.size(0) % 16 != 0 || a.size(1) % 16 != 0 || !supports_elementwise_kernels(a)) return a;
+  return transpose_matrix(a.t());
 }
 
 }  // namespace
@@ -244,11 +247,12 @@ at::Tensor product_nt(const at::Tensor& a, const at::Tensor& b) {
 }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  const auto given = bias.defined() ? OptionalTensor(bias) : std::nullopt;
-  auto* const kept = kernels::KeptResults::current();
-  if (kept == nullptr || !kept->keeps_next_product()) return call_linear(x, weight, given);
-  if (kept->mode() == kernels::KeptResults::Mode::kReplay) return Linear::apply(x, weight, given, kept->next().at(0));
-  const auto y = call_linear(x, weight, given);
+  const auto optional_bias = bias.defined() ? OptionalTensor(bias) : std::nullopt;
+  auto* const kept = kernels::ActivationCheckpointCache::current();
+  if (kept == nullptr || !kept->caches_next_product()) return call_linear(x, weight, optional_bias);
+  if (kept->mode() == kernels::ActivationCheckpointCache::Mode::kReplay)
+    return LinearFunction::apply(x, weight, optional_bias, kept->next().at(0));
+  const auto y = call_linear(x, weight, optional_bias);
   kept->keep({y});
   return y;
 }

@@ -36,7 +36,7 @@ std::string_view linear_kernel_name(at::ScalarType type);
 // rank; fp32 products use at::linear where the libtorch of some rank has no oneDNN. The loops on the CPU use the vector
 // instructions that all processors of the group have. The setting holds for the whole process, from this call on.
 // COLLECTIVE over the group.
-void agree_on_kernels(comm::Group& group);
+void synchronize_kernel_choices(comm::Group& group);
 
 // Everything that decides the last bit of CPU results, as text: "fp32 products onednn, bf16 products native, fp16
 // products fp32, loops avx512" (or loops avx2, plain).

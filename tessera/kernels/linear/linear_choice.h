@@ -14,7 +14,7 @@ namespace tessera::kernels {
 // x [m, k] times the transpose of weight [n, k], plus bias [n] where defined. Plain fp32 CPU tensors with any strides.
 at::Tensor onednn_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
-// Returns whether fp32 products run through oneDNN. The first of these decides: a UseLinearKernel of this thread; the
+// Returns whether fp32 products run through oneDNN. The first of these decides: a LinearKernelGuard of this thread; the
 // choice that ranks agreed on; TESSERA_LINEAR; the choice stored for this machine; a measurement, which is then stored.
 bool onednn_is_faster();
 bool has_onednn();
@@ -32,23 +32,24 @@ void set_fp32_choice(at::ScalarType type, bool fp32);
 
 // While the object lives, fp32 products of this thread run through oneDNN (or do not), whichever is faster. Error
 // kConfig where libtorch has no oneDNN. Objects may be nested.
-class UseLinearKernel {
+class LinearKernelGuard {
  public:
-  explicit UseLinearKernel(bool onednn);
-  ~UseLinearKernel();
-  UseLinearKernel(const UseLinearKernel&) = delete;
-  UseLinearKernel& operator=(const UseLinearKernel&) = delete;
+  explicit LinearKernelGuard(bool onednn);
+  ~LinearKernelGuard();
+  LinearKernelGuard(const LinearKernelGuard&) = delete;
+  LinearKernelGuard& operator=(const LinearKernelGuard&) = delete;
 
  private:
   std::optional<bool> before_;
 };
 
 // The names of the two choices, in files and environment variables.
-struct ChoiceNames {
+struct KernelChoiceNames {
   std::string_view yes, no;
 };
 // Returns the choice stored in `file`. If there is none, measures and stores the result; if another process stores its
 // choice first, returns that one. In a folder that cannot be written the result is returned without being stored.
-bool kept_choice(const std::filesystem::path& file, const ChoiceNames& names, const std::function<bool()>& measure);
+bool stored_choice(const std::filesystem::path& file, const KernelChoiceNames& names,
+                   const std::function<bool()>& measure);
 
 }  // namespace tessera::kernels

@@ -23,7 +23,7 @@ struct AllReduceSum : torch::autograd::Function<AllReduceSum> {
   }
 };
 
-bool alone(const std::shared_ptr<comm::Group>& group) { return !group || group->size() == 1; }
+bool is_single_rank(const std::shared_ptr<comm::Group>& group) { return !group || group->size() == 1; }
 
 }  // namespace
 
@@ -36,7 +36,7 @@ at::Tensor get_tokens_on_this_cp_rank(const at::Tensor& input, int64_t cp_rank, 
 // an error on all ranks.
 at::Tensor allgather_cp_sharded_tensor(const at::Tensor& tensor, const std::shared_ptr<comm::Group>& group,
                                        int64_t seq_dim) {
-  if (alone(group)) return tensor;
+  if (is_single_rank(group)) return tensor;
   const auto lengths = detail::tokens_of_ranks(*group, tensor.size(seq_dim), tensor.device());
   return detail::balanced_layout("allgather_cp_sharded_tensor", lengths).unshard(group, tensor, seq_dim);
 }
@@ -45,7 +45,7 @@ at::Tensor allgather_cp_sharded_tensor(const at::Tensor& tensor, const std::shar
 // gradient to the rank with the balanced shard.
 at::Tensor cp_load_balanced_to_contiguous(const at::Tensor& tensor, const std::shared_ptr<comm::Group>& group,
                                           int64_t seq_dim) {
-  if (alone(group)) return tensor;
+  if (is_single_rank(group)) return tensor;
   const int64_t own = tensor.size(seq_dim);
   const auto lengths = detail::tokens_of_ranks(*group, own, tensor.device());
   for (const int64_t other : lengths) {
@@ -68,7 +68,7 @@ at::Tensor cp_shift_next(const at::Tensor& x, const std::shared_ptr<comm::Group>
   // element of rank r.
   const auto first = x.select(-1, 0).contiguous();
   at::Tensor behind = at::full_like(first, fill);
-  if (!alone(group)) {
+  if (!is_single_rank(group)) {
     auto sizes = first.sizes().vec();
     sizes.insert(sizes.begin(), group->size());
     const auto firsts = at::empty(sizes, first.options());
@@ -79,7 +79,7 @@ at::Tensor cp_shift_next(const at::Tensor& x, const std::shared_ptr<comm::Group>
 }
 
 at::Tensor all_reduce_sum(const at::Tensor& x, const std::shared_ptr<comm::Group>& group) {
-  return alone(group) ? x : AllReduceSum::apply(x, *group);
+  return is_single_rank(group) ? x : AllReduceSum::apply(x, *group);
 }
 
 namespace detail {

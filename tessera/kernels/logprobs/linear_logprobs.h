@@ -18,7 +18,7 @@
 
 #include <cstdint>
 
-#include "tessera/kernels/logprobs/vocab_part.h"
+#include "tessera/kernels/logprobs/vocab_shard.h"
 
 namespace tessera::kernels {
 
@@ -32,7 +32,7 @@ at::Tensor linear_logprobs(const at::Tensor& hidden, const at::Tensor& weight, c
 // For plain tensors. weight holds the head's rows of `part`, this rank's share of the vocabulary. COLLECTIVE over
 // part.group; all its ranks pass the same hidden states.
 at::Tensor linear_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& target,
-                           const VocabPart& part, const LinearLogprobOptions& options = {});
+                           const VocabShard& part, const LinearLogprobOptions& options = {});
 
 // hidden [B, S, d], input_ids [B, S] -> [B, S - 1]: position t holds the log-prob of token t + 1. The result is a plain
 // tensor for plain ids.

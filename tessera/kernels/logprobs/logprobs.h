@@ -1,6 +1,6 @@
 // Log-probabilities from logits whose vocabulary is sharded over ranks, without gathering the logits.
 //
-//   VocabPart part{.start = v0, .end = v1, .group = tp};                       // this rank's columns
+//   VocabShard part{.start = v0, .end = v1, .group = tp};                       // this rank's columns
 //   at::Tensor logprobs = distributed_logprob(logits, targets, part);         // [B, S], float32
 //   logprobs.sum().backward();                                                // no communication
 //
@@ -24,35 +24,35 @@
 #include <cstdint>
 
 #include "tessera/base/ignored_label.h"
-#include "tessera/kernels/logprobs/vocab_part.h"
+#include "tessera/kernels/logprobs/vocab_shard.h"
 
 namespace tessera::kernels {
 
 // log p(target), [...], from logits [..., V of the part].
-at::Tensor distributed_logprob(const at::Tensor& logits, const at::Tensor& target, const VocabPart& part,
+at::Tensor distributed_logprob(const at::Tensor& logits, const at::Tensor& target, const VocabShard& part,
                                bool inference_only = false);
-at::Tensor chunked_distributed_logprob(const at::Tensor& logits, const at::Tensor& target, const VocabPart& part,
+at::Tensor chunked_distributed_logprob(const at::Tensor& logits, const at::Tensor& target, const VocabShard& part,
                                        int64_t chunk_size, bool inference_only = false);
 
 // log p(id), [..., K], for the ids global_indices [..., K]. The gradients of an id that occurs twice are added.
 at::Tensor chunked_distributed_gather_logprob(const at::Tensor& logits, const at::Tensor& global_indices,
-                                              const VocabPart& part, int64_t chunk_size, bool inference_only = false);
+                                              const VocabShard& part, int64_t chunk_size, bool inference_only = false);
 
 // sum p log p, [...]: MINUS the entropy, as the upstream function of this name returns it. Tokens of probability 0 add
 // 0 (upstream: NaN).
-at::Tensor chunked_distributed_entropy(const at::Tensor& logits, const VocabPart& part, int64_t chunk_size,
+at::Tensor chunked_distributed_entropy(const at::Tensor& logits, const VocabShard& part, int64_t chunk_size,
                                        bool inference_only = false);
 
 // -sum p_target log p_student, [...], from two logits of the same shape. Only student_logits get a gradient.
 at::Tensor distributed_cross_entropy(const at::Tensor& student_logits, const at::Tensor& target_logits,
-                                     const VocabPart& part, bool inference_only = false);
+                                     const VocabShard& part, bool inference_only = false);
 
 // log_softmax over the whole vocabulary, [..., V of the part], in the logits' dtype. The backward pass is COLLECTIVE
 // over the group, too.
-at::Tensor compute_distributed_log_softmax(const at::Tensor& logits, const VocabPart& part);
+at::Tensor compute_distributed_log_softmax(const at::Tensor& logits, const VocabShard& part);
 // softmax over the whole vocabulary, without a gradient.
-at::Tensor compute_distributed_softmax(const at::Tensor& logits, const VocabPart& part);
+at::Tensor compute_distributed_softmax(const at::Tensor& logits, const VocabShard& part);
 // compute_distributed_log_softmax of logits / temperature, in the compute dtype.
-at::Tensor vocab_parallel_log_softmax(const at::Tensor& logits, const VocabPart& part, double temperature = 1.0);
+at::Tensor vocab_parallel_log_softmax(const at::Tensor& logits, const VocabShard& part, double temperature = 1.0);
 
 }  // namespace tessera::kernels

@@ -7,14 +7,14 @@
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/attention/context_layout.h"
 #include "tessera/kernels/logprobs/detail/context_tokens.h"
-#include "tessera/kernels/logprobs/detail/id_places.h"
+#include "tessera/kernels/logprobs/detail/local_columns.h"
 #include "tessera/kernels/logprobs/logprobs.h"
 #include "tessera/kernels/loss/head_chunks.h"
 
 namespace tessera::kernels {
 namespace {
 
-at::Tensor logprobs_of(const at::Tensor& logits, const at::Tensor& target, const VocabPart& part,
+at::Tensor logprobs_of(const at::Tensor& logits, const at::Tensor& target, const VocabShard& part,
                        const LogprobOptions& options, bool inference_only) {
   if (options.sampling_params && need_top_k_or_top_p_filtering(*options.sampling_params)) {
     const auto& sampling = *options.sampling_params;
@@ -91,23 +91,24 @@ at::Tensor order_of(const at::Tensor& logits, const LogprobOptions& options) {
 
 // Targets are computed from the whole ids in sequence order (the next id of the sequence may be on another rank),
 // brought to the order of the logits and sharded as the logits' rows. COLLECTIVE over the mesh.
-at::Tensor logprobs_of_mesh(const at::Tensor& given, const at::Tensor& ids, const LogprobOptions& options) {
-  const MeshPtr mesh = device_mesh(given);
-  const auto layout = layout_of(given);
-  const int64_t vocabulary = given.size(2);
-  const auto logits = redistribute(given, layout.logits);
+at::Tensor logprobs_of_dtensor(const at::Tensor& sharded_logits, const at::Tensor& ids, const LogprobOptions& options) {
+  const MeshPtr mesh = device_mesh(sharded_logits);
+  const auto layout = layout_of(sharded_logits);
+  const int64_t vocabulary = sharded_logits.size(2);
+  const auto logits = redistribute(sharded_logits, layout.logits);
   auto whole_ids = is_dtensor(ids) ? full_tensor(ids) : ids;
-  const auto order = order_of(given, options);
+  const auto order = order_of(sharded_logits, options);
   const auto back = order.defined() ? order.argsort().to(whole_ids.device()) : order;
   if (order.defined() && is_dtensor(ids)) whole_ids = whole_ids.index_select(1, back);
-  auto next = detail::following_ids(whole_ids);
+  auto next = detail::next_token_ids(whole_ids);
   check_ids_of_mesh(next, vocabulary);
   if (order.defined()) next = next.index_select(1, order.to(next.device()));
   const auto target = distribute_tensor(next, mesh, layout.rows, std::nullopt);
-  const auto part = part_over(*mesh, layout.vocab_dim, vocabulary);
+  const auto part = vocab_shard_of(*mesh, layout.vocab_dim, vocabulary);
   const auto own = logprobs_of(to_local(logits), to_local(target), part, options, !c10::GradMode::is_enabled());
-  const auto whole = from_local(own, mesh, layout.rows, FromLocalOptions::contiguous({given.size(0), given.size(1)}));
-  if (order.defined()) return without_last(full_tensor(whole).index_select(1, back.to(given.device())));
+  const auto whole = from_local(own, mesh, layout.rows,
+                                FromLocalOptions::contiguous({sharded_logits.size(0), sharded_logits.size(1)}));
+  if (order.defined()) return without_last(full_tensor(whole).index_select(1, back.to(sharded_logits.device())));
   return is_dtensor(ids) ? without_last(whole) : without_last(full_tensor(whole));
 }
 
@@ -127,8 +128,8 @@ ContextLayout layout_of_logits(comm::Group& group, int64_t own, int64_t tokens, 
   return layout;
 }
 
-at::Tensor logprobs_over_ranks(const at::Tensor& logits, const at::Tensor& target, const VocabPart& part,
-                               const LogprobOptions& options, bool inference_only) {
+at::Tensor logprobs_over_context_ranks(const at::Tensor& logits, const at::Tensor& target, const VocabShard& part,
+                                       const LogprobOptions& options, bool inference_only) {
   TESSERA_CHECK(
       logits.dim() == 3 && target.dim() == 2 && target.scalar_type() == at::kLong && target.size(0) == logits.size(0),
       ErrorKind::kShape,
@@ -139,7 +140,7 @@ at::Tensor logprobs_over_ranks(const at::Tensor& logits, const at::Tensor& targe
   const int64_t tokens = target.size(1);
   const auto layout = layout_of_logits(group, logits.size(1), tokens, logits.device());
   auto next = at::full({target.size(0), layout.tokens()}, kIgnoredLabel, target.options());
-  next.narrow(1, 0, tokens).copy_(detail::following_ids(target));
+  next.narrow(1, 0, tokens).copy_(detail::next_token_ids(target));
   const auto own = logprobs_of(logits, layout.shard(next, 1, group.rank()), part, options, inference_only);
   return without_last(layout.unshard(options.cp_group, own, 1).narrow(1, 0, tokens));
 }
@@ -171,15 +172,15 @@ struct PackedSequences {
 
 // Result [i, j] is the log-prob at token bounds[i] + j, for all tokens of sequence i but its last, cut to `width`.
 PackedSequences packed_sequences(const at::Tensor& cu_seqlens_padded, int64_t unpacked_seqlen, int64_t tokens) {
-  const auto given = cu_seqlens_padded.to(at::kCPU, at::kLong).contiguous();
-  const int64_t sequences = given.numel() - 1, width = unpacked_seqlen - 1;
-  TESSERA_CHECK(given.dim() == 1 && sequences >= 0 && unpacked_seqlen >= 1, ErrorKind::kShape,
+  const auto cu_seqlens = cu_seqlens_padded.to(at::kCPU, at::kLong).contiguous();
+  const int64_t sequences = cu_seqlens.numel() - 1, width = unpacked_seqlen - 1;
+  TESSERA_CHECK(cu_seqlens.dim() == 1 && sequences >= 0 && unpacked_seqlen >= 1, ErrorKind::kShape,
                 "[kernels.{}] found {}-d cu_seqlens_padded of {} and unpacked_seqlen {}: wanted n + 1 bounds and at "
                 "least 1",
-                kPackedVerb, given.dim(), given.numel(), unpacked_seqlen);
-  const int64_t* bound = given.const_data_ptr<int64_t>();
+                kPackedVerb, cu_seqlens.dim(), cu_seqlens.numel(), unpacked_seqlen);
+  const int64_t* bound = cu_seqlens.const_data_ptr<int64_t>();
   PackedSequences out{.tokens = tokens,
-                      .bounds = {bound, bound + given.numel()},
+                      .bounds = {bound, bound + cu_seqlens.numel()},
                       .is_last = at::zeros({tokens}, at::kBool),
                       .index = at::zeros({sequences, width}, at::kLong),
                       .missing = at::ones({sequences, width}, at::kBool)};
@@ -227,34 +228,36 @@ at::Tensor get_logprobs_from_vocab_parallel_logits(const at::Tensor& vocab_paral
                 "[kernels.get_logprobs_from_vocab_parallel_logits] found cp_group with DTensor logits, wanted plain "
                 "logits with it. Set seq_index instead, or pass this rank's columns to "
                 "from_parallel_logits_to_logprobs.");
-  if (is_dtensor(vocab_parallel_logits)) return logprobs_of_mesh(vocab_parallel_logits, input_ids, options);
+  if (is_dtensor(vocab_parallel_logits)) return logprobs_of_dtensor(vocab_parallel_logits, input_ids, options);
   return from_parallel_logits_to_logprobs(vocab_parallel_logits, input_ids,
                                           {.start = 0, .end = vocab_parallel_logits.size(2)}, options);
 }
 
 at::Tensor from_parallel_logits_to_logprobs(const at::Tensor& vocab_parallel_logits, const at::Tensor& target,
-                                            const VocabPart& part, const LogprobOptions& options, bool inference_only) {
+                                            const VocabShard& part, const LogprobOptions& options,
+                                            bool inference_only) {
   TESSERA_CHECK(!options.seq_index.defined(), ErrorKind::kShape,
                 "[kernels.from_parallel_logits_to_logprobs] found seq_index with plain logits, wanted DTensor logits "
                 "with it. Set cp_group instead, or pass a DTensor to get_logprobs_from_vocab_parallel_logits.");
   if (options.cp_group && options.cp_group->size() > 1) {
-    return logprobs_over_ranks(vocab_parallel_logits, target, part, options, inference_only);
+    return logprobs_over_context_ranks(vocab_parallel_logits, target, part, options, inference_only);
   }
   check_next_tokens("from_parallel_logits_to_logprobs", vocab_parallel_logits.sizes(), target);
-  return without_last(logprobs_of(vocab_parallel_logits, detail::following_ids(target), part, options, inference_only));
+  return without_last(
+      logprobs_of(vocab_parallel_logits, detail::next_token_ids(target), part, options, inference_only));
 }
 
 at::Tensor from_parallel_logits_to_logprobs_packed_sequences(const at::Tensor& vocab_parallel_logits,
                                                              const at::Tensor& target,
                                                              const at::Tensor& cu_seqlens_padded,
-                                                             int64_t unpacked_seqlen, const VocabPart& part,
+                                                             int64_t unpacked_seqlen, const VocabShard& part,
                                                              const PackedLogprobOptions& options) {
   const int64_t ranks = options.cp_group ? options.cp_group->size() : 1;
   const auto packed =
       packed_sequences(cu_seqlens_padded, unpacked_seqlen,
                        check_packed(vocab_parallel_logits, target, ranks, options.target_is_pre_rolled));
   // This rank's targets. The last token of a sequence has no target: the next token belongs to another sequence.
-  auto next = options.target_is_pre_rolled ? target : detail::following_ids(target);
+  auto next = options.target_is_pre_rolled ? target : detail::next_token_ids(target);
   std::vector<at::Tensor> order;
   if (ranks > 1) {
     for (int64_t rank = 0; rank < ranks; ++rank) order.push_back(packed_positions(packed, ranks, rank));

@@ -15,7 +15,7 @@
 #include <optional>
 
 #include "tessera/kernels/logprobs/sampling.h"
-#include "tessera/kernels/logprobs/vocab_part.h"
+#include "tessera/kernels/logprobs/vocab_shard.h"
 
 namespace tessera::kernels {
 
@@ -49,7 +49,7 @@ at::Tensor get_logprobs_from_vocab_parallel_logits(const at::Tensor& vocab_paral
 // The call and its backward pass are then COLLECTIVE over cp_group, too. The backward adds the gradients of all ranks'
 // results: where all ranks compute the same loss, the gradient is `ranks` times as large.
 at::Tensor from_parallel_logits_to_logprobs(const at::Tensor& vocab_parallel_logits, const at::Tensor& target,
-                                            const VocabPart& part, const LogprobOptions& options = {},
+                                            const VocabShard& part, const LogprobOptions& options = {},
                                             bool inference_only = false);
 
 struct PackedLogprobOptions {
@@ -73,7 +73,7 @@ struct PackedLogprobOptions {
 at::Tensor from_parallel_logits_to_logprobs_packed_sequences(const at::Tensor& vocab_parallel_logits,
                                                              const at::Tensor& target,
                                                              const at::Tensor& cu_seqlens_padded,
-                                                             int64_t unpacked_seqlen, const VocabPart& part,
+                                                             int64_t unpacked_seqlen, const VocabShard& part,
                                                              const PackedLogprobOptions& options = {});
 
 }  // namespace tessera::kernels

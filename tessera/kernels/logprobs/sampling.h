@@ -19,7 +19,7 @@
 #include <string_view>
 #include <utility>
 
-#include "tessera/kernels/logprobs/vocab_part.h"
+#include "tessera/kernels/logprobs/vocab_shard.h"
 
 namespace tessera::kernels {
 
@@ -41,10 +41,10 @@ std::pair<at::Tensor, at::Tensor> apply_top_k_top_p(const at::Tensor& logits, co
 
 // log p(target), [...], under the filtered logits; -infinity for an excluded target. The filter runs in the logits'
 // dtype.
-at::Tensor distributed_logprob_with_sampling(const at::Tensor& logits, const at::Tensor& target, const VocabPart& part,
+at::Tensor distributed_logprob_with_sampling(const at::Tensor& logits, const at::Tensor& target, const VocabShard& part,
                                              const TrainingSamplingParams& sampling, bool inference_only = false);
 at::Tensor chunked_distributed_logprob_with_sampling(const at::Tensor& logits, const at::Tensor& target,
-                                                     const VocabPart& part, int64_t chunk_size,
+                                                     const VocabShard& part, int64_t chunk_size,
                                                      const TrainingSamplingParams& sampling,
                                                      bool inference_only = false);
 

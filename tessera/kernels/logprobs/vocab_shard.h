@@ -1,6 +1,6 @@
 // The columns of a sharded vocabulary that a rank holds, and the group that holds the whole vocabulary.
 //
-//   VocabPart part{.start = 0, .end = 76000, .group = mesh->group("tp")};
+//   VocabShard part{.start = 0, .end = 76000, .group = mesh->group("tp")};
 //   at::Tensor logprobs = distributed_logprob(logits, targets, part);       // logits [B, S, end - start]
 //
 // The ranks' column ranges may have any sizes (also zero) and any order. Together they cover [0, V), each column once.
@@ -14,7 +14,7 @@
 
 namespace tessera::kernels {
 
-struct VocabPart {
+struct VocabShard {
   int64_t start = 0;                             // global id of the first column
   int64_t end = 0;                               // one past the global id of the last column
   std::shared_ptr<comm::Group> group = nullptr;  // null: this rank has all columns
@@ -23,6 +23,6 @@ struct VocabPart {
 
 // This rank's part of a vocabulary of `vocabulary` columns that mesh dim `mesh_dim` shards evenly, as Shard does. -1:
 // the whole vocabulary.
-VocabPart part_over(const DeviceMesh& mesh, int64_t mesh_dim, int64_t vocabulary);
+VocabShard vocab_shard_of(const DeviceMesh& mesh, int64_t mesh_dim, int64_t vocabulary);
 
 }  // namespace tessera::kernels

@@ -13,21 +13,21 @@
 #include <optional>
 #include <utility>
 
-#include "tessera/kernels/logprobs/vocab_part.h"
+#include "tessera/kernels/logprobs/vocab_shard.h"
 
 namespace tessera::kernels {
 
 // Returns values in the compute dtype (float32; float64 for float64 logits) and int64 ids, [..., min(k, V)] each, on
 // every rank. Of equal values the smaller id comes first in every layout; NaN comes before all numbers. No gradient.
-std::pair<at::Tensor, at::Tensor> distributed_vocab_topk(const at::Tensor& logits, int64_t k, const VocabPart& part,
+std::pair<at::Tensor, at::Tensor> distributed_vocab_topk(const at::Tensor& logits, int64_t k, const VocabShard& part,
                                                          std::optional<int64_t> chunk_size = std::nullopt);
 // The id of the largest logit, int64 [...].
-at::Tensor vocab_parallel_argmax(const at::Tensor& logits, const VocabPart& part);
+at::Tensor vocab_parallel_argmax(const at::Tensor& logits, const VocabShard& part);
 
 // The logits at the ids global_indices, int64 [..., K]; returns [..., K] in the compute dtype on every rank. An id
 // kIgnoredLabel gives 0; another id that is no column of any rank is an error on all ranks. Differentiable: the rank
 // that holds the column gets the gradient, without communication.
 at::Tensor gather_logits_at_global_indices(const at::Tensor& logits, const at::Tensor& global_indices,
-                                           const VocabPart& part, std::optional<int64_t> chunk_size = std::nullopt);
+                                           const VocabShard& part, std::optional<int64_t> chunk_size = std::nullopt);
 
 }  // namespace tessera::kernels

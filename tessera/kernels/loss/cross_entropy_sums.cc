@@ -8,7 +8,7 @@
 #include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/kernels/loss/head_chunks.h"
-#include "tessera/kernels/rows/row_loops.h"
+#include "tessera/kernels/rows/elementwise_kernels.h"
 
 namespace tessera::kernels {
 namespace {
@@ -24,23 +24,23 @@ int64_t rows_to_fill(int64_t rows) {
 // 1. by_rows_: Tessera's own loops, for fp32 logits of all classes without a softcap;
 // 2. factor_ is defined: ATen's fused log_softmax, for all classes on an accelerator without such loops;
 // 3. otherwise: plain operations, for a part of the classes (maxima and sums are all-reduced) or a softcap.
-class Summation {
+class CrossEntropyAccumulator {
  public:
-  Summation(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels, const ClassPart& part,
-            const CrossEntropyWanted& wanted)
+  CrossEntropyAccumulator(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
+                          const ClassShard& part, const CrossEntropyRequest& request)
       : hidden_(hidden),
         weight_(weight),
         labels_(labels),
         part_(part),
         wide_(wide_type(hidden.scalar_type())),
-        softcap_(wanted.softcap),
-        by_rows_(part.others.empty() && softcap_ <= 0 && wide_ == at::kFloat && weight.size(0) > 0 &&
-                 labels.device() == hidden.device() && has_row_loops(hidden.device(), wide_)) {
+        softcap_(request.softcap),
+        by_rows_(part.shard_groups.empty() && softcap_ <= 0 && wide_ == at::kFloat && weight.size(0) > 0 &&
+                 labels.device() == hidden.device() && has_elementwise_kernels(hidden.device(), wide_)) {
     // On an accelerator the host must not read labels, so ignored rows stay in; on the CPU the caller has removed them.
     if (!labels.is_cpu()) read_on_device();
     loss_ = at::zeros({}, hidden.options().dtype(at::kDouble));
-    if (wanted.hidden_gradient) grad_hidden_ = at::empty_like(hidden);
-    if (wanted.weight_gradient) grad_weight_ = at::zeros(weight.sizes(), weight.options().dtype(wide_));
+    if (request.hidden_gradient) grad_hidden_ = at::empty_like(hidden);
+    if (request.weight_gradient) grad_weight_ = at::zeros(weight.sizes(), weight.options().dtype(wide_));
   }
 
   CrossEntropySums run(int64_t chunk_bytes) {
@@ -48,9 +48,9 @@ class Summation {
     // Logits and the cap's derivative, or logits and log-probs.
     const int64_t tensors = softcap_ > 0 || factor_.defined() ? 2 : 1;
     const int64_t row_bytes =
-        std::max<int64_t>(1, part_.most) * static_cast<int64_t>(c10::elementSize(wide_)) * tensors;
+        std::max<int64_t>(1, part_.max_classes) * static_cast<int64_t>(c10::elementSize(wide_)) * tensors;
     for (const auto& chunk : row_chunks(count, row_bytes, chunk_bytes)) add_chunk(chunk.begin, chunk.rows);
-    if (grad_hidden_.defined()) together(grad_hidden_, comm::ReduceOp::kSum);
+    if (grad_hidden_.defined()) all_reduce_shards(grad_hidden_, comm::ReduceOp::kSum);
     return {loss_.to(wide_), grad_hidden_, grad_weight_};
   }
 
@@ -58,7 +58,7 @@ class Summation {
   // Computes on the device what labels decide: ignored rows, the clamped class, and the factor NaN for a wrong label.
   void read_on_device() {
     ignored_ = labels_.eq(kIgnoredLabel).unsqueeze(1);
-    if (by_rows_ || !part_.others.empty() || softcap_ > 0 || weight_.size(0) == 0) return;
+    if (by_rows_ || !part_.shard_groups.empty() || softcap_ > 0 || weight_.size(0) == 0) return;
     const auto classes = labels_.unsqueeze(1);
     target_ = classes.clamp(0, weight_.size(0) - 1);
     factor_ = at::ones(target_.sizes(), hidden_.options().dtype(wide_));
@@ -78,17 +78,17 @@ class Summation {
     add_gradients(begin, h.size(0), h, g);
   }
 
-  void together(const at::Tensor& values, comm::ReduceOp op) const {
-    for (auto* group : part_.others) comm::all_reduce(*group, values, op, "linear_cross_entropy").wait();
+  void all_reduce_shards(const at::Tensor& values, comm::ReduceOp op) const {
+    for (auto* group : part_.shard_groups) comm::all_reduce(*group, values, op, "linear_cross_entropy").wait();
   }
 
   // Subtracts from each row its maximum over all classes of all ranks.
-  void level(at::Tensor& logits) const {
+  void subtract_row_max(at::Tensor& logits) const {
     const auto least = -std::numeric_limits<double>::infinity();
-    const auto most =
+    const auto maximum =
         logits.size(1) > 0 ? logits.amax(1, true) : at::full({logits.size(0), 1}, least, logits.options());
-    together(most, comm::ReduceOp::kMax);
-    logits.sub_(most);
+    all_reduce_shards(maximum, comm::ReduceOp::kMax);
+    logits.sub_(maximum);
   }
 
   bool wants_gradient() const { return grad_hidden_.defined() || grad_weight_.defined(); }
@@ -112,7 +112,7 @@ class Summation {
     auto all = product_nt(h, weight_).to(wide_).contiguous();  // its padding rows are zero and stay zero
     auto logits = all.narrow(0, 0, rows);
     if (by_rows_) {
-      const auto& loops = row_loops(logits.device());
+      const auto& loops = elementwise_kernels(logits.device());
       loss_.add_(loops.cross_entropy(logits, labels_.narrow(0, begin, rows), wants_gradient()).sum(at::kDouble));
       if (wants_gradient()) add_gradients(begin, rows, h, all);
       return;
@@ -122,7 +122,7 @@ class Summation {
       return add_whole_rows(begin, h, std::move(all));
     }
     const auto slope = cap_logits(logits, softcap_, wants_gradient());
-    level(logits);
+    subtract_row_max(logits);
     // The label's column in this part of the classes, and whether the part has it.
     const int64_t classes = weight_.size(0);
     const auto place = (labels_.narrow(0, begin, rows) - part_.first).unsqueeze(1);
@@ -136,7 +136,7 @@ class Summation {
       sums[1].copy_(logits.gather(1, target)).mul_(own);
       sums[0].copy_(logits.exp_().sum(1, true));
     }
-    together(sums, comm::ReduceOp::kSum);
+    all_reduce_shards(sums, comm::ReduceOp::kSum);
     auto losses = sums[0].log() - sums[1];
     if (ignored.defined()) {
       losses.masked_fill_(sums[2].eq(0), std::numeric_limits<double>::quiet_NaN()).masked_fill_(ignored, 0);
@@ -155,23 +155,23 @@ class Summation {
   // ignored row, or NaN for a label that is no class; minus_ is -factor_. All but ignored_ only where it has all
   // classes.
   at::Tensor ignored_, target_, factor_, minus_;
-  const ClassPart& part_;
+  const ClassShard& part_;
   at::ScalarType wide_;
   double softcap_;
-  bool by_rows_;  // uses the loops of row_loops.h
+  bool by_rows_;  // uses the loops of elementwise_kernels.h
   at::Tensor loss_, grad_hidden_, grad_weight_;
 };
 
 }  // namespace
 
 CrossEntropySums cross_entropy_sums(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
-                                    const ClassPart& part, const CrossEntropyWanted& wanted) {
+                                    const ClassShard& part, const CrossEntropyRequest& request) {
   const auto labelled = labels.is_cpu() ? std::optional<LabelledRows>(labels) : std::nullopt;
-  Summation summation(labelled ? labelled->of(hidden) : hidden, weight, labelled ? labelled->of(labels) : labels, part,
-                      wanted);
-  auto sums = summation.run(wanted.chunk_bytes);
-  if (labelled && wanted.hidden_gradient) sums.grad_hidden = labelled->to_all(sums.grad_hidden);
-  if (wanted.weight_gradient) sums.grad_weight = sums.grad_weight.to(weight.scalar_type());
+  CrossEntropyAccumulator accumulator(labelled ? labelled->of(hidden) : hidden, weight,
+                                      labelled ? labelled->of(labels) : labels, part, request);
+  auto sums = accumulator.run(request.chunk_bytes);
+  if (labelled && request.hidden_gradient) sums.grad_hidden = labelled->to_all(sums.grad_hidden);
+  if (request.weight_gradient) sums.grad_weight = sums.grad_weight.to(weight.scalar_type());
   return sums;
 }
 

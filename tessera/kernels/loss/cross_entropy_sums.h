@@ -11,13 +11,13 @@
 namespace tessera::kernels {
 
 // The classes of the weight's rows, and the groups whose ranks hold the other classes.
-struct ClassPart {
-  int64_t first = 0;                   // the first class of the weight's rows
-  int64_t most = 0;                    // number of classes of the largest part; all ranks use it for equal chunks
-  std::vector<comm::Group*> others{};  // maxima and sums are all-reduced over these groups, one after another
+struct ClassShard {
+  int64_t first = 0;                         // the first class of the weight's rows
+  int64_t max_classes = 0;                   // number of classes of the largest part; all ranks use it for equal chunks
+  std::vector<comm::Group*> shard_groups{};  // maxima and sums are all-reduced over these groups, one after another
 };
 
-struct CrossEntropyWanted {
+struct CrossEntropyRequest {
   bool hidden_gradient = false;
   bool weight_gradient = false;
   int64_t chunk_bytes = 0;
@@ -32,9 +32,9 @@ struct CrossEntropySums {
 
 // hidden [N, d], weight [classes of the part, d], labels int64 [N]. A label is kIgnoredLabel or a class of any part.
 // The caller has checked the labels on a CPU; on an accelerator a wrong label makes the loss NaN, because the host does
-// not wait, and ignored rows cost as much as others. COLLECTIVE over part.others, whose ranks must have the same
+// not wait, and ignored rows cost as much as others. COLLECTIVE over part.shard_groups, whose ranks must have the same
 // labels.
 CrossEntropySums cross_entropy_sums(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
-                                    const ClassPart& part, const CrossEntropyWanted& wanted);
+                                    const ClassShard& part, const CrossEntropyRequest& request);
 
 }  // namespace tessera::kernels

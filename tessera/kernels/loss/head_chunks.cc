@@ -33,8 +33,8 @@ at::Tensor LabelledRows::to_all(const at::Tensor& values) const {
 }
 
 std::vector<RowChunk> row_chunks(int64_t rows, int64_t row_bytes, int64_t chunk_bytes) {
-  const int64_t most = std::clamp<int64_t>(chunk_bytes / row_bytes, 1, std::max<int64_t>(1, rows));
-  const int64_t count = (rows + most - 1) / most;
+  const int64_t chunk_rows = std::clamp<int64_t>(chunk_bytes / row_bytes, 1, std::max<int64_t>(1, rows));
+  const int64_t count = (rows + chunk_rows - 1) / chunk_rows;
   std::vector<RowChunk> chunks;
   for (int64_t chunk = 0; chunk < count; ++chunk) {
     // Spreads the remainder, so that chunk sizes differ by at most one row.

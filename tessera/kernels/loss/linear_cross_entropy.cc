@@ -8,7 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/tensor/local_tensor.h"
-#include "tessera/kernels/autograd/deferred_gradients.h"
+#include "tessera/kernels/autograd/weight_grad_store.h"
 #include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/dispatch/result_form.h"
 #include "tessera/kernels/loss/cross_entropy_sums.h"
@@ -30,30 +30,30 @@ void check_shapes(c10::IntArrayRef hidden, c10::IntArrayRef weight, const at::Te
 }
 
 // This rank's first row among all rows, and the groups that shard the rows.
-struct RowPart {
+struct RowShard {
   int64_t first = 0;
-  std::vector<comm::Group*> others{};
+  std::vector<comm::Group*> shard_groups{};
 };
 
-int64_t greatest(const RowPart& part, int64_t value, const at::Tensor& like) {
-  if (part.others.empty()) return value;
-  const auto most = at::full({1}, value, like.options().dtype(at::kLong));
-  for (auto* group : part.others) comm::all_reduce(*group, most, comm::ReduceOp::kMax, "labels").wait();
-  return most.item<int64_t>();
+int64_t all_reduce_max(const RowShard& part, int64_t value, const at::Tensor& like) {
+  if (part.shard_groups.empty()) return value;
+  const auto maximum = at::full({1}, value, like.options().dtype(at::kLong));
+  for (auto* group : part.shard_groups) comm::all_reduce(*group, maximum, comm::ReduceOp::kMax, "labels").wait();
+  return maximum.item<int64_t>();
 }
 
 // Makes a wrong label on one rank an error on all ranks, before any of them waits in a later collective. Labels on an
 // accelerator are not checked, because the host would have to wait; they make the loss NaN. COLLECTIVE over
-// part.others.
-void check_labels(const at::Tensor& labels, int64_t classes, const RowPart& part) {
+// part.shard_groups.
+void check_labels(const at::Tensor& labels, int64_t classes, const RowShard& part) {
   if (!labels.is_cpu()) return;
   const int64_t own = first_wrong_label(labels, classes);
   const bool any = own >= 0;
-  const int64_t at = greatest(part, any ? part.first + own : -1, labels);
+  const int64_t at = all_reduce_max(part, any ? part.first + own : -1, labels);
   if (at < 0) return;
   const bool mine = any && at == part.first + own;
   const int64_t value =
-      greatest(part, mine ? labels[own].item<int64_t>() : std::numeric_limits<int64_t>::min(), labels);
+      all_reduce_max(part, mine ? labels[own].item<int64_t>() : std::numeric_limits<int64_t>::min(), labels);
   raise(ErrorKind::kShape, "[kernels.linear_cross_entropy] label {}: found {}, wanted one of the {} classes or {}", at,
         value, classes, kIgnoredLabel);
 }
@@ -67,7 +67,7 @@ Triple with_gradients(const at::Tensor& hidden, const at::Tensor& weight, const 
             weight_gradient ? at::empty(weight.sizes(), weight.options()) : at::Tensor()};
   }
   check_labels(labels, weight.size(0), {});
-  const auto sums = cross_entropy_sums(hidden, weight, labels, {.most = weight.size(0)},
+  const auto sums = cross_entropy_sums(hidden, weight, labels, {.max_classes = weight.size(0)},
                                        {hidden_gradient, weight_gradient, chunk_bytes, softcap});
   return {sums.loss, sums.grad_hidden, sums.grad_weight};
 }
@@ -106,15 +106,15 @@ int64_t largest_part(int64_t size, const DeviceMesh& mesh, const std::vector<int
 
 // The local function for sharded inputs: some mesh dims shard hidden and labels, others the classes. Null where nothing
 // is sharded.
-LocalFunction on_parts(const OpCall& call, const PlacementChoice& choice) {
+LocalFunction on_shards(const OpCall& call, const PlacementChoice& choice) {
   const auto class_dims = mesh_dims_that_cut(choice.inputs[1]), row_dims = mesh_dims_that_cut(choice.inputs[2]);
   if (class_dims.empty() && row_dims.empty()) return {};
   const int64_t classes = call.inputs[1].sizes[0], rows = call.inputs[2].sizes[0];
   return [=](const LocalCall& local) {
     const auto hidden = local.arg(0).toTensor(), weight = local.arg(1).toTensor(), labels = local.arg(2).toTensor();
     check_labels(labels, classes, {own_range(rows, local.mesh, row_dims).offset, groups_of(local.mesh, row_dims)});
-    const ClassPart part{own_range(classes, local.mesh, class_dims).offset,
-                         largest_part(classes, local.mesh, class_dims), groups_of(local.mesh, class_dims)};
+    const ClassShard part{own_range(classes, local.mesh, class_dims).offset,
+                          largest_part(classes, local.mesh, class_dims), groups_of(local.mesh, class_dims)};
     const auto sums = cross_entropy_sums(
         hidden, weight, labels, part,
         {local.arg(3).toBool(), local.arg(4).toBool(), local.arg(5).toInt(), local.arg(6).toDouble()});
@@ -132,7 +132,7 @@ void propose(const OpCall& call, Proposal& proposal) {
   proposal.output({});
   proposal.output(hidden.sizes);
   proposal.output(weight.sizes);
-  proposal.local = on_parts;
+  proposal.local = on_shards;
 }
 
 // ---- derivative ----
@@ -156,10 +156,10 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     // saved_data, not save_for_backward: backward may then overwrite the gradients. FSDP does not free them, since they
     // are results of this function.
     ctx->saved_data["grad_hidden"] = grad_hidden;
-    auto* const sooner = kernels::DeferredGradients::current();
-    const bool hands_on = sooner != nullptr && sooner->loss_factor && grad_weight.defined();
-    if (hands_on) sooner->add(weight, [g = grad_weight.mul_(*sooner->loss_factor)] { return g; });
-    ctx->saved_data["grad_weight"] = hands_on ? at::Tensor() : grad_weight;
+    auto* const grad_store = kernels::WeightGradStore::current();
+    const bool stores_gradient = grad_store != nullptr && grad_store->loss_factor && grad_weight.defined();
+    if (stores_gradient) grad_store->add(weight, [g = grad_weight.mul_(*grad_store->loss_factor)] { return g; });
+    ctx->saved_data["grad_weight"] = stores_gradient ? at::Tensor() : grad_weight;
     return loss;
   }
 

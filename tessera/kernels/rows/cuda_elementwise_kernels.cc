@@ -1,4 +1,6 @@
-// RowLoops on CUDA. Compiled in builds with nvcc and a libtorch with CUDA.
+// ElementwiseKernels on CUDA. Compiled in builds with nvcc and a libtorch with CUDA.
+#include "tessera/kernels/rows/cuda_elementwise_kernels.h"
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
@@ -11,7 +13,6 @@
 #include "tessera/base/ignored_label.h"
 #include "tessera/kernels/cuda/launchers.h"
 #include "tessera/kernels/dispatch/result_form.h"
-#include "tessera/kernels/rows/row_twins.h"
 
 namespace tessera::kernels::cuda {
 namespace {
@@ -32,8 +33,8 @@ void check_launch(const char* kernel, cudaError_t error) {
                 kernel, cudaGetErrorString(error));
 }
 
-Element element_of(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kFloat ? Element::kFloat : Element::kBFloat16;
+ElementType element_of(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kFloat ? ElementType::kFloat : ElementType::kBFloat16;
 }
 
 bool is_gelu(Gate kind) { return kind == Gate::kGeluTanh; }
@@ -117,9 +118,9 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, boo
 
 }  // namespace
 
-const RowLoops* row_twins() {
-  static constexpr RowLoops kTwins{gate, gate_backward, rms_norm, rms_norm_backward, rotary, cross_entropy};
-  return &kTwins;
+const ElementwiseKernels* cuda_elementwise_kernels() {
+  static constexpr ElementwiseKernels kKernels{gate, gate_backward, rms_norm, rms_norm_backward, rotary, cross_entropy};
+  return &kKernels;
 }
 
 }  // namespace tessera::kernels::cuda

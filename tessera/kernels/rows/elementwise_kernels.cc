@@ -1,4 +1,4 @@
-#include "tessera/kernels/rows/row_loops.h"
+#include "tessera/kernels/rows/elementwise_kernels.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -10,7 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/kernels/dispatch/result_form.h"
-#include "tessera/kernels/rows/row_twins.h"
+#include "tessera/kernels/rows/cuda_elementwise_kernels.h"
 #include "tessera/kernels/simd/lanes_avx2.h"
 #include "tessera/kernels/simd/lanes_avx512.h"
 
@@ -27,22 +27,22 @@ void for_dtype_of(const at::Tensor& tensor, const Run& run) {
   tensor.scalar_type() == at::kFloat ? run(float()) : run(c10::BFloat16());
 }
 
-// row_loops_body.h is compiled twice, for AVX-512 and for AVX2. for_lanes() selects one of them at run time, so the
-// library runs on processors without AVX-512.
+// elementwise_kernels_body.h is compiled twice, for AVX-512 and for AVX2. for_lanes() selects one of them at run time,
+// so the library runs on processors without AVX-512.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"  // false positives in GCC 12's own intrinsics headers
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")
 namespace rows_avx512 {
 using namespace lanes_avx512;
-#include "tessera/kernels/rows/row_loops_body.h"
+#include "tessera/kernels/rows/elementwise_kernels_body.h"
 }  // namespace rows_avx512
 #pragma GCC pop_options
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
 namespace rows_avx2 {
 using namespace lanes_avx2;
-#include "tessera/kernels/rows/row_loops_body.h"
+#include "tessera/kernels/rows/elementwise_kernels_body.h"
 }  // namespace rows_avx2
 #pragma GCC pop_options
 #pragma GCC diagnostic pop
@@ -144,49 +144,50 @@ at::Tensor cross_entropy_loop(const at::Tensor& logits, const at::Tensor& labels
   float *of = logits.mutable_data_ptr<float>(), *to = losses.mutable_data_ptr<float>();
   const auto label = labels.contiguous();
   const int64_t* classes_of = label.const_data_ptr<int64_t>();
-  const auto soften_row = for_lanes(rows_avx512::soften_row, rows_avx2::soften_row);
+  const auto softmax_cross_entropy_row =
+      for_lanes(rows_avx512::softmax_cross_entropy_row, rows_avx2::softmax_cross_entropy_row);
   at::parallel_for(0, rows, rows_at_once(classes), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      to[row] = soften_row(of + row * classes, classes, classes_of[row], wants_gradient);
+      to[row] = softmax_cross_entropy_row(of + row * classes, classes, classes_of[row], wants_gradient);
     }
   });
   return losses;
 }
 
-const RowLoops* cpu_row_loops() {
-  static constexpr RowLoops kLoops{gate_loop,   gate_backward_loop, rms_norm_loop, rms_norm_backward_loop,
-                                   rotary_loop, cross_entropy_loop};
+const ElementwiseKernels* cpu_elementwise_kernels() {
+  static constexpr ElementwiseKernels kLoops{gate_loop,   gate_backward_loop, rms_norm_loop, rms_norm_backward_loop,
+                                             rotary_loop, cross_entropy_loop};
   return has_lanes() ? &kLoops : nullptr;
 }
 #else
-const RowLoops* cpu_row_loops() { return nullptr; }
+const ElementwiseKernels* cpu_elementwise_kernels() { return nullptr; }
 #endif
 
-const RowLoops* find_row_loops(c10::Device device) {
-  if (device.is_cuda()) return cuda::row_twins();
-  return device.is_cpu() ? cpu_row_loops() : nullptr;
+const ElementwiseKernels* find_elementwise_kernels(c10::Device device) {
+  if (device.is_cuda()) return cuda::cuda_elementwise_kernels();
+  return device.is_cpu() ? cpu_elementwise_kernels() : nullptr;
 }
 
 }  // namespace
 
-bool has_row_loops(c10::Device device, at::ScalarType type) {
-  return (type == at::kFloat || type == at::kBFloat16) && find_row_loops(device) != nullptr;
+bool has_elementwise_kernels(c10::Device device, at::ScalarType type) {
+  return (type == at::kFloat || type == at::kBFloat16) && find_elementwise_kernels(device) != nullptr;
 }
 
-bool runs_row_loops(const at::Tensor& tensor, int64_t lanes) {
-  return has_row_loops(tensor.device(), tensor.scalar_type()) && tensor.numel() > 0 &&
+bool supports_elementwise_kernels(const at::Tensor& tensor, int64_t lanes) {
+  return has_elementwise_kernels(tensor.device(), tensor.scalar_type()) && tensor.numel() > 0 &&
          (!tensor.is_cpu() || lanes == 1 || tensor.size(-1) % lanes == 0);
 }
 
-const RowLoops& row_loops(c10::Device device) {
-  const auto* const loops = find_row_loops(device);
-  TESSERA_CHECK(loops != nullptr, ErrorKind::kInternal, "[kernels.row_loops] there are no loops for the device {}",
+const ElementwiseKernels& elementwise_kernels(c10::Device device) {
+  const auto* const loops = find_elementwise_kernels(device);
+  TESSERA_CHECK(loops != nullptr, ErrorKind::kInternal, "[kernels.elementwise] there are no loops for the device {}",
                 device.str());
   return *loops;
 }
 
 #ifdef TESSERA_HAS_LANES
-at::Tensor transposed_loop(const at::Tensor& x) {
+at::Tensor transpose_matrix(const at::Tensor& x) {
   const int64_t rows = x.size(0), columns = x.size(1), step = x.stride(0);
   auto y = at::empty({columns, rows}, x.options());
   const float* from = x.const_data_ptr<float>();
@@ -198,8 +199,8 @@ at::Tensor transposed_loop(const at::Tensor& x) {
   return y;
 }
 #else
-at::Tensor transposed_loop(const at::Tensor&) {
-  raise(ErrorKind::kInternal, "[kernels.row_loops] the loops were not compiled for this processor");
+at::Tensor transpose_matrix(const at::Tensor&) {
+  raise(ErrorKind::kInternal, "[kernels.elementwise] the loops were not compiled for this processor");
 }
 #endif
 

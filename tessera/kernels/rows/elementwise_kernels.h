@@ -1,7 +1,7 @@
 // Kernels that read and write each element once: loops over rows and elements of plain fp32 and bf16 tensors, computed
 // in fp32. On the CPU threads process blocks of rows of a fixed size, so the result does not depend on the number of
-// threads. On CUDA, in builds with nvcc, they are CUDA kernels (rows/row_twins.h). All tensors of a call are on one
-// device.
+// threads. On CUDA, in builds with nvcc, they are CUDA kernels (rows/cuda_elementwise_kernels.h). All tensors of a call
+// are on one device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@ namespace tessera::kernels {
 enum class Gate { kSilu, kGeluTanh };
 
 // The loops of one device type.
-struct RowLoops {
+struct ElementwiseKernels {
   // activation(gate) * up. Both contiguous, of the same dtype.
   at::Tensor (*gate)(Gate kind, const at::Tensor& gate, const at::Tensor& up);
   // Returns the gradients of gate and up.
@@ -40,14 +40,14 @@ struct RowLoops {
 
 // Returns whether there are loops for this dtype on this device: fp32 or bf16, on a CPU with AVX-512 or AVX2, or on
 // CUDA in a build with nvcc.
-bool has_row_loops(c10::Device device, at::ScalarType type);
-// Returns whether the loops run on this tensor: has_row_loops(), not empty, and on a CPU the last dim is a multiple of
-// `lanes`.
-bool runs_row_loops(const at::Tensor& tensor, int64_t lanes = 1);
-// The loops of a device. Error kInternal where has_row_loops() is false.
-const RowLoops& row_loops(c10::Device device);
+bool has_elementwise_kernels(c10::Device device, at::ScalarType type);
+// Returns whether the loops run on this tensor: has_elementwise_kernels(), not empty, and on a CPU the last dim is a
+// multiple of `lanes`.
+bool supports_elementwise_kernels(const at::Tensor& tensor, int64_t lanes = 1);
+// The loops of a device. Error kInternal where has_elementwise_kernels() is false.
+const ElementwiseKernels& elementwise_kernels(c10::Device device);
 
 // The transpose of x [rows, columns], contiguous. x: fp32 with contiguous rows; both sizes multiples of 16.
-at::Tensor transposed_loop(const at::Tensor& x);
+at::Tensor transpose_matrix(const at::Tensor& x);
 
 }  // namespace tessera::kernels

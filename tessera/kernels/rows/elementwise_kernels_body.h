@@ -1,4 +1,4 @@
-// The loops of row_loops.cc, which includes this file once for each set of vector instructions.
+// The loops of elementwise_kernels.cc, which includes this file once for each set of vector instructions.
 
 struct Sigmoid {
   Lanes of, value;  // x, its sigmoid
@@ -47,11 +47,11 @@ void gate_elements(const T* gate, const T* up, T* to, int64_t begin, int64_t end
   int64_t i = begin;
   for (; i + kLanes <= end; i += kLanes) gate_lanes<Lane>(gate + i, up + i, to + i);
   if (i == end) return;
-  T rest[3][kLanes] = {};
-  std::copy(gate + i, gate + end, rest[0]);
-  std::copy(up + i, up + end, rest[1]);
-  gate_lanes<Lane>(rest[0], rest[1], rest[2]);
-  std::copy(rest[2], rest[2] + (end - i), to + i);
+  T tail[3][kLanes] = {};
+  std::copy(gate + i, gate + end, tail[0]);
+  std::copy(up + i, up + end, tail[1]);
+  gate_lanes<Lane>(tail[0], tail[1], tail[2]);
+  std::copy(tail[2], tail[2] + (end - i), to + i);
 }
 
 template <class Lane, class T>
@@ -62,13 +62,13 @@ void gate_backward_elements(const T* grad, const T* gate, const T* up, T* grad_g
     gate_backward_lanes<Lane>(grad + i, gate + i, up + i, grad_gate + i, grad_up + i);
   }
   if (i == end) return;
-  T rest[5][kLanes] = {};
-  std::copy(grad + i, grad + end, rest[0]);
-  std::copy(gate + i, gate + end, rest[1]);
-  std::copy(up + i, up + end, rest[2]);
-  gate_backward_lanes<Lane>(rest[0], rest[1], rest[2], rest[3], rest[4]);
-  std::copy(rest[3], rest[3] + (end - i), grad_gate + i);
-  std::copy(rest[4], rest[4] + (end - i), grad_up + i);
+  T tail[5][kLanes] = {};
+  std::copy(grad + i, grad + end, tail[0]);
+  std::copy(gate + i, gate + end, tail[1]);
+  std::copy(up + i, up + end, tail[2]);
+  gate_backward_lanes<Lane>(tail[0], tail[1], tail[2], tail[3], tail[4]);
+  std::copy(tail[3], tail[3] + (end - i), grad_gate + i);
+  std::copy(tail[4], tail[4] + (end - i), grad_up + i);
 }
 
 template <class T>
@@ -108,11 +108,11 @@ void norm_row_backward(const T* grad, const T* x, const float* factors, int64_t 
     const Lanes scaled = mul(load_lanes(grad + i), load_lanes(factors + i));
     dots = fma(scaled, load_lanes(x + i), dots);
   }
-  const float pull = sum_of(dots) * inverse * inverse / static_cast<float>(width);
+  const float mean_gradient = sum_of(dots) * inverse * inverse / static_cast<float>(width);
   for (int64_t i = 0; i < width; i += kLanes) {
     const Lanes g = load_lanes(grad + i), from = load_lanes(x + i);
     const Lanes scaled = mul(g, load_lanes(factors + i));
-    store_lanes(to + i, mul(fill(inverse), fnma(from, fill(pull), scaled)));
+    store_lanes(to + i, mul(fill(inverse), fnma(from, fill(mean_gradient), scaled)));
     store_lanes(sums + i, fma(mul(g, from), fill(inverse), load_lanes(sums + i)));
   }
 }
@@ -129,7 +129,7 @@ void rotate_head(const T* from, const float* cos, const float* sin, float sign, 
 
 // Returns the row's loss. With wants_gradient, replaces the row by softmax - onehot(label). Three passes: the maximum,
 // the sum of exponentials, the division. max() may lose a NaN, so NaN is tracked separately and makes the loss NaN.
-inline float soften_row(float* logits, int64_t classes, int64_t label, bool wants_gradient) {
+inline float softmax_cross_entropy_row(float* logits, int64_t classes, int64_t label, bool wants_gradient) {
   const Lanes least = fill(-std::numeric_limits<float>::infinity());
   Lanes peaks = least;
   bool has_nan = false;
@@ -138,19 +138,19 @@ inline float soften_row(float* logits, int64_t classes, int64_t label, bool want
     has_nan |= any(not_numbers(x));
     peaks = max(peaks, x);
   });
-  const float most = has_nan ? std::numeric_limits<float>::quiet_NaN() : largest_of(peaks);
-  const float own = logits[label] - most;
+  const float maximum = has_nan ? std::numeric_limits<float>::quiet_NaN() : largest_of(peaks);
+  const float own = logits[label] - maximum;
   Lanes sums = fill(0);
   for_each_lanes(classes, [&](int64_t at, auto lanes) {
-    const Lanes power = exp_lanes(sub(load_lanes(lanes, logits + at, least), fill(most)));
+    const Lanes power = exp_lanes(sub(load_lanes(lanes, logits + at, least), fill(maximum)));
     sums = add(sums, select(lanes, power, fill(0)));
     if (wants_gradient) store_lanes(lanes, logits + at, power);
   });
   const float sum = sum_of(sums);
   if (wants_gradient) {
-    const Lanes share = fill(1 / sum);
+    const Lanes factor = fill(1 / sum);
     for_each_lanes(classes, [&](int64_t at, auto lanes) {
-      store_lanes(lanes, logits + at, mul(load_lanes(lanes, logits + at, fill(0)), share));
+      store_lanes(lanes, logits + at, mul(load_lanes(lanes, logits + at, fill(0)), factor));
     });
     logits[label] -= 1;
   }

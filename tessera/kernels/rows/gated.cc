@@ -5,16 +5,16 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
-#include "tessera/kernels/autograd/remade.h"
+#include "tessera/kernels/autograd/recomputed_activation.h"
 #include "tessera/kernels/dispatch/operations.h"
-#include "tessera/kernels/rows/row_loops.h"
+#include "tessera/kernels/rows/elementwise_kernels.h"
 
 namespace tessera::kernels {
 namespace {
 
 using GatePair = std::tuple<at::Tensor, at::Tensor>;
 
-struct Silu {
+struct SiluGate {
   static constexpr const char* kName = "tessera::swiglu";
   static constexpr const char* kBackward = "tessera::swiglu_backward";
   static constexpr auto kGate = Gate::kSilu;
@@ -27,7 +27,7 @@ struct Silu {
   }
 };
 
-struct GeluTanh {
+struct GeluTanhGate {
   static constexpr const char* kName = "tessera::geglu";
   static constexpr const char* kBackward = "tessera::geglu_backward";
   static constexpr auto kGate = Gate::kGeluTanh;
@@ -41,14 +41,14 @@ struct GeluTanh {
 };
 
 bool runs_gate_loop(const at::Tensor& gate, const at::Tensor& up) {
-  return runs_row_loops(gate) && up.device() == gate.device() && up.scalar_type() == gate.scalar_type() &&
+  return supports_elementwise_kernels(gate) && up.device() == gate.device() && up.scalar_type() == gate.scalar_type() &&
          up.sizes() == gate.sizes();
 }
 
 template <class Activation>
 at::Tensor gated_of(const at::Tensor& gate, const at::Tensor& up) {
   if (runs_gate_loop(gate, up)) {
-    return row_loops(gate.device()).gate(Activation::kGate, gate.contiguous(), up.contiguous());
+    return elementwise_kernels(gate.device()).gate(Activation::kGate, gate.contiguous(), up.contiguous());
   }
   return Activation::of(gate).mul_(up);
 }
@@ -57,7 +57,7 @@ at::Tensor gated_of(const at::Tensor& gate, const at::Tensor& up) {
 template <class Activation>
 GatePair gated_backward_of(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
   if (runs_gate_loop(gate, up) && runs_gate_loop(gate, grad)) {
-    return row_loops(gate.device())
+    return elementwise_kernels(gate.device())
         .gate_backward(Activation::kGate, grad.contiguous(), gate.contiguous(), up.contiguous());
   }
   return {Activation::derivative(grad * up, gate), Activation::of(gate).mul_(grad)};
@@ -109,7 +109,7 @@ Rule gate_rule(int linear_in, size_t results) {
     for (size_t dim = 0; dim < sizes.size(); ++dim) {
       proposal.strategies.push_back(same_placement(call, Shard(static_cast<int64_t>(dim))));
     }
-    add_partial_of(call, proposal, {linear_in});
+    add_partial_strategies(call, proposal, {linear_in});
     for (size_t i = 0; i < results; ++i) proposal.output(sizes);
   };
 }
@@ -124,10 +124,10 @@ void define_gate(torch::Library& library, const char* schema, const char* backwa
 
 // Recomputes a result from the gate and up that its node has saved. Empty for a node of another operation.
 template <class Activation>
-Remade::Source source_of(torch::autograd::Node* node) {
+RecomputedActivation::RecomputeSource source_of(torch::autograd::Node* node) {
   auto* const own = dynamic_cast<torch::autograd::CppNode<Gated<Activation>>*>(node);
   if (own == nullptr) return {};
-  return Remade::source(own->ctx_, [own] {
+  return RecomputedActivation::source(own->ctx_, [own] {
     const auto saved = own->ctx_.get_saved_variables();
     return call_gated<Activation>(saved[0], saved[1]);
   });
@@ -141,26 +141,26 @@ void check_gate(const char* name, const at::Tensor& gate, const at::Tensor& up) 
 
 }  // namespace
 
-Remade::Source source_of_gated(torch::autograd::Node* node) {
-  auto source = source_of<Silu>(node);
-  return source.make ? source : source_of<GeluTanh>(node);
+RecomputedActivation::RecomputeSource recompute_source_of_gated(torch::autograd::Node* node) {
+  auto source = source_of<SiluGate>(node);
+  return source.make ? source : source_of<GeluTanhGate>(node);
 }
 
 void define_gated(torch::Library& library) {
-  define_gate<Silu>(library, "swiglu(Tensor gate, Tensor up) -> Tensor",
-                    "swiglu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)");
-  define_gate<GeluTanh>(library, "geglu(Tensor gate, Tensor up) -> Tensor",
-                        "geglu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)");
+  define_gate<SiluGate>(library, "swiglu(Tensor gate, Tensor up) -> Tensor",
+                        "swiglu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)");
+  define_gate<GeluTanhGate>(library, "geglu(Tensor gate, Tensor up) -> Tensor",
+                            "geglu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)");
 }
 
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
   check_gate("swiglu", gate, up);
-  return call_gated<Silu>(gate, up);
+  return call_gated<SiluGate>(gate, up);
 }
 
 at::Tensor geglu(const at::Tensor& gate, const at::Tensor& up) {
   check_gate("geglu", gate, up);
-  return call_gated<GeluTanh>(gate, up);
+  return call_gated<GeluTanhGate>(gate, up);
 }
 
 }  // namespace tessera::kernels

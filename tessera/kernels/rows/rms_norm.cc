@@ -9,11 +9,11 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
-#include "tessera/kernels/autograd/remade.h"
+#include "tessera/kernels/autograd/recomputed_activation.h"
 #include "tessera/kernels/dispatch/device_kernels.h"
 #include "tessera/kernels/dispatch/operations.h"
 #include "tessera/kernels/dispatch/result_form.h"
-#include "tessera/kernels/rows/row_loops.h"
+#include "tessera/kernels/rows/elementwise_kernels.h"
 
 namespace tessera::kernels {
 namespace {
@@ -71,10 +71,10 @@ Pair backward_loop(const at::Tensor& grad, const at::Tensor& x, const at::Tensor
       float dot = 0;
 #pragma omp simd reduction(+ : dot)
       for (int64_t i = 0; i < width; ++i) dot += g_row[i] * w[i] * x_row[i];
-      const float pull = dot * scale * scale / static_cast<float>(width);
+      const float mean_gradient = dot * scale * scale / static_cast<float>(width);
 #pragma omp simd
       for (int64_t i = 0; i < width; ++i) {
-        to[i] = scale * (g_row[i] * w[i] - x_row[i] * pull);
+        to[i] = scale * (g_row[i] * w[i] - x_row[i] * mean_gradient);
         sum[i] += g_row[i] * x_row[i] * scale;
       }
     }
@@ -85,8 +85,9 @@ Pair backward_loop(const at::Tensor& grad, const at::Tensor& x, const at::Tensor
 // The factors of the normed rows: weight, or 1 + weight.
 at::Tensor factors_of(const at::Tensor& weight, bool one_plus) { return one_plus ? weight + 1 : weight.contiguous(); }
 
-bool runs_in_lanes(const at::Tensor& x, const at::Tensor& weight) {
-  return runs_row_loops(x, /*lanes=*/16) && weight.device() == x.device() && weight.scalar_type() == x.scalar_type();
+bool has_vector_loops(const at::Tensor& x, const at::Tensor& weight) {
+  return supports_elementwise_kernels(x, /*lanes=*/16) && weight.device() == x.device() &&
+         weight.scalar_type() == x.scalar_type();
 }
 
 // The factors in fp32, contiguous.
@@ -100,16 +101,16 @@ bool runs_fused(const at::Tensor& x, const at::Tensor& weight, bool one_plus) {
   if (x.is_cpu() || x.is_meta() || x.numel() == 0 || weight.scalar_type() != x.scalar_type()) return false;
   if (one_plus && x.element_size() < 4) return false;
   static const DeviceKernels fused{"aten::_fused_rms_norm", "aten::_fused_rms_norm_backward"};
-  return fused.on(x.device());
+  return fused.are_registered_for(x.device());
 }
 
 // Tries in this order: libtorch's fused kernel; Tessera's loops of this device; the OpenMP loop for fp32 on a CPU;
 // plain operations. (y, inverse_rms [..., 1])
-Pair rms_norm_of(const at::Tensor& given, const at::Tensor& weight, double eps, bool one_plus) {
-  const auto x = given.contiguous();
+Pair rms_norm_of(const at::Tensor& input, const at::Tensor& weight, double eps, bool one_plus) {
+  const auto x = input.contiguous();
   if (runs_fused(x, weight, one_plus)) return at::_fused_rms_norm(x, weight.sizes(), factors_of(weight, one_plus), eps);
-  if (runs_in_lanes(x, weight)) {
-    return row_loops(x.device()).rms_norm(x, wide_factors(weight, one_plus), eps, /*rounds_first=*/!one_plus);
+  if (has_vector_loops(x, weight)) {
+    return elementwise_kernels(x.device()).rms_norm(x, wide_factors(weight, one_plus), eps, /*rounds_first=*/!one_plus);
   }
   if (runs_as_loop(x, weight)) return forward_loop(x, factors_of(weight, one_plus), eps);
   const auto wide = x.to(wide_type(x.scalar_type()));
@@ -139,8 +140,8 @@ Pair rms_norm_backward_of(const at::Tensor& grad_y, const at::Tensor& x, const a
     return at::_fused_rms_norm_backward(grad_y.contiguous(), x.contiguous(), weight.sizes(), inverse_rms.contiguous(),
                                         factors_of(weight, one_plus), {true, true});
   }
-  if (runs_in_lanes(x, weight) && grad_y.scalar_type() == x.scalar_type()) {
-    const auto [grad_x, grad_weight] = row_loops(x.device())
+  if (has_vector_loops(x, weight) && grad_y.scalar_type() == x.scalar_type()) {
+    const auto [grad_x, grad_weight] = elementwise_kernels(x.device())
                                            .rms_norm_backward(grad_y.contiguous(), x.contiguous(),
                                                               wide_factors(weight, one_plus), inverse_rms.contiguous());
     return {grad_x, grad_weight.to(weight.scalar_type())};
@@ -210,17 +211,17 @@ void propose_rms_norm_backward(const OpCall& call, Proposal& proposal) {
   for (int64_t dim = 0; dim + 1 < x.dim(); ++dim) {
     proposal.strategies.push_back({{Shard(dim), Partial()}, {Shard(dim), Shard(dim), Replicate(), Shard(dim)}});
   }
-  add_partial_of(call, proposal, {0});
+  add_partial_strategies(call, proposal, {0});
   proposal.output(x.sizes);
   proposal.output(call.inputs[2].sizes);
 }
 
 }  // namespace
 
-Remade::Source source_of_rms_norm(torch::autograd::Node* node) {
+RecomputedActivation::RecomputeSource recompute_source_of_rms_norm(torch::autograd::Node* node) {
   auto* const own = dynamic_cast<torch::autograd::CppNode<RmsNorm>*>(node);
   if (own == nullptr) return {};
-  auto source = Remade::source(own->ctx_, [own] {
+  auto source = RecomputedActivation::source(own->ctx_, [own] {
     const auto saved = own->ctx_.get_saved_variables();
     const auto& data = own->ctx_.saved_data;
     return std::get<0>(call_rms_norm(saved[0], saved[1], data.at("eps").toDouble(), data.at("one_plus").toBool()));

@@ -6,7 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/local_tensor.h"
 #include "tessera/kernels/dispatch/operations.h"
-#include "tessera/kernels/rows/row_loops.h"
+#include "tessera/kernels/rows/elementwise_kernels.h"
 
 namespace tessera::kernels {
 namespace {
@@ -24,12 +24,13 @@ at::Tensor rotate_ops(const at::Tensor& x, const at::Tensor& cos, const at::Tens
 }
 
 // Rotates by the angles; sign -1 rotates by the opposite angles.
-at::Tensor rotate(const at::Tensor& given, const at::Tensor& cos, const at::Tensor& sin, float sign) {
-  if (runs_row_loops(given, /*lanes=*/32) && cos.device() == given.device() && sin.device() == given.device()) {
-    return row_loops(given.device()).rotary(given.contiguous(), cos, sin, sign);
+at::Tensor rotate(const at::Tensor& input, const at::Tensor& cos, const at::Tensor& sin, float sign) {
+  if (supports_elementwise_kernels(input, /*lanes=*/32) && cos.device() == input.device() &&
+      sin.device() == input.device()) {
+    return elementwise_kernels(input.device()).rotary(input.contiguous(), cos, sin, sign);
   }
-  if (!given.is_cpu() || given.scalar_type() != at::kFloat) return rotate_ops(given, cos, sin, sign);
-  const auto x = given.contiguous();
+  if (!input.is_cpu() || input.scalar_type() != at::kFloat) return rotate_ops(input, cos, sin, sign);
+  const auto x = input.contiguous();
   auto y = at::empty_like(x);
   const int64_t length = x.size(1), heads = x.size(2), half = x.size(3) / 2;
   const int64_t batch_step = cos.size(0) == 1 ? 0 : length * half;
@@ -88,7 +89,7 @@ void propose_rotary(const OpCall& call, Proposal& proposal) {
   proposal.strategies.push_back({{Shard(0)}, {Shard(0), row, row}});
   proposal.strategies.push_back({{Shard(1)}, {Shard(1), Shard(1), Shard(1)}});
   proposal.strategies.push_back({{Shard(2)}, {Shard(2), Replicate(), Replicate()}});
-  add_partial_of(call, proposal, {0});
+  add_partial_strategies(call, proposal, {0});
   proposal.output(call.inputs[0].sizes);
 }
 

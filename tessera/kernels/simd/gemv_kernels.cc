@@ -1,4 +1,4 @@
-#include "tessera/kernels/simd/row_kernels.h"
+#include "tessera/kernels/simd/gemv_kernels.h"
 
 #include <algorithm>
 #include <vector>
@@ -7,16 +7,16 @@
 
 namespace tessera::kernels {
 
-float* widening_room(int64_t floats) {
-  static thread_local std::vector<float> room;
-  room.resize(std::max(room.size(), static_cast<size_t>(floats)));
-  return room.data();
+float* thread_buffer(int64_t floats) {
+  static thread_local std::vector<float> buffer;
+  buffer.resize(std::max(buffer.size(), static_cast<size_t>(floats)));
+  return buffer.data();
 }
 
-const RowKernels& row_kernels() {
+const GemvKernels& gemv_kernels() {
   const auto level = vector_level();
-  if (level == VectorLevel::kAvx512) return avx512_row_kernels();
-  return level == VectorLevel::kAvx2 ? avx2_row_kernels() : plain_row_kernels();
+  if (level == VectorLevel::kAvx512) return avx512_gemv_kernels();
+  return level == VectorLevel::kAvx2 ? avx2_gemv_kernels() : plain_gemv_kernels();
 }
 
 }  // namespace tessera::kernels

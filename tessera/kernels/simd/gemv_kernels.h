@@ -1,4 +1,4 @@
-// The inner loops of row_product.h and paged_attention.h, compiled once for each set of vector instructions.
+// The inner loops of batch_invariant_linear.h and paged_attention.h, compiled once for each set of vector instructions.
 #pragma once
 
 #include <c10/util/Half.h>
@@ -11,8 +11,8 @@ namespace tessera::kernels {
 // y[i][j] = scales[j] * sum over k of x[i][k] weight[j][k]. x [m, k] and y [m, n] have strides in floats between rows;
 // weight [n, k] is contiguous. scales may be null: 1.
 template <class Weight>
-using RowProducts = void (*)(const float* x, int64_t m, int64_t x_stride, const Weight* weight, const float* scales,
-                             int64_t n, int64_t k, float* y, int64_t y_stride);
+using GemvFunction = void (*)(const float* x, int64_t m, int64_t x_stride, const Weight* weight, const float* scales,
+                              int64_t n, int64_t k, float* y, int64_t y_stride);
 
 // An fp16 weight. A type of its own, because uint16_t is the type of bfloat16 weights.
 struct Float16 {
@@ -28,13 +28,13 @@ struct Q4Block {
 };
 static_assert(sizeof(Q4Block) == 20);
 
-inline float widened(float value) { return value; }
-inline float widened(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
-inline float widened(Float16 value) { return c10::detail::fp16_ieee_to_fp32_value(value.bits); }
-inline float widened(int8_t value) { return value; }
+inline float to_float(float value) { return value; }
+inline float to_float(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+inline float to_float(Float16 value) { return c10::detail::fp16_ieee_to_fp32_value(value.bits); }
+inline float to_float(int8_t value) { return value; }
 
 // Consecutive tokens of one sequence, with the query heads that share one KV head.
-struct PagedHead {
+struct PagedHeadCall {
   const float* queries;  // of the first token: [group, head_dim]
   float* out;            // same layout as queries
   int64_t token_stride;  // floats from one token to the next, in queries and out
@@ -50,25 +50,25 @@ inline int64_t scratch_floats(int64_t rows, int64_t head_dim, int64_t page_token
   return rows * (2 * head_dim + page_tokens + 2);
 }
 
-struct RowKernels {
+struct GemvKernels {
   const char* name;
-  RowProducts<float> float32;
-  RowProducts<uint16_t> bfloat16;
-  RowProducts<Float16> float16;
-  RowProducts<int8_t> int8;
-  RowProducts<Q4Block> q4;  // k: a multiple of 32; scales unused
-  void (*attend)(const PagedHead& head);
+  GemvFunction<float> float32;
+  GemvFunction<uint16_t> bfloat16;
+  GemvFunction<Float16> float16;
+  GemvFunction<int8_t> int8;
+  GemvFunction<Q4Block> q4;  // k: a multiple of 32; scales unused
+  void (*attend)(const PagedHeadCall& head);
   // out = activation(gate) * up; the activation is gelu (tanh form) where `gelu` is true, else silu.
   void (*gate)(const float* gate, const float* up, int64_t count, bool gelu, float* out);
 };
 
 // A buffer of this thread with at least `floats` floats. The thread keeps it for later calls.
-float* widening_room(int64_t floats);
+float* thread_buffer(int64_t floats);
 
-const RowKernels& plain_row_kernels();
-const RowKernels& avx2_row_kernels();
-const RowKernels& avx512_row_kernels();
+const GemvKernels& plain_gemv_kernels();
+const GemvKernels& avx2_gemv_kernels();
+const GemvKernels& avx512_gemv_kernels();
 // The kernels of vector_level().
-const RowKernels& row_kernels();
+const GemvKernels& gemv_kernels();
 
 }  // namespace tessera::kernels

@@ -1,4 +1,4 @@
-#include "tessera/kernels/simd/row_kernels.h"
+#include "tessera/kernels/simd/gemv_kernels.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -53,13 +53,13 @@ ROW_TARGET inline float sum(Lanes lanes) {
   return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
 }
 
-#include "tessera/kernels/simd/row_kernels_body.h"
+#include "tessera/kernels/simd/gemv_kernels_body.h"
 
 }  // namespace
 }  // namespace avx2_rows
 
-const RowKernels& avx2_row_kernels() {
-  static constexpr RowKernels kernels = avx2_rows::named("avx2");
+const GemvKernels& avx2_gemv_kernels() {
+  static constexpr GemvKernels kernels = avx2_rows::named("avx2");
   return kernels;
 }
 
@@ -68,6 +68,6 @@ const RowKernels& avx2_row_kernels() {
 #undef ROW_TARGET
 #else
 namespace tessera::kernels {
-const RowKernels& avx2_row_kernels() { return plain_row_kernels(); }
+const GemvKernels& avx2_gemv_kernels() { return plain_gemv_kernels(); }
 }  // namespace tessera::kernels
 #endif

@@ -1,4 +1,4 @@
-#include "tessera/kernels/simd/row_kernels.h"
+#include "tessera/kernels/simd/gemv_kernels.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -57,13 +57,13 @@ ROW_TARGET inline float sum(Lanes lanes) {
   return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
 }
 
-#include "tessera/kernels/simd/row_kernels_body.h"
+#include "tessera/kernels/simd/gemv_kernels_body.h"
 
 }  // namespace
 }  // namespace avx512_rows
 
-const RowKernels& avx512_row_kernels() {
-  static constexpr RowKernels kernels = avx512_rows::named("avx512");
+const GemvKernels& avx512_gemv_kernels() {
+  static constexpr GemvKernels kernels = avx512_rows::named("avx512");
   return kernels;
 }
 
@@ -72,6 +72,6 @@ const RowKernels& avx512_row_kernels() {
 #undef ROW_TARGET
 #else
 namespace tessera::kernels {
-const RowKernels& avx512_row_kernels() { return plain_row_kernels(); }
+const GemvKernels& avx512_gemv_kernels() { return plain_gemv_kernels(); }
 }  // namespace tessera::kernels
 #endif

@@ -1,4 +1,4 @@
-// Included by row_kernels_*.cc in a namespace of its own, without an include guard. The including file defines before
+// Included by gemv_kernels_*.cc in a namespace of its own, without an include guard. The including file defines before
 // it: ROW_TARGET, Lanes, kLanes, load(), zero(), fill(), store(), fma(), sum(), scale_of() and values_of() for a
 // Q4Block, kTileRows, kTileColumns, kByteColumns, kWideColumns, kTallRows (0: none), kFewRows, kQ4Rows, kQ4Columns,
 // kQ4Wide. Loops of constant length are unrolled so that their sums stay in registers.
@@ -12,7 +12,7 @@
 // Prefetches kBytes of the weight's tile that is multiplied two tiles later. The hardware prefetcher misses this
 // pattern: the rows are short and many are read at once. Prefetching past the end of the memory is harmless.
 template <int64_t kBytes>
-inline void read_ahead(uintptr_t& at) {
+inline void prefetch_tile(uintptr_t& at) {
   ROW_UNROLL
   for (int64_t line = 0; line < kBytes; line += 64) __builtin_prefetch(reinterpret_cast<const void*>(at + line), 0, 2);
   at += kBytes;
@@ -32,7 +32,7 @@ ROW_TARGET inline void tile(const float* x, int64_t x_stride, const Weight* weig
   const int64_t whole = k / kLanes * kLanes;
   auto ahead = reinterpret_cast<uintptr_t>(weight) + kTilesAhead * kColumns * k * sizeof(Weight);
   for (int64_t at = 0; at < whole; at += kLanes) {
-    if constexpr (kAhead) read_ahead<kColumns * kLanes * sizeof(Weight)>(ahead);
+    if constexpr (kAhead) prefetch_tile<kColumns * kLanes * sizeof(Weight)>(ahead);
     if constexpr (kRows == 1) {  // a register for the row alone
       const Lanes row = load(x + at);
       ROW_UNROLL
@@ -54,7 +54,7 @@ ROW_TARGET inline void tile(const float* x, int64_t x_stride, const Weight* weig
     ROW_UNROLL
     for (int j = 0; j < kColumns; ++j) {
       float value = sum(sums[i][j]);
-      for (int64_t at = whole; at < k; ++at) value += x[i * x_stride + at] * widened(weight[j * k + at]);
+      for (int64_t at = whole; at < k; ++at) value += x[i * x_stride + at] * to_float(weight[j * k + at]);
       y[i * y_stride + j] = scales != nullptr ? value * scales[j] : value;
     }
   }
@@ -73,7 +73,7 @@ ROW_TARGET inline void q4_tile(const float* x, int64_t x_stride, const Q4Block* 
   const int64_t blocks = k / Q4Block::kElements;
   auto ahead = reinterpret_cast<uintptr_t>(weight) + kTilesAhead * kColumns * blocks * sizeof(Q4Block);
   for (int64_t at = 0; at < blocks; ++at) {
-    if constexpr (kAhead) read_ahead<kColumns * sizeof(Q4Block)>(ahead);
+    if constexpr (kAhead) prefetch_tile<kColumns * sizeof(Q4Block)>(ahead);
     Q4Scale scales[kColumns];
     ROW_UNROLL
     for (int j = 0; j < kColumns; ++j) scales[j] = scale_of(weight[j * blocks + at]);
@@ -166,12 +166,12 @@ ROW_TARGET inline void block_products(const float* x, int64_t m, int64_t x_strid
 constexpr int64_t kWidenRows = 32;
 
 template <class Weight>
-ROW_TARGET inline void widen(const Weight* from, int64_t count, float* to) {
+ROW_TARGET inline void convert_block(const Weight* from, int64_t count, float* to) {
   int64_t at = 0;
   for (; at + kLanes <= count; at += kLanes) store(to + at, load(from + at));
-  for (; at < count; ++at) to[at] = widened(from[at]);
+  for (; at < count; ++at) to[at] = to_float(from[at]);
 }
-ROW_TARGET inline void widen(const Q4Block* from, int64_t count, float* to) {
+ROW_TARGET inline void convert_block(const Q4Block* from, int64_t count, float* to) {
   for (int64_t at = 0; at < count; at += Q4Block::kElements, ++from) {
     const Q4Scale scale = scale_of(*from);
     ROW_UNROLL
@@ -190,11 +190,11 @@ constexpr int64_t kNumbersOf<Q4Block> = Q4Block::kElements;
 template <class Weight>
 ROW_TARGET void widened_products(const float* x, int64_t m, int64_t x_stride, const Weight* weight, const float* scales,
                                  int64_t n, int64_t k, float* y, int64_t y_stride) {
-  const int64_t most = std::min(n, cached_rows<float>(m, k));
-  float* const block = widening_room(most * k);
-  for (int64_t first = 0; first < n; first += most) {
-    const int64_t count = std::min(most, n - first);
-    widen(weight + first * (k / kNumbersOf<Weight>), count * k, block);
+  const int64_t block_rows = std::min(n, cached_rows<float>(m, k));
+  float* const block = thread_buffer(block_rows * k);
+  for (int64_t first = 0; first < n; first += block_rows) {
+    const int64_t count = std::min(block_rows, n - first);
+    convert_block(weight + first * (k / kNumbersOf<Weight>), count * k, block);
     block_products<float, false>(x, m, x_stride, block, scales ? scales + first : nullptr, count, k, y + first,
                                  y_stride);
   }
@@ -212,10 +212,10 @@ ROW_TARGET void products(const float* x, int64_t m, int64_t x_stride, const Weig
   if constexpr (!kIsWide) {
     if (m >= kWidenRows) return widened_products(x, m, x_stride, weight, scales, n, k, y, y_stride);
   }
-  const int64_t most = cached_rows<Weight>(m, k);
-  for (int64_t first = 0; first < n; first += most) {
+  const int64_t block_rows = cached_rows<Weight>(m, k);
+  for (int64_t first = 0; first < n; first += block_rows) {
     block_products<Weight, true>(x, m, x_stride, weight + first * k, scales ? scales + first : nullptr,
-                                 std::min(most, n - first), k, y + first, y_stride);
+                                 std::min(block_rows, n - first), k, y + first, y_stride);
   }
 }
 
@@ -300,15 +300,15 @@ ROW_TARGET inline void add_values(const float* weights, const float* values, int
 // Online softmax over the pages: computes the scores of a page, updates the running maximum, rescales the sums to it
 // and adds the page's values. A page's rows are in position order, so every query adds its keys in the same order,
 // whatever other queries are in the call.
-ROW_TARGET void attend_head(const PagedHead& head) {
+ROW_TARGET void attend_head(const PagedHeadCall& head) {
   const int64_t rows = head.tokens * head.group, d = head.head_dim, page = head.page_tokens;
   float *queries = head.scratch, *sums = queries + rows * d, *scores = sums + rows * d;
-  float *most = scores + rows * page, *total = most + rows;
+  float *running_max = scores + rows * page, *total = running_max + rows;
   for (int64_t row = 0; row < rows; ++row) {
     const float* from = head.queries + row / head.group * head.token_stride + row % head.group * d;
     for (int64_t i = 0; i < d; ++i) queries[row * d + i] = from[i] * head.scale;
     std::fill_n(sums + row * d, d, 0.0F);
-    most[row] = -std::numeric_limits<float>::infinity();
+    running_max[row] = -std::numeric_limits<float>::infinity();
     total[row] = 0;
   }
   const auto first_visible = [&](int64_t position) {
@@ -328,7 +328,7 @@ ROW_TARGET void attend_head(const PagedHead& head) {
           score[j] = head.softcap * (1.0F - 2.0F / (1.0F + exponential(2.0F * score[j] / head.softcap)));
         }
       }
-      float largest = most[row];
+      float largest = running_max[row];
       for (int64_t j = 0; j < page; ++j) {
         if (j < low || j >= high) {
           score[j] = -std::numeric_limits<float>::infinity();
@@ -336,8 +336,8 @@ ROW_TARGET void attend_head(const PagedHead& head) {
           largest = std::max(largest, score[j]);
         }
       }
-      const float factor = exponential(most[row] - largest);
-      most[row] = largest;
+      const float factor = exponential(running_max[row] - largest);
+      running_max[row] = largest;
       float weights = 0;
 #pragma omp simd
       for (int64_t j = 0; j < page; ++j) score[j] = exponential(score[j] - largest);
@@ -357,7 +357,7 @@ ROW_TARGET void attend_head(const PagedHead& head) {
   }
 }
 
-constexpr RowKernels named(const char* name) {
+constexpr GemvKernels named(const char* name) {
   return {name,        products<float>, products<uint16_t>, products<Float16>, products<int8_t>, q4_products,
           attend_head, gate_row};
 }

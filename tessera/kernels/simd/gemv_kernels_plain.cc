@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "tessera/kernels/simd/row_kernels.h"
+#include "tessera/kernels/simd/gemv_kernels.h"
 
 #define ROW_TARGET
 
@@ -26,7 +26,7 @@ inline Lanes zero() { return fill(0); }
 template <class Weight>
 Lanes load(const Weight* from) {
   Lanes lanes;
-  for (int i = 0; i < kLanes; ++i) lanes.of[i] = widened(from[i]);
+  for (int i = 0; i < kLanes; ++i) lanes.of[i] = to_float(from[i]);
   return lanes;
 }
 struct Q4Scale {
@@ -62,13 +62,13 @@ inline float sum(const Lanes& lanes) {
   return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
 }
 
-#include "tessera/kernels/simd/row_kernels_body.h"
+#include "tessera/kernels/simd/gemv_kernels_body.h"
 
 }  // namespace
 }  // namespace plain_rows
 
-const RowKernels& plain_row_kernels() {
-  static constexpr RowKernels kernels = plain_rows::named("plain");
+const GemvKernels& plain_gemv_kernels() {
+  static constexpr GemvKernels kernels = plain_rows::named("plain");
   return kernels;
 }
 

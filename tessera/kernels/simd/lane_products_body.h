@@ -30,17 +30,17 @@ inline void tile(const float* a, int64_t a_row, int64_t a_step, const float* b, 
   }
 }
 
-struct Left {
+struct LeftMatrix {
   const float* data;
   int64_t row, step;
 };
-struct Right {
+struct RightMatrix {
   const float* data;
   int64_t row;
 };
 
 template <int N>
-void tiles(int64_t rows, int64_t count, const Left& a, const Right& b, float* c, int64_t c_row, bool add) {
+void tiles(int64_t rows, int64_t count, const LeftMatrix& a, const RightMatrix& b, float* c, int64_t c_row, bool add) {
   int64_t r = 0;
   const auto rows_of = [&]<int R>(std::integral_constant<int, R>) __attribute__((always_inline)) {
     for (; r + R <= rows; r += R) {
@@ -54,8 +54,8 @@ void tiles(int64_t rows, int64_t count, const Left& a, const Right& b, float* c,
 
 // C [rows, width] = A [rows, count] B [count, width], or += with `add`; width is a multiple of kLanes. The widest tiles
 // come first; narrower ones cover the remaining columns.
-inline void multiply(int64_t rows, int64_t width, int64_t count, const Left& a, const Right& b, float* c, int64_t c_row,
-                     bool add) {
+inline void multiply(int64_t rows, int64_t width, int64_t count, const LeftMatrix& a, const RightMatrix& b, float* c,
+                     int64_t c_row, bool add) {
   int64_t w = 0;
   const auto columns_of = [&]<int N>(std::integral_constant<int, N>) __attribute__((always_inline)) {
     for (; w + N * kLanes <= width; w += N * kLanes) tiles<N>(rows, count, a, {b.data + w, b.row}, c + w, c_row, add);

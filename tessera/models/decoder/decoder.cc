@@ -26,8 +26,8 @@ nn::MoEOptions moe_options(const ModelConfig& config) {
   return {.width = config.hidden_size,
           .inner = config.experts.intermediate_size,
           .experts = config.experts.num_experts,
-          .chosen = config.experts.num_experts_per_tok,
-          .normalise = config.experts.norm_topk_prob,
+          .experts_per_token = config.experts.num_experts_per_tok,
+          .normalise_top_k = config.experts.norm_topk_prob,
           .activation = config.activation,
           .capacity_factor = config.experts.capacity_factor};
 }
@@ -121,7 +121,7 @@ nn::AttentionPattern DecoderModel::pattern(const ModelInputs& inputs, const at::
                                 .document_ids = inputs.document_ids,
                                 .sliding_window = sliding ? config_.sliding_window : 0,
                                 .context = sequence,
-                                .room = by_lengths ? room_.get() : nullptr},
+                                .fixed_sizes = by_lengths ? room_.get() : nullptr},
                                x.options());
 }
 
@@ -219,7 +219,7 @@ at::Tensor run_decoder(DecoderModel& model, nn::Head* head_of_model, const Model
   auto& head = *head_of_model;
   if (inputs.labels.defined()) return head(hidden, inputs.labels);
   if (inputs.targets.defined()) return head(hidden, nn::TokenTargets{inputs.targets});
-  if (inputs.paged) return head(inputs.paged->wanted_rows(hidden));
+  if (inputs.paged) return head(inputs.paged->select_logit_rows(hidden));
   const int64_t length = hidden.size(1), kept = inputs.logits_to_keep;
   return head(kept > 0 && kept < length ? hidden.narrow(1, length - kept, kept) : hidden);
 }

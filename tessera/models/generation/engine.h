@@ -2,7 +2,7 @@
 // prefixes.
 //
 //   Engine engine(model, {.pages = Engine::pages_for(model->config(), 4 * 8192)});
-//   engine.add({.prompt = ids, .options = options, .on_token = [&](const NewToken& made) { ...; return true; }});
+//   engine.add({.prompt = ids, .options = options, .on_token = [&](const NewToken& token) { ...; return true; }});
 //   while (engine.step()) {}
 //
 // A step runs one forward pass over one token of each generating sequence and over blocks of the prompts of other
@@ -27,9 +27,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/group/group.h"
-#include "tessera/models/generation/choice.h"
+#include "tessera/models/generation/sampling.h"
 #include "tessera/models/generation/generate.h"
-#include "tessera/models/generation/pages.h"
+#include "tessera/models/generation/page_pool.h"
 #include "tessera/models/generation/step_rows.h"
 #include "tessera/nn/attention/paged_cache.h"
 
@@ -53,7 +53,7 @@ struct GenerationRequest {
   std::optional<int64_t> log_probs{};  // log-probs of the token, and of this many most likely tokens
   bool prompt_log_probs = false;       // also for the prompt's tokens; all their logits are then computed
   // Called from step() with each new token; returning false ends the sequence. It must not call the engine.
-  std::function<bool(const NewToken& made)> on_token{};
+  std::function<bool(const NewToken& new_token)> on_token{};
 };
 
 struct EngineOptions {
@@ -64,7 +64,7 @@ struct EngineOptions {
   // Steps of work on the mask of one sequence when at most four start at once, and on all waiting masks together, in
   // one engine step; some milliseconds (text/grammar/grammar_masks.h).
   int64_t mask_steps = 20'000;
-  // The ranks that share the model. This rank is the leader; the other ranks run follow_steps (shared_steps.h).
+  // The ranks that share the model. This rank is the leader; the other ranks call run_engine_follower (engine_follower.h).
   std::shared_ptr<comm::Group> group = nullptr;
 };
 
@@ -89,7 +89,7 @@ class Engine {
 
   // Allocates the memory of all pages, by computing one token that belongs to no sequence; otherwise the first step
   // allocates it. Call it before the first step. Error kMemory when the allocation fails. With a group it is
-  // COLLECTIVE, together with follow_steps.
+  // COLLECTIVE, together with run_engine_follower.
   void allocate_pages();
   // Adds a sequence and returns its number. Error kConfig: a prompt that generate() refuses, invalid options, or a
   // sequence that does not fit into all pages together.
@@ -113,32 +113,32 @@ class Engine {
 
  private:
   struct Sequence;
-  struct Step;
-  struct Reading;
+  struct EngineStep;
+  struct LogitsRow;
   using Sequences = std::list<std::unique_ptr<Sequence>>;
 
   int64_t shareable_tokens(const Sequence& sequence) const;
-  void admit();
-  void share_prefix(Sequence& sequence);
-  bool give_pages(Sequence& sequence, int64_t tokens);
+  void start_waiting();
+  void reuse_prefix_pages(Sequence& sequence);
+  bool reserve_pages(Sequence& sequence, int64_t tokens);
   void preempt(Sequence& sequence);
-  Step plan();
-  at::Tensor run(const Step& step);
-  std::optional<Error> try_step(const Step& step);  // error of the model
-  void publish(Sequence& sequence);
-  void read(Reading& reading, std::span<const float> logits, int64_t mask_steps) const;
-  void finish_step(const Step& step, const at::Tensor& logits);
+  EngineStep plan_step();
+  at::Tensor run_forward(const EngineStep& step);
+  std::optional<Error> try_step(const EngineStep& step);  // error of the model
+  void publish_full_pages(Sequence& sequence);
+  void use_logits_row(LogitsRow& logits_row, std::span<const float> logits, int64_t mask_steps) const;
+  void finish_step(const EngineStep& step, const at::Tensor& logits);
   // Continues the choice of a sequence's token, with at most `mask_steps` steps of work on its mask; returns true when
   // the token is chosen.
-  static bool choose(Sequence& sequence, std::span<const float> logits, int64_t mask_steps);
-  void deliver(Sequence& sequence);
+  static bool advance_choice(Sequence& sequence, std::span<const float> logits, int64_t mask_steps);
+  void emit_token(Sequence& sequence);
   void advance_waiting_mask();
 
   ModelConfig config_;
   RowsForward forward_;
   EngineOptions options_;
-  Pages pages_;
-  nn::PageStore store_;
+  PagePool pages_;
+  nn::PagedKVCache store_;
   at::Device device_;
   bool failed_ = false;  // with a group: after an error the engine cannot be used
   Sequences running_;    // in order of arrival

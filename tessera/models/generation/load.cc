@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-std::optional<kernels::RowDtype> packed_row_dtype(std::string_view dtype) {
-  if (dtype == "int8") return kernels::RowDtype::kInt8;
-  if (dtype == "int4") return kernels::RowDtype::kInt4;
+std::optional<kernels::WeightFormat> packed_row_dtype(std::string_view dtype) {
+  if (dtype == "int8") return kernels::WeightFormat::kInt8;
+  if (dtype == "int4") return kernels::WeightFormat::kInt4;
   return std::nullopt;
 }
 

@@ -1,7 +1,7 @@
 // Loads a model for the engine with the dtype that a user gives.
 //
 //   auto model = load_for_generation(dir, "int8", at::kCPU);
-// or see cache_room.h
+// or see cache_memory.h
 #pragma once
 
 #include <filesystem>
@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "tessera/kernels/linear/row_product.h"
+#include "tessera/kernels/linear/batch_invariant_linear.h"
 #include "tessera/models/decoder/causal_lm.h"
 
 namespace tessera {
@@ -21,6 +21,6 @@ namespace tessera {
 std::shared_ptr<CausalLM> load_for_generation(const std::filesystem::path& dir, const std::string& dtype,
                                               c10::Device device);
 // Returns kInt8 or kInt4 when --dtype names one of them.
-std::optional<kernels::RowDtype> packed_row_dtype(std::string_view dtype);
+std::optional<kernels::WeightFormat> packed_row_dtype(std::string_view dtype);
 
 }  // namespace tessera

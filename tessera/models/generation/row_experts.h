@@ -3,12 +3,12 @@
 
 #include <memory>
 
-#include "tessera/kernels/linear/row_product.h"
+#include "tessera/kernels/linear/batch_invariant_linear.h"
 #include "tessera/models/config/config.h"
 #include "tessera/nn/experts/moe.h"
 
 namespace tessera {
 
-std::shared_ptr<nn::MoE> make_row_experts(const nn::MoE& from, const ModelConfig& config, kernels::RowDtype dtype);
+std::shared_ptr<nn::MoE> make_row_experts(const nn::MoE& from, const ModelConfig& config, kernels::WeightFormat dtype);
 
 }  // namespace tessera

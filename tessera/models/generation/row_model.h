@@ -3,20 +3,21 @@
 //   auto model = from_pretrained(dir, at::kBFloat16);
 // permanent: forward only, no gradients, no state dict
 //
-// Projections, MLPs, experts and head are replaced by modules that compute with kernels/linear/row_product.h. Norms and
-// hidden states are fp32, and rotary angles come from a table. Therefore greedy tokens are the same for a sequence
-// alone, with other sequences, or in prompt blocks of any size. Weights are stored in memory as `dtype`; with kInt4 the
-// head is kInt8, as in most GGUF files. The replaced modules are freed.
+// Projections, MLPs, experts and head are replaced by modules that compute with
+// kernels/linear/batch_invariant_linear.h. Norms and hidden states are fp32, and rotary angles come from a table.
+// Therefore greedy tokens are the same for a sequence alone, with other sequences, or in prompt blocks of any size.
+// Weights are stored in memory as `dtype`; with kInt4 the head is kInt8, as in most GGUF files. The replaced modules
+// are freed.
 #pragma once
 
-#include "tessera/kernels/linear/row_product.h"
+#include "tessera/kernels/linear/batch_invariant_linear.h"
 #include "tessera/models/decoder/causal_lm.h"
 
 namespace tessera {
 
 // Error kConfig for a model that is not whole, in plain tensors, on the CPU.
-void make_row_model(CausalLM& model, kernels::RowDtype dtype);
+void make_row_model(CausalLM& model, kernels::WeightFormat dtype);
 // Returns the row dtype of the stored parameters: bfloat16 and float16 as they are, other dtypes as float32.
-kernels::RowDtype stored_row_dtype(CausalLM& model);
+kernels::WeightFormat stored_row_dtype(CausalLM& model);
 
 }  // namespace tessera

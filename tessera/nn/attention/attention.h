@@ -30,7 +30,8 @@ struct RotaryAngles {
 struct AttentionContext {
   RotaryAngles angles{};
   AttentionPattern pattern{};  // default: one document per row
-  PagedStep* paged = nullptr;  // for generation: tokens of several sequences in one row, with their KV pages; not owned
+  PagedBatch* paged =
+      nullptr;  // for generation: tokens of several sequences in one row, with their KV pages; not owned
 };
 
 struct AttentionOptions {
@@ -42,7 +43,7 @@ struct AttentionOptions {
   bool output_bias = false;
   // RMSNorms over each head of queries and keys, before the rotary embedding; nullopt: none.
   std::optional<NormOptions> qk_norm{};
-  AttentionScores scores{};
+  AttentionScoreOptions scores{};
   int64_t layer = 0;  // index of the layer in the KV cache
 };
 

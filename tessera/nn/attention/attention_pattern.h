@@ -47,7 +47,7 @@ struct AttentionPattern {
     at::Tensor begins{};
     int64_t longest = 0;
     std::vector<int64_t> runs{};
-    bool have_room = false;  // laid out with a DocumentRoom; then only `begins` and `longest` are set
+    bool has_fixed_sizes = false;  // laid out with a FixedDocumentSizes; then only `begins` and `longest` are set
   };
   Documents documents{};
   // Set under context parallelism; replaces all members above.
@@ -57,7 +57,7 @@ struct AttentionPattern {
 // Fixed sizes for document lengths, so that every batch launches the same kernels (CUDA graphs): each batch has room
 // for `documents` documents and a longest one of `longest` tokens. Both are powers of two and grow when a batch needs
 // more. Padding counts as a document.
-struct DocumentRoom {
+struct FixedDocumentSizes {
   int64_t documents = 16;
   int64_t longest = 128;
 };
@@ -75,16 +75,16 @@ struct AttentionPatternOptions {
   std::shared_ptr<const ContextSequence> context{};
   // Null: documents keep their own lengths. Otherwise the device's kernels for lengths must support the heads, and
   // there must be no softcap. Not owned. Ignored in float32.
-  DocumentRoom* room = nullptr;
+  FixedDocumentSizes* fixed_sizes = nullptr;
 };
 
 // `options`: dtype and device of the queries. Reads the document ids on the host; for a DTensor of ids COLLECTIVE over
 // its mesh. Error kShape: ids of another shape; ids with a cache; a document in two pieces; a cache under context
 // parallelism.
-AttentionPattern attention_pattern(const AttentionPatternOptions& wanted, const at::TensorOptions& options);
+AttentionPattern attention_pattern(const AttentionPatternOptions& pattern_options, const at::TensorOptions& options);
 
 // How a score is computed from a query and a key, before the softmax.
-struct AttentionScores {
+struct AttentionScoreOptions {
   double scale = 0;  // factor of the product; 0: 1 / sqrt(head_dim)
   // Scores become softcap * tanh(score / softcap); 0: no cap. Fused attention kernels have no cap: the scores of 1024
   // queries are in memory at a time.
@@ -93,8 +93,8 @@ struct AttentionScores {
 
 // Scaled dot product attention. Keys beyond the number of queries are cached ones and come first. The number of query
 // heads may be a multiple of the number of key heads. Padding gives zeros where the pattern has pieces, except with a
-// DocumentRoom. Under context parallelism (by the pattern or a ContextScope) COLLECTIVE over the group.
+// FixedDocumentSizes. Under context parallelism (by the pattern or a ContextParallelGuard) COLLECTIVE over the group.
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionPattern& pattern,
-                  const AttentionScores& scores = {});
+                  const AttentionScoreOptions& scores = {});
 
 }  // namespace tessera::nn

@@ -1,8 +1,8 @@
 // Attention over a sequence that is sharded over the ranks of a group (context parallelism).
 //
-//   const ContextParallelism how{.group = mesh->group("cp"), .rotate = RotateMethod::kAllToAll};
-//   const auto sequence = context_sequence(how, {.rows = B, .tokens = own, .document_ids = ids});     // COLLECTIVE
-//   const auto pattern = attention_pattern({.rows = B, .tokens = own, .context = sequence}, x.options());
+//   const ContextParallelGroup context_parallel{.group = mesh->group("cp"), .rotate = RotateMethod::kAllToAll};
+//   const auto sequence = context_sequence(context_parallel, {.rows = B, .tokens = own, .document_ids = ids});     //
+//   COLLECTIVE const auto pattern = attention_pattern({.rows = B, .tokens = own, .context = sequence}, x.options());
 //   at::Tensor y = attend(q, k, v, pattern);                          // of this rank's tokens: [B, H, own, d]
 //
 // Each rank keeps its queries and gets keys and values from the ranks that hold them. kAllGather gets all keys with one
@@ -29,25 +29,27 @@
 
 namespace tessera::nn {
 
-struct AttentionScores;
+struct AttentionScoreOptions;
 
 enum class RotateMethod : uint8_t { kAllGather, kAllToAll };
 // "allgather" or "alltoall"; Error kConfig for another name.
 RotateMethod rotate_method_of(std::string_view name);
 
-struct ContextParallelism {
+struct ContextParallelGroup {
   std::shared_ptr<comm::Group> group;
   RotateMethod rotate = RotateMethod::kAllGather;
 };
 
 // The sequence of one forward: its layout over ranks, and the documents of its rows.
 struct ContextSequence {
-  ContextParallelism how;
+  ContextParallelGroup context_parallel;
   kernels::ContextLayout layout;
   std::vector<RowDocuments> documents;
   int64_t rows = 1;
 
-  at::Tensor positions() const { return layout.positions(how.group->rank()); }  // global, of this rank's tokens, int64
+  at::Tensor positions() const {
+    return layout.positions(context_parallel.group->rank());
+  }  // global, of this rank's tokens, int64
 };
 
 struct ContextSequenceOptions {
@@ -57,24 +59,24 @@ struct ContextSequenceOptions {
 };
 
 // Collects the numbers of tokens of all ranks, which must be those of a kernels::ContextLayout, and the documents of
-// the whole rows. COLLECTIVE over how.group: one all-gather of a few numbers, and with document ids an all-gather of
-// the ids. Error kShape on all ranks: different numbers of rows, tokens that do not fit the layout, ids on some ranks
-// only, or a document in two pieces.
-std::shared_ptr<const ContextSequence> context_sequence(const ContextParallelism& how,
-                                                        const ContextSequenceOptions& wanted);
+// the whole rows. COLLECTIVE over context_parallel.group: one all-gather of a few numbers, and with document ids an
+// all-gather of the ids. Error kShape on all ranks: different numbers of rows, tokens that do not fit the layout, ids
+// on some ranks only, or a document in two pieces.
+std::shared_ptr<const ContextSequence> context_sequence(const ContextParallelGroup& context_parallel,
+                                                        const ContextSequenceOptions& sequence_options);
 
 // The computation of one rank and the keys that it receives and sends.
 struct ContextPattern {
-  struct Step {
-    std::vector<ContextPiece> pieces;  // of this rank's queries and the keys of the step
-    int64_t keys = 0;                  // number of keys of the step
-    std::vector<TokenRange> given;     // kAllToAll: this rank's tokens whose keys are sent at the step
-    int64_t keys_given() const;
+  struct RotationStep {
+    std::vector<ContextPiece> pieces;     // of this rank's queries and the keys of the step
+    int64_t keys = 0;                     // number of keys of the step
+    std::vector<TokenRange> sent_ranges;  // kAllToAll: this rank's tokens whose keys are sent at the step
+    int64_t sent_keys() const;
   };
   std::shared_ptr<const ContextSequence> sequence;
   // kAllGather: one step, with all keys in the order of the sequence. kAllToAll: step i receives the keys of the rank i
   // before and sends to the rank i after.
-  std::vector<Step> steps;
+  std::vector<RotationStep> steps;
   at::Tensor mask;          // of masked pieces, [masked_queries(), distances]
   int64_t mask_origin = 0;  // the column of the key at the first query's own position
 };
@@ -88,6 +90,6 @@ std::shared_ptr<const ContextPattern> context_pattern(std::shared_ptr<const Cont
 // heads. COLLECTIVE over the group, and so is the backward pass, which has no second derivative. Error kShape: other
 // sizes than those of the pattern.
 at::Tensor attend_context(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          const std::shared_ptr<const ContextPattern>& pattern, const AttentionScores& scores);
+                          const std::shared_ptr<const ContextPattern>& pattern, const AttentionScoreOptions& scores);
 
 }  // namespace tessera::nn

@@ -2,12 +2,12 @@
 //
 //   const auto exchange = make_exchange(pattern, kv);                     // kv [2, B, G, T, d] of this rank's tokens
 //   for (size_t step = 0; step < pattern.steps.size(); ++step) {
-//     at::Tensor received = exchange->take(step);                         // [2, B, G, keys of the step, d]
-//     exchange->give_back(step, gradient_of_received);                    // backward only
+//     at::Tensor received = exchange->receive_step(step);                         // [2, B, G, keys of the step, d]
+//     exchange->return_gradient(step, gradient_of_received);                    // backward only
 //   }
 //   at::Tensor gradient = exchange->finish();                             // [2, B, G, T, d]
 //
-// COLLECTIVE over the pattern's group: all ranks call take() (and give_back()) for all steps, in order.
+// COLLECTIVE over the pattern's group: all ranks call receive_step() (and return_gradient()) for all steps, in order.
 #pragma once
 
 #include <memory>
@@ -16,18 +16,18 @@
 
 namespace tessera::nn {
 
-class KeyExchange {
+class KeyValueExchange {
  public:
-  virtual ~KeyExchange() = default;
+  virtual ~KeyValueExchange() = default;
   // Returns the keys and values of a step and starts the transfer of the next step. Undefined: the step has no keys.
-  virtual at::Tensor take(size_t step) = 0;
-  // Sends the gradient of a step's keys and values to their owner. Undefined where take() returned an undefined tensor;
-  // never for step 0 of kAllToAll, which are this rank's own keys.
-  virtual void give_back(size_t step, const at::Tensor& gradient) = 0;
+  virtual at::Tensor receive_step(size_t step) = 0;
+  // Sends the gradient of a step's keys and values to their owner. Undefined where receive_step() returned an undefined
+  // tensor; never for step 0 of kAllToAll, which are this rank's own keys.
+  virtual void return_gradient(size_t step, const at::Tensor& gradient) = 0;
   // Waits for all gradients and returns the gradient of kv.
   virtual at::Tensor finish() = 0;
 };
 
-std::unique_ptr<KeyExchange> make_exchange(const ContextPattern& pattern, const at::Tensor& kv);
+std::unique_ptr<KeyValueExchange> make_exchange(const ContextPattern& pattern, const at::Tensor& kv);
 
 }  // namespace tessera::nn

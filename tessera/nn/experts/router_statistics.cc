@@ -14,7 +14,7 @@ namespace {
 using StatisticsPtr = std::shared_ptr<const RouterStatistics>;
 
 // The identity with a backward that adds the same vector, the gradient of the loss, to every row that counts.
-struct BalanceGradient : torch::autograd::Function<BalanceGradient> {
+struct LoadBalanceGradient : torch::autograd::Function<LoadBalanceGradient> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& probabilities,
                             const std::optional<at::Tensor>& mask, const StatisticsPtr& statistics) {
     if (mask) ctx->save_for_backward({*mask});
@@ -92,9 +92,9 @@ void RouterStatistics::count(const at::Tensor& probabilities, const at::Tensor& 
   sums_[2 * experts_].add_(counted.sum());
 }
 
-at::Tensor with_balance_gradient(const at::Tensor& probabilities, const at::Tensor& mask,
-                                 const std::shared_ptr<const RouterStatistics>& statistics) {
-  return BalanceGradient::apply(probabilities, mask.defined() ? std::optional(mask) : std::nullopt, statistics);
+at::Tensor add_load_balance_gradient(const at::Tensor& probabilities, const at::Tensor& mask,
+                                     const std::shared_ptr<const RouterStatistics>& statistics) {
+  return LoadBalanceGradient::apply(probabilities, mask.defined() ? std::optional(mask) : std::nullopt, statistics);
 }
 
 std::shared_ptr<RouterStatistics> router_statistics(Module& root) {

@@ -46,7 +46,7 @@ class RouterStatistics {
   int64_t experts() const { return experts_; }
 
   // For routers: whether a step is under way.
-  bool on() const { return mode_ != Mode::kOff; }
+  bool is_active() const { return mode_ != Mode::kOff; }
   // probabilities [N, experts]; chosen int64 [N, k]; mask: bool [N], the rows that count; undefined: all rows.
   void count(const at::Tensor& probabilities, const at::Tensor& chosen, const at::Tensor& mask);
   // d loss / d probabilities of a counted row: float32 [experts]. Error kInternal before finish().
@@ -64,8 +64,8 @@ class RouterStatistics {
 };
 
 // Returns `probabilities`; their backward adds the loss's gradient to the rows of the mask.
-at::Tensor with_balance_gradient(const at::Tensor& probabilities, const at::Tensor& mask,
-                                 const std::shared_ptr<const RouterStatistics>& statistics);
+at::Tensor add_load_balance_gradient(const at::Tensor& probabilities, const at::Tensor& mask,
+                                     const std::shared_ptr<const RouterStatistics>& statistics);
 
 // The statistics that the routers below `root` share; null where there is no router.
 std::shared_ptr<RouterStatistics> router_statistics(Module& root);

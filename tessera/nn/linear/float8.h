@@ -4,14 +4,14 @@
 //
 //   const auto steps = nn::convert_to_float8(*model);              // before it is parallelized
 //   flags.on_change([steps](const train::MicrobatchFlags& now) {   // tessera/train/nemo/accumulation.h
-//     if (now.first_microbatch() == true && !now.optim_step()) steps->begin();
+//     if (now.first_microbatch() == true && !now.optim_step()) steps->begin_float8_step();
 //   });
 //
-// In training a weight is converted once per step, at its first use after begin(), and kept for the other micro-batches
-// and for recomputed forwards. Without begin(), and outside training, it is converted at each use. Code that changes a
-// parameter must call begin(). A kept weight takes one byte per element of the whole weight, also under fully_shard.
-// Products run natively where the device has float8 (kernels/linear/float8.h), elsewhere on the same values in float32.
-// An object belongs to one rank.
+// In training a weight is converted once per step, at its first use after begin_float8_step(), and kept for the other
+// micro-batches and for recomputed forwards. Without begin_float8_step(), and outside training, it is converted at each
+// use. Code that changes a parameter must call begin_float8_step(). A kept weight takes one byte per element of the
+// whole weight, also under fully_shard. Products run natively where the device has float8 (kernels/linear/float8.h),
+// elsewhere on the same values in float32. An object belongs to one rank.
 #pragma once
 
 #include <cstdint>
@@ -23,30 +23,30 @@
 namespace tessera::nn {
 
 // The step counter that all float8 layers of a model share.
-struct Float8Steps {
+struct Float8StepCounter {
   int64_t number = 0;              // number of the current step; 0: before the first step, nothing is kept
   int64_t weight_conversions = 0;  // conversions so far, over all weights
-  void begin() { ++number; }
+  void begin_float8_step() { ++number; }
 };
 
 // Replaces a Linear and takes over its parameters.
 struct Float8Linear : Linear {
-  Float8Linear(Linear& former, std::shared_ptr<Float8Steps> steps);
+  Float8Linear(Linear& former, std::shared_ptr<Float8StepCounter> steps);
   // Error kConfig for DTensor weights: float8 with tensor parallelism is not supported in this version.
   at::Tensor forward(const at::Tensor& x) override;
-  const std::shared_ptr<Float8Steps>& steps() const { return steps_; }
+  const std::shared_ptr<Float8StepCounter>& steps() const { return steps_; }
 
  private:
   const kernels::Float8Tensor& converted_weight();
-  std::shared_ptr<Float8Steps> steps_;
-  kernels::Float8Tensor kept_;
-  int64_t kept_in_ = 0;  // the step in which kept_ was converted; 0: kept_ is empty
+  std::shared_ptr<Float8StepCounter> steps_;
+  kernels::Float8Tensor cached_weight_;
+  int64_t cached_in_step_ = 0;  // the step in which cached_weight_ was converted; 0: cached_weight_ is empty
 };
 
 // Replaces each Linear below `root` by a Float8Linear; classes derived from Linear (adapters) stay unchanged. Error
 // kConfig for modules that already have hooks.
-std::shared_ptr<Float8Steps> convert_to_float8(Module& root);
+std::shared_ptr<Float8StepCounter> convert_to_float8(Module& root);
 // The steps of the Float8Linears below `root`; null where there are none.
-std::shared_ptr<Float8Steps> float8_steps(Module& root);
+std::shared_ptr<Float8StepCounter> float8_steps(Module& root);
 
 }  // namespace tessera::nn

@@ -33,7 +33,7 @@ tessera::IndexSpans in_whole_row(const tessera::IndexSpans& own, const std::vect
 
 // The region of x [rows, tokens, ...] in a virtual tensor of all rows of the run (2^40). Random numbers are drawn by
 // position in that tensor, which makes a mask independent of the layout.
-tessera::ShardRegion place_in_run(const at::Tensor& x, const LoraDropout& dropout, const std::string& path) {
+tessera::ShardRegion region_in_run(const at::Tensor& x, const LoraDropout& dropout, const std::string& path) {
   constexpr int64_t kRows = int64_t{1} << 40;
   auto region =
       is_dtensor(x) ? tessera::ShardRegion(x.sizes(), *device_mesh(x), placements(x)) : tessera::ShardRegion(x.sizes());
@@ -119,7 +119,7 @@ at::Tensor LoraLinear::product(const at::Tensor& x, const at::Tensor& bias_of) c
   return packed ? packed->product(x, bias_of) : tessera::kernels::linear(x, weight, bias_of);
 }
 
-at::Tensor LoraLinear::dropped(const at::Tensor& x) const {
+at::Tensor LoraLinear::apply_dropout(const at::Tensor& x) const {
   const auto& dropout = settings_.dropout;
   if (!dropout || dropout->probability == 0 || !training()) return x;
   at::Tensor mask;
@@ -128,7 +128,7 @@ at::Tensor LoraLinear::dropped(const at::Tensor& x) const {
     const at::Tensor part = local_tensor_of(x);
     const double p = dropout->probability;
     const auto drawn = at::empty(part.sizes(), part.options().dtype(at::kFloat));
-    tessera::fill_random(drawn, place_in_run(x, *dropout, settings_.path),
+    tessera::fill_random(drawn, region_in_run(x, *dropout, settings_.path),
                          {.seed = dropout->seed ^ stream_, .operation = 0},
                          {.kind = tessera::DistributionKind::kUniform, .a = 0, .b = 1});
     // Kept inputs are scaled by 1 / (1 - p), which keeps their mean.
@@ -155,7 +155,7 @@ at::Tensor LoraLinear::row_scale() const {
 
 at::Tensor LoraLinear::forward(const at::Tensor& x) {
   const at::Tensor y = product(x, bias);
-  const at::Tensor in = dropped(x);
+  const at::Tensor in = apply_dropout(x);
   const auto dtype = lora_A->weight.scalar_type();
   // The scaling is applied to the output of lora_A, which is the smaller tensor.
   const at::Tensor narrow = (*lora_A)(in.scalar_type() == dtype ? in : in.to(dtype)).mul(scaling_);

@@ -23,8 +23,8 @@ namespace tessera::nn {
 struct PackedWeight;
 
 // Base class of modules whose parameters belong to an adapter and not to the base model.
-struct AdapterPart {
-  virtual ~AdapterPart() = default;
+struct AdapterModule {
+  virtual ~AdapterModule() = default;
 };
 
 // The dropout of adapter inputs. A mask is a function of the seed, the layer, and the position of the token among all
@@ -43,14 +43,15 @@ struct LoraDropout {
   int64_t first_row = 0, next_row = 0;     // the current call's first row, and the first row after the call
   std::vector<int64_t> first_row_of = {};  // per micro-batch of the current step; empty: no step is under way
 
-  // Begins a call of the model with `rows` rows. Within a step it does nothing, because enter() sets the rows.
+  // Begins a call of the model with `rows` rows. Within a step it does nothing, because select_micro_batch() sets the
+  // rows.
   void begin_call(int64_t rows);
   // Begins a step whose micro-batches have these numbers of rows and run forward and backward in any order, stage by
   // stage. end_step() ends it.
   void begin_step(const std::vector<int64_t>& rows);
   void end_step() { first_row_of.clear(); }
   // Selects the micro-batch of the step that runs next.
-  void enter(int64_t micro_batch) { first_row = first_row_of.at(static_cast<size_t>(micro_batch)); }
+  void select_micro_batch(int64_t micro_batch) { first_row = first_row_of.at(static_cast<size_t>(micro_batch)); }
 };
 
 struct LoraSettings {
@@ -64,14 +65,14 @@ struct LoraSettings {
 };
 
 // weight [out, in]
-struct LoraMatrix : Callable<LoraMatrix>, AdapterPart {
+struct LoraMatrix : Callable<LoraMatrix>, AdapterModule {
   at::Tensor weight;
   LoraMatrix(int64_t in, int64_t out, const ParameterOptions& options);
   at::Tensor forward(const at::Tensor& x);
 };
 
 // weight [out]
-struct LoraMagnitude : Module, AdapterPart {
+struct LoraMagnitude : Module, AdapterModule {
   at::Tensor weight;
   LoraMagnitude(int64_t out, const ParameterOptions& options);
 };
@@ -97,7 +98,7 @@ struct LoraLinear : Linear {
 
  private:
   at::Tensor product(const at::Tensor& x, const at::Tensor& bias_of) const;
-  at::Tensor dropped(const at::Tensor& x) const;
+  at::Tensor apply_dropout(const at::Tensor& x) const;
   at::Tensor row_scale() const;
   LoraSettings settings_;
   double scaling_;

@@ -31,28 +31,30 @@ struct QuantizeOptions {
   bool double_quant = false;  // NF4 only: store the scales in 8 bits
 };
 
-// A packed weight, undefined until pack() or take(). A Linear and the layer that replaces it share the object.
+// A packed weight, undefined until pack() or set_weight(). A Linear and the layer that replaces it share the object.
 struct PackedWeight {
   int64_t out = 0, in = 0;
-  QuantizeOptions how{};
+  QuantizeOptions quantize_options{};
   kernels::QuantizedWeight weight{};            // undefined: no values yet
   uint64_t serial = 0;                          // number of the taken weight, unique in the process
   c10::Device device = c10::Device(c10::kCPU);  // the device of the packed weight
-  // Tensor parallelism: the mesh, or null. `lies` is the weight's placement: Shard(0), Shard(1) or Replicate.
+  // Tensor parallelism: the mesh, or null. `weight_placement` is the weight's placement: Shard(0), Shard(1) or
+  // Replicate.
   MeshPtr mesh{};
-  Placement lies = Replicate();
-  // Packs values, a floating-point tensor [out, in] on the CPU. Error kConfig for kGguf, whose blocks come from take().
+  Placement weight_placement = Replicate();
+  // Packs values, a floating-point tensor [out, in] on the CPU. Error kConfig for kGguf, whose blocks come from
+  // set_weight().
   void pack(const at::Tensor& values);
   // Sets the weight and copies it to `device`.
-  void take(const kernels::QuantizedWeight& packed);
+  void set_weight(const kernels::QuantizedWeight& packed);
   // linear(x, weight, bias) for plain tensors. With a mesh x is a DTensor: replicated, or for Shard(1) sharded in its
   // last dim. The result [..., out] is then Shard(-1) for Shard(0), Partial for Shard(1), and Replicate for Replicate.
   at::Tensor product(const at::Tensor& x, const at::Tensor& bias) const;
-  // The decoded weight, float32 [out, in]; with a mesh a DTensor with the placement `lies`.
+  // The decoded weight, float32 [out, in]; with a mesh a DTensor with the placement `weight_placement`.
   at::Tensor values() const;
 
  private:
-  kernels::QuantizedWeight own_part() const;
+  kernels::QuantizedWeight local_weight() const;
 };
 
 // bias [out] where the former Linear had one; `weight` is undefined.

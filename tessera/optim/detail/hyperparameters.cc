@@ -67,7 +67,7 @@ std::vector<ParamGroup> Optimizer::param_groups() const {
   return out;
 }
 
-std::vector<Optimizer::Group> Optimizer::changed_groups(const std::vector<Hyperparameters>& groups) const {
+std::vector<Optimizer::SettingsGroup> Optimizer::changed_groups(const std::vector<Hyperparameters>& groups) const {
   TESSERA_CHECK(groups.size() == groups_.size(), ErrorKind::kConfig,
                 "[optim.set_hyperparameters] found settings of {} groups, wanted the {} groups of this optimizer",
                 groups.size(), groups_.size());
@@ -106,7 +106,7 @@ std::vector<std::vector<std::string>> Optimizer::check_hyperparameters(
 
 // The new lr(). It is chosen so that a group with its own lr keeps its factor: lr / lr_factor of the first such group
 // with a factor above 0. A schedule then continues unchanged.
-double Optimizer::fitted_lr(const std::vector<Group>& groups, const std::vector<bool>& has_lr) const {
+double Optimizer::fitted_lr(const std::vector<SettingsGroup>& groups, const std::vector<bool>& has_lr) const {
   double base = lr_;
   bool is_fitted = false;
   for (size_t i = 0; i < groups.size(); ++i) {

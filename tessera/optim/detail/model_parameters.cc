@@ -11,7 +11,7 @@ namespace {
 
 using Divisors = std::unordered_map<const c10::TensorImpl*, double>;
 
-void take_divisors(nn::Module& module, const nn::GradientMarks& marks, Divisors& found) {
+void collect_divisors(nn::Module& module, const nn::GradientMarks& marks, Divisors& found) {
   for (const auto& slot : module.own_parameters()) {
     const auto divisor = marks.grad_divisors.find(slot.name);
     if (divisor == marks.grad_divisors.end()) continue;
@@ -37,7 +37,7 @@ std::vector<ModelParameter> model_parameters(const std::vector<nn::Module*>& par
     for (const auto& [path, module] : part->named_modules()) {
       const auto* marks = nn::gradient_marks(*module);
       if (marks == nullptr) continue;
-      take_divisors(*module, *marks, divisors);
+      collect_divisors(*module, *marks, divisors);
       if (!marks->ep_local_experts) continue;
       for (const auto& parameter : module->parameters()) experts.insert(parameter.unsafeGetTensorImpl());
     }

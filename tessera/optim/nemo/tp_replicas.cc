@@ -26,17 +26,17 @@ struct Replica {
   at::Tensor parameter;
   ReplicaReduction reduction;
 
-  std::string text() const;  // what must be equal on all ranks, as text
+  std::string description() const;  // what must be equal on all ranks, as text
 };
 
-std::string Replica::text() const {
-  const char* how = reduction == ReplicaReduction::kSum ? "sum" : "mean";
+std::string Replica::description() const {
+  const char* reduction_name = reduction == ReplicaReduction::kSum ? "sum" : "mean";
   const at::Tensor gradient = parameter.grad();
-  if (!gradient.defined()) return fmt::format("{}: {}, no gradient", name, how);
-  if (gradient.layout() != at::kStrided) return fmt::format("{}: {}, a sparse gradient", name, how);
+  if (!gradient.defined()) return fmt::format("{}: {}, no gradient", name, reduction_name);
+  if (gradient.layout() != at::kStrided) return fmt::format("{}: {}, a sparse gradient", name, reduction_name);
   const at::Tensor part = local_tensor_of(gradient);
-  return fmt::format("{}: {}, {} [{}] {}", name, how, c10::toString(part.scalar_type()), fmt::join(part.sizes(), ", "),
-                     is_dtensor(gradient) ? to_string(placements(gradient)) : "plain");
+  return fmt::format("{}: {}, {} [{}] {}", name, reduction_name, c10::toString(part.scalar_type()),
+                     fmt::join(part.sizes(), ", "), is_dtensor(gradient) ? to_string(placements(gradient)) : "plain");
 }
 
 bool replicated_over(const at::Tensor& tensor, const comm::Group& group) {
@@ -104,9 +104,9 @@ std::vector<Replica> replicas_of(const std::vector<nn::Module*>& parts, const co
 
 // All-gathers a line of text per replica and compares them, so that every rank raises the same error before any
 // reduction starts. COLLECTIVE over the group.
-void check_alike(comm::Group& group, const std::vector<Replica>& replicas) {
+void check_equal_on_ranks(comm::Group& group, const std::vector<Replica>& replicas) {
   std::string own;
-  for (const auto& replica : replicas) own += replica.text() + "\n";
+  for (const auto& replica : replicas) own += replica.description() + "\n";
   const auto all = comm::all_gather_bytes(group, own);
   const auto lines = [](std::string_view text) {
     std::vector<std::string_view> out;
@@ -121,11 +121,11 @@ void check_alike(comm::Group& group, const std::vector<Replica>& replicas) {
     const auto other = lines(all[rank]);
     size_t at = 0;
     while (at < first.size() && at < other.size() && first[at] == other[at]) ++at;
-    const auto said = [at](const auto& list) { return at < list.size() ? quote(list[at], 300) : "nothing more"; };
+    const auto line_at = [at](const auto& list) { return at < list.size() ? quote(list[at], 300) : "nothing more"; };
     raise(ErrorKind::kShape,
           "[optim.tp_replicas] gradients of replicas are not alike over '{}': rank {} has {}, rank {} has {}. Use the "
           "parameter on every rank, or mark its module kSkip.",
-          group.name(), group.ranks()[0], said(first), group.ranks()[rank], said(other));
+          group.name(), group.ranks()[0], line_at(first), group.ranks()[rank], line_at(other));
   }
   for (const auto& replica : replicas) {
     TESSERA_CHECK(!replica.parameter.grad().defined() || replica.parameter.grad().layout() == at::kStrided,
@@ -143,12 +143,12 @@ struct Bucket {
   int64_t bytes = 0;
 };
 
-at::ScalarType travelling_dtype(at::ScalarType dtype) {
+at::ScalarType reduce_dtype(at::ScalarType dtype) {
   return dtype == at::kBFloat16 || dtype == at::kHalf ? at::kFloat : dtype;
 }
 
 // A gradient goes into the last bucket with its reduction, dtype and device, if that has room. The buckets depend only
-// on properties that check_alike() found equal on all ranks, so the ranks' all-reduces match.
+// on properties that check_equal_on_ranks() found equal on all ranks, so the ranks' all-reduces match.
 std::vector<Bucket> buckets_of(const std::vector<Replica>& replicas, const comm::Group& group, int64_t bucket_bytes) {
   std::vector<Bucket> out;
   for (const auto& replica : replicas) {
@@ -156,7 +156,7 @@ std::vector<Bucket> buckets_of(const std::vector<Replica>& replicas, const comm:
     if (!gradient.defined() || !replicated_over(gradient, group)) continue;
     const at::Tensor part = local_tensor_of(gradient);
     if (part.numel() == 0) continue;
-    const int64_t bytes = part.numel() * static_cast<int64_t>(c10::elementSize(travelling_dtype(part.scalar_type())));
+    const int64_t bytes = part.numel() * static_cast<int64_t>(c10::elementSize(reduce_dtype(part.scalar_type())));
     auto at = std::find_if(out.rbegin(), out.rend(), [&](const Bucket& bucket) {
       return bucket.reduction == replica.reduction && bucket.dtype == part.scalar_type() &&
              bucket.device == part.device();
@@ -174,7 +174,7 @@ std::vector<Bucket> buckets_of(const std::vector<Replica>& replicas, const comm:
 // All-reduces a bucket in one flat tensor and copies the results back. COLLECTIVE over the group.
 void reduce(comm::Group& group, const Bucket& bucket) {
   std::vector<at::Tensor> flat;
-  for (const auto& part : bucket.parts) flat.push_back(part.flatten().to(travelling_dtype(part.scalar_type())));
+  for (const auto& part : bucket.parts) flat.push_back(part.flatten().to(reduce_dtype(part.scalar_type())));
   at::Tensor sum = at::cat(flat);
   flat.clear();
   comm::all_reduce(group, sum, comm::ReduceOp::kSum, "gradients of replicas").wait();
@@ -199,7 +199,7 @@ void synchronize_tp_replica_gradients(const std::vector<nn::Module*>& model_part
   const c10::NoGradGuard no_grad;
   // The check communicates before any gradient changes, so that an error leaves all gradients as they were.
   const auto replicas = replicas_of(model_parts, group, options);
-  check_alike(group, replicas);
+  check_equal_on_ranks(group, replicas);
   for (const auto& bucket : buckets_of(replicas, group, options.bucket_bytes)) reduce(group, bucket);
 }
 

@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-class DataParallelState : public nn::Module::Attachment {
+class DataParallelState : public nn::Module::ModuleState {
  public:
   // Whether the next backward reduces gradients.
   virtual bool synchronizes() const = 0;

@@ -77,8 +77,8 @@ at::Tensor AllToAllExchange::run_experts(nn::MoE& block, const at::Tensor& sorte
 at::Tensor AllToAllExchange::forward_local_rows(nn::MoE& block, const at::Tensor& rows, int64_t length,
                                                 const at::Tensor& mask) const {
   const auto [routing, order] = block.route(rows, length, nn::NonPaddingMask{mask});
-  const auto sorted = nn::permute_to_experts(rows, order, block.chosen());
-  return nn::combine(run_experts(block, sorted, order.counts), order, routing.weights);
+  const auto sorted = nn::permute_to_experts(rows, order, block.experts_per_token());
+  return nn::unpermute_and_combine(run_experts(block, sorted, order.counts), order, routing.weights);
 }
 
 // x [B, T, width] and the result are DTensors Shard(1). The mask is for whole sequences, so this rank's tokens are

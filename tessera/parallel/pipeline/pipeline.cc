@@ -266,8 +266,8 @@ std::vector<int64_t> Pipeline::generate(std::span<const int64_t> prompt, const G
   const c10::NoGradGuard no_grad;
   if (group == nullptr && ranks_ > 1) group = options_.mesh->group("pp").get();
   const auto parameter = model_.parameters().front();
-  GenerationSource source{.device = is_dtensor(parameter) ? device_mesh(parameter)->device() : parameter.device(),
-                          .group = group};
+  DistributedForward source{.device = is_dtensor(parameter) ? device_mesh(parameter)->device() : parameter.device(),
+                            .group = group};
   if (group != nullptr && group->size() > 1) {
     // The leader samples, so it must have logits: the first rank of the group with the last stage.
     const auto has_logits = comm::all_gather_bytes(*group, has_last_stage() ? "1" : "");
@@ -276,7 +276,7 @@ std::vector<int64_t> Pipeline::generate(std::span<const int64_t> prompt, const G
   }
   // The stages of a rank share one page store, in which each stage has the pages of its own layers.
   source.forward = [&](nn::PagedKVCache& store, const StepRows& rows) {
-    nn::PagedBatch step(store, rows.sequences, rows.wanted);
+    nn::PagedBatch step(store, rows.sequences, rows.logits_rows);
     const std::vector<ModelInputs> one = {inputs_of_rows(rows, step, source.device)};
     detail::Execution execution(model_, plan_, channel_.get(), one, 1);
     execution.run(program(1, false), nullptr);

@@ -1,15 +1,15 @@
-#include "tessera/kernels/logprobs/detail/id_places.h"
+#include "tessera/kernels/logprobs/detail/local_columns.h"
 
 #include "tessera/base/error.h"
 #include "tessera/base/ignored_label.h"
 
 namespace tessera::kernels::detail {
 
-IdPlaces::IdPlaces(const at::Tensor& ids, const VocabPart& part)
-    : own(ids.ge(part.start).logical_and_(ids.lt(part.end))),
-      place(ids.sub(part.start).masked_fill_(own.logical_not(), 0)) {}
+LocalColumns::LocalColumns(const at::Tensor& ids, const VocabShard& part)
+    : is_local(ids.ge(part.start).logical_and_(ids.lt(part.end))),
+      column(ids.sub(part.start).masked_fill_(is_local.logical_not(), 0)) {}
 
-at::Tensor following_ids(const at::Tensor& ids) {
+at::Tensor next_token_ids(const at::Tensor& ids) {
   auto next = at::full_like(ids, kIgnoredLabel);
   const int64_t length = ids.size(-1);
   if (length > 1) next.narrow(-1, 0, length - 1).copy_(ids.narrow(-1, 1, length - 1));
@@ -26,7 +26,7 @@ void check_ids(const char* verb, const at::Tensor& logits, const at::Tensor& ids
                 many ? " with a last dim of K ids" : "");
 }
 
-void check_found(const char* verb, const at::Tensor& ids, const at::Tensor& found, const VocabPart& part) {
+void check_owned_once(const char* verb, const at::Tensor& ids, const at::Tensor& found, const VocabShard& part) {
   const auto wrong = found.ne(1).logical_and_(ids.ne(kIgnoredLabel));
   if (wrong.numel() == 0 || !wrong.any().item<bool>()) return;
   const auto at = wrong.flatten().nonzero()[0].item<int64_t>();

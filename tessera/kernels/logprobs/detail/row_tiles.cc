@@ -23,15 +23,15 @@ struct TileSpan {
 };
 
 // Tiles do not cross blocks. A tile has about kCacheElements (or kDeviceElements) elements, and at least one row.
-std::vector<TileSpan> tile_spans(const LogitRows& rows, int64_t most_rows) {
+std::vector<TileSpan> tile_spans(const LogitRows& rows, int64_t max_rows) {
   const int64_t elements = rows.options.device().is_cpu() ? kCacheElements : kDeviceElements;
-  const int64_t most =
-      std::clamp<int64_t>(elements / std::max<int64_t>(1, rows.columns), 1, std::max<int64_t>(1, most_rows));
+  const int64_t tile_rows =
+      std::clamp<int64_t>(elements / std::max<int64_t>(1, rows.columns), 1, std::max<int64_t>(1, max_rows));
   std::vector<TileSpan> spans;
   for (size_t block = 0; block < rows.blocks.size(); ++block) {
     const int64_t count = rows.blocks[block].matrix.size(0);
-    for (int64_t begin = 0; begin < count; begin += most) {
-      spans.push_back({block, begin, std::min(most, count - begin)});
+    for (int64_t begin = 0; begin < count; begin += tile_rows) {
+      spans.push_back({block, begin, std::min(tile_rows, count - begin)});
     }
   }
   return spans;
@@ -41,8 +41,8 @@ std::vector<TileSpan> tile_spans(const LogitRows& rows, int64_t most_rows) {
 
 // A view of [rows, V] exists where the leading dims merge into one stride. Otherwise (a slice of the sequence, for
 // example) each index of the first dim becomes a block of its own; logits of fewer than three dims are copied.
-LogitRows::LogitRows(const at::Tensor& given) : options(given.options().requires_grad(false)) {
-  const at::Tensor logits = given.detach();  // threads of the pool have grad mode on and would record a graph
+LogitRows::LogitRows(const at::Tensor& input) : options(input.options().requires_grad(false)) {
+  const at::Tensor logits = input.detach();  // threads of the pool have grad mode on and would record a graph
   columns = logits.size(-1);
   rows = 1;
   for (int64_t dim = 0; dim + 1 < logits.dim(); ++dim) rows *= logits.size(dim);
@@ -59,17 +59,18 @@ LogitRows::LogitRows(const at::Tensor& given) : options(given.options().requires
   }
 }
 
-at::Tensor LogitRows::gather(const at::Tensor& wanted) const {
-  if (blocks.empty()) return at::empty(wanted.sizes(), options);
-  if (blocks.size() == 1) return blocks[0].matrix.gather(1, wanted);
+at::Tensor LogitRows::gather(const at::Tensor& at_columns) const {
+  if (blocks.empty()) return at::empty(at_columns.sizes(), options);
+  if (blocks.size() == 1) return blocks[0].matrix.gather(1, at_columns);
   std::vector<at::Tensor> parts;
-  for (const auto& [matrix, first] : blocks) parts.push_back(matrix.gather(1, wanted.narrow(0, first, matrix.size(0))));
+  for (const auto& [matrix, first] : blocks)
+    parts.push_back(matrix.gather(1, at_columns.narrow(0, first, matrix.size(0))));
   return at::cat(parts);
 }
 
 void for_row_tiles(const LogitRows& rows, const at::Tensor& skip, const std::function<void(const RowTile&)>& visit,
-                   int64_t most_rows) {
-  const auto spans = tile_spans(rows, most_rows);
+                   int64_t max_rows) {
+  const auto spans = tile_spans(rows, max_rows);
   if (spans.empty()) return;
   const bool on_cpu = rows.options.device().is_cpu();
   const bool* skipped = skip.defined() && on_cpu ? skip.const_data_ptr<bool>() : nullptr;

@@ -24,8 +24,8 @@ struct LogitRows {
   at::ScalarType wide = at::kFloat;  // compute dtype: float32; float64 for float64 logits
   at::TensorOptions options;         // of the logits
 
-  // The logits at columns [rows, K] (all in range) of each row: [rows, K] in the logits' dtype.
-  at::Tensor gather(const at::Tensor& columns) const;
+  // The logits at `at_columns` [rows, K] (all in range) of each row: [rows, K] in the logits' dtype.
+  at::Tensor gather(const at::Tensor& at_columns) const;
 };
 
 struct RowTile {
@@ -40,8 +40,8 @@ struct RowTile {
 
 // Calls visit for tiles that together cover all rows. On the CPU several threads visit tiles, each of a size that fits
 // its cache. A tile is not visited where `skip` (bool [rows] on the CPU, or undefined) is true for all its rows. A tile
-// has at most most_rows rows. A visit must compute each row independently of the other rows of the tile.
+// has at most max_rows rows. A visit must compute each row independently of the other rows of the tile.
 void for_row_tiles(const LogitRows& rows, const at::Tensor& skip, const std::function<void(const RowTile&)>& visit,
-                   int64_t most_rows = std::numeric_limits<int64_t>::max());
+                   int64_t max_rows = std::numeric_limits<int64_t>::max());
 
 }  // namespace tessera::kernels::detail

@@ -1,4 +1,4 @@
-#include "tessera/kernels/logprobs/detail/vocab_sums.h"
+#include "tessera/kernels/logprobs/detail/softmax_sums.h"
 
 #include <ATen/ops/amax.h>
 #include <ATen/ops/empty.h>
@@ -21,31 +21,31 @@ constexpr double kNoLogit = -std::numeric_limits<double>::infinity();
 
 }  // namespace
 
-at::Tensor finite_most(const at::Tensor& most) { return most.masked_fill(most.eq(kNoLogit), 0); }
+at::Tensor finite_max(const at::Tensor& maximum) { return maximum.masked_fill(maximum.eq(kNoLogit), 0); }
 
 // A row with -infinity only subtracts 0 instead, so its exponentials are 0 and not NaN.
-at::Tensor tile_sums(const RowTile& tile, const RowSums& sums) {
-  const auto most = tile.logits.amax(1, true).to(tile.scratch.scalar_type());
-  const auto taken = finite_most(most);
+at::Tensor softmax_sums_of_tile(const RowTile& tile, const SoftmaxSums& sums) {
+  const auto maximum = tile.logits.amax(1, true).to(tile.scratch.scalar_type());
+  const auto taken = finite_max(maximum);
   at::Tensor scratch = tile.scratch;
   at::sub_out(scratch, tile.logits, taken);
   scratch.exp_();
-  tile.of(sums.most).copy_(most.squeeze(1));
+  tile.of(sums.maximum).copy_(maximum.squeeze(1));
   tile.of(sums.sum).copy_(scratch.sum(1));
   return taken;
 }
 
-RowSums row_sums(const LogitRows& rows, const at::Tensor& skip, int64_t most_rows) {
+SoftmaxSums softmax_sums(const LogitRows& rows, const at::Tensor& skip, int64_t max_rows) {
   const auto options = rows.options.dtype(at::kDouble);
-  const RowSums sums{at::full({rows.rows}, kNoLogit, options), at::zeros({rows.rows}, options)};
+  const SoftmaxSums sums{at::full({rows.rows}, kNoLogit, options), at::zeros({rows.rows}, options)};
   if (rows.columns == 0) return sums;
   for_row_tiles(
-      rows, skip, [&](const RowTile& tile) { tile_sums(tile, sums); }, most_rows);
+      rows, skip, [&](const RowTile& tile) { softmax_sums_of_tile(tile, sums); }, max_rows);
   return sums;
 }
 
 // Every rank sums the gathered numbers in rank order, so all ranks get the same bits.
-at::Tensor gather_parts(const VocabPart& part, const at::Tensor& own) {
+at::Tensor all_gather_shards(const VocabShard& part, const at::Tensor& own) {
   if (part.size() == 1) return own.unsqueeze(0);
   std::vector<int64_t> shape = {part.size()};
   shape.insert(shape.end(), own.sizes().begin(), own.sizes().end());
@@ -54,14 +54,14 @@ at::Tensor gather_parts(const VocabPart& part, const at::Tensor& own) {
   return all;
 }
 
-// The log-sum-exp of parts: with M the maximum of all ranks' `most`, a rank's sum counts exp(most - M) times, because
-// sum exp(x - M) = exp(most - M) sum exp(x - most). A part without finite logits has the factor 0.
-JoinedSums join_sums(const at::Tensor& most, const at::Tensor& sum) {
-  JoinedSums joined;
-  joined.all.most = most.amax(0);
-  joined.factors = most.sub(finite_most(joined.all.most)).exp_();
-  joined.all.sum = sum.mul(joined.factors).sum(0);
-  return joined;
+// The log-sum-exp of parts: with M the maximum of all ranks' `maximum`, a rank's sum counts exp(maximum - M) times,
+// because sum exp(x - M) = exp(maximum - M) sum exp(x - maximum). A part without finite logits has the factor 0.
+MergedSoftmaxSums merge_softmax_sums(const at::Tensor& maximum, const at::Tensor& sum) {
+  MergedSoftmaxSums merged;
+  merged.all.maximum = maximum.amax(0);
+  merged.factors = maximum.sub(finite_max(merged.all.maximum)).exp_();
+  merged.all.sum = sum.mul(merged.factors).sum(0);
+  return merged;
 }
 
 // A chunk covers all other leading dims, so chunk_size counts positions and not rows. The bound avoids an overflow.
@@ -73,7 +73,7 @@ int64_t rows_of_chunk(const char* verb, const at::Tensor& logits, int64_t chunk_
   return std::max<int64_t>(1, others) * std::min<int64_t>(chunk_size, int64_t{1} << 32);
 }
 
-void check_part(const char* verb, const at::Tensor& logits, const VocabPart& part) {
+void check_vocab_shard(const char* verb, const at::Tensor& logits, const VocabShard& part) {
   TESSERA_CHECK(!is_dtensor(logits), ErrorKind::kShape,
                 "[kernels.{}] logits: found a DTensor, wanted this rank's columns. Use "
                 "get_logprobs_from_vocab_parallel_logits, or to_local.",

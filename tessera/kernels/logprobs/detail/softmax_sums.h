@@ -4,41 +4,41 @@
 #include <ATen/core/Tensor.h>
 
 #include "tessera/kernels/logprobs/detail/row_tiles.h"
-#include "tessera/kernels/logprobs/vocab_part.h"
+#include "tessera/kernels/logprobs/vocab_shard.h"
 
 namespace tessera::kernels::detail {
 
 // Per row: the largest logit, and the sum of exp(logit - largest). float64 [rows]. A row without columns, or with
 // -infinity only, has -infinity and 0.
-struct RowSums {
-  at::Tensor most;
+struct SoftmaxSums {
+  at::Tensor maximum;
   at::Tensor sum;
 };
 // The statistics of this rank's columns. Rows where `skip` holds for a whole tile keep -infinity and 0.
-RowSums row_sums(const LogitRows& rows, const at::Tensor& skip = {},
-                 int64_t most_rows = std::numeric_limits<int64_t>::max());
-// Writes `most` and `sum` of one tile and leaves exp(logit - most) in its scratch. Returns the subtracted maxima in the
-// compute dtype, [rows, 1]: 0 where most is -infinity.
-at::Tensor tile_sums(const RowTile& tile, const RowSums& sums);
+SoftmaxSums softmax_sums(const LogitRows& rows, const at::Tensor& skip = {},
+                         int64_t max_rows = std::numeric_limits<int64_t>::max());
+// Writes `maximum` and `sum` of one tile and leaves exp(logit - maximum) in its scratch. Returns the subtracted maxima
+// in the compute dtype, [rows, 1]: 0 where the maximum is -infinity.
+at::Tensor softmax_sums_of_tile(const RowTile& tile, const SoftmaxSums& sums);
 
 // All-gathers float64 [rows, count] to [size, rows, count], in the order of the part's ranks. COLLECTIVE over the
 // part's group; without a group, returns [1, rows, count].
-at::Tensor gather_parts(const VocabPart& part, const at::Tensor& own);
-// Combines `most` and `sum` [size, rows] of all ranks. factors [size, rows] rescale a rank's sums to the common
+at::Tensor all_gather_shards(const VocabShard& part, const at::Tensor& own);
+// Combines `maximum` and `sum` [size, rows] of all ranks. factors [size, rows] rescale a rank's sums to the common
 // maximum.
-struct JoinedSums {
-  RowSums all;         // [rows]
-  at::Tensor factors;  // exp(most of the rank - most of all ranks)
+struct MergedSoftmaxSums {
+  SoftmaxSums all;     // [rows]
+  at::Tensor factors;  // exp(maximum of the rank - maximum of all ranks)
 };
-JoinedSums join_sums(const at::Tensor& most, const at::Tensor& sum);
-// `most` with 0 in place of -infinity, so that subtracting it from -infinity gives no NaN.
-at::Tensor finite_most(const at::Tensor& most);
+MergedSoftmaxSums merge_softmax_sums(const at::Tensor& maximum, const at::Tensor& sum);
+// `maximum` with 0 in place of -infinity, so that subtracting it from -infinity gives no NaN.
+at::Tensor finite_max(const at::Tensor& maximum);
 
 // The number of rows in a chunk of chunk_size positions of the dim before the vocabulary. Error kShape below 1.
 int64_t rows_of_chunk(const char* verb, const at::Tensor& logits, int64_t chunk_size);
 // Error kShape for DTensors, for logits without a dim or with another number of columns than the part, and for integer
 // dtypes.
-void check_part(const char* verb, const at::Tensor& logits, const VocabPart& part);
+void check_vocab_shard(const char* verb, const at::Tensor& logits, const VocabShard& part);
 // Error kInternal inside a double backward, which these operations do not support.
 void refuse_second_derivative(const char* verb);
 

@@ -66,7 +66,7 @@ at::Tensor StageRunner::forward(int stage, int micro_batch, ModelInputs inputs, 
     inputs.hidden = pending.input;
   }
   if (!is_last) inputs.labels.reset(), inputs.targets.reset();
-  if (dropout_) dropout_->enter(micro_batch);
+  if (dropout_) dropout_->select_micro_batch(micro_batch);
   const bool gives_result = is_last && !inputs.labels.defined();
   const auto output = run_model(pending, std::move(inputs), options);
   if (gives_result) return output.detach();
@@ -97,7 +97,7 @@ at::Tensor StageRunner::backward(int stage, int micro_batch, const at::Tensor& g
                 "[pipeline.backward] stage {}, micro-batch {}: found a backward without its forward", stage,
                 micro_batch);
   auto& pending = found->second;
-  if (dropout_) dropout_->enter(micro_batch);  // recomputed modules must draw the same dropout
+  if (dropout_) dropout_->select_micro_batch(micro_batch);  // recomputed modules must draw the same dropout
   {
     std::unique_ptr<WeightGradStore::Scope> scope;
     if (keep_weights) scope = std::make_unique<WeightGradStore::Scope>(pending.weights.get());

@@ -16,7 +16,7 @@ std::pair<int64_t, int64_t> weight_sizes(nn::Linear& linear) {
 void distribute_adapter(nn::Module& module, const Placement& weight, const StyleContext& context) {
   if (auto* const packed = nn::packed_weight_of(module)) {
     packed->mesh = context.mesh;
-    packed->lies = weight;
+    packed->weight_placement = weight;
   }
   auto* linear = dynamic_cast<nn::LoraLinear*>(&module);
   if (linear == nullptr) return;
