@@ -26,7 +26,7 @@
 #include "tessera/kernels/linear/batch_invariant_linear.h"
 #include "tessera/models/config/end_tokens.h"
 #include "tessera/models/files/model_path.h"
-#include "tessera/models/generation/shared_steps.h"
+#include "tessera/models/generation/engine_follower.h"
 #include "tessera/serve/server.h"
 
 namespace tessera::cli {
@@ -182,13 +182,13 @@ int run_serve(VerbArguments args) {
   if (const auto code = read_flags(args, flags)) return *code;
   // Everything that is cheap to check is read before ranks start and weights are loaded.
   const auto token = read_token(flags.token_file);
-  serve::Served served{.name = flags.name,
-                       .path = flags.path,
-                       .config = ModelConfig::from_folder(flags.model),
-                       .defaults = {},
-                       .tokenizer = text::Tokenizer::from_folder(flags.model),
-                       .chat = text::ChatTemplate::from_folder(flags.model),
-                       .limits = flags.limits};
+  serve::ServedModel served{.name = flags.name,
+                            .path = flags.path,
+                            .config = ModelConfig::from_folder(flags.model),
+                            .defaults = {},
+                            .tokenizer = text::Tokenizer::from_folder(flags.model),
+                            .chat = text::ChatTemplate::from_folder(flags.model),
+                            .limits = flags.limits};
   served.defaults = GenerationOptions::from_folder(flags.model, served.config);
   set_context(flags.context_tokens, served.config, served.defaults);
   served.defaults.stop_tokens = end_tokens(flags.model, served.config, served.tokenizer, served.chat);
@@ -214,7 +214,7 @@ int run_serve(VerbArguments args) {
   check_shared_cache(*model, served.cache_tokens, *world);
   signals.serve();
   if (!first) {
-    follow_steps(*model, *world->group());  // until rank 0 ends; rank 0 handles the signals
+    run_engine_follower(*model, *world->group());  // until rank 0 ends; rank 0 handles the signals
     return 0;
   }
   // If another rank dies, the engine's thread ends wait() with the error, so that the server does not wait for ever.

@@ -17,7 +17,7 @@ namespace {
 
 using PartId = text::Grammar::PartId;
 
-constexpr size_t kKept = 16;                      // number of forms that are kept
+constexpr size_t kMaxKeptForms = 16;              // number of forms that are kept
 constexpr size_t kLongestKey = size_t{64} << 10;  // bytes; a form with a longer key is not kept
 constexpr size_t kSmallForm = size_t{64} << 10;   // bytes; a form of this size is always accepted
 
@@ -45,56 +45,58 @@ PartId arguments_part(text::JsonParts& json, const JsonReader& function) {
 }
 
 // The grammar of a tool call: {"name": NAME, "arguments": OBJECT}, where the key may also be "parameters" (Llama 3).
-PartId call_part(text::JsonParts& json, const WantedForm& wanted) {
+PartId call_part(text::JsonParts& json, const AnswerFormOptions& options) {
   auto& build = json.builder();
   const auto key = [&](const char* name) { return build.sequence({json.literal(name), json.colon()}); };
   std::vector<PartId> calls;
-  for (const auto& tool : wanted.tools->items()) {
+  for (const auto& tool : options.tools->items()) {
     const auto function = tool.at("function");
     const auto name = function.string("name");
-    if (!wanted.tool.empty() && name != wanted.tool) continue;
+    if (!options.tool.empty() && name != options.tool) continue;
     calls.push_back(json.braces(
         build.sequence({key("name"), json.literal(name), json.comma(),
                         build.choice({key("arguments"), key("parameters")}), arguments_part(json, function)})));
   }
   const auto call = build.choice(calls);
-  if (!wanted.tagged) return call;
+  if (!options.tagged) return call;
   return build.sequence(
       {build.literal("<tool_call>"), json.space(), call, json.space(), build.literal("</tool_call>")});
 }
 
 }  // namespace
 
-std::shared_ptr<text::GrammarMasks> AnswerForms::known(const std::string& key) {
-  const auto at = std::ranges::find_if(last_, [&](const auto& each) { return each.first == key; });
-  if (at == last_.end()) return nullptr;
-  last_.splice(last_.begin(), last_, at);
+std::shared_ptr<text::GrammarMasks> AnswerForms::find_kept_form(const std::string& key) {
+  const auto at = std::ranges::find_if(recent_forms_, [&](const auto& each) { return each.first == key; });
+  if (at == recent_forms_.end()) return nullptr;
+  recent_forms_.splice(recent_forms_.begin(), recent_forms_, at);
   return at->second;
 }
 
-// Drops kept forms, the least recently used first, until at most kKept are left and all forms take at most half of the
-// memory. A dropped form that a sequence still uses stays in memory until the sequence ends.
+// Drops kept forms, the least recently used first, until at most kMaxKeptForms are left and all forms take at most half
+// of the memory. A dropped form that a sequence still uses stays in memory until the sequence ends.
 void AnswerForms::make_room() {
-  while (!last_.empty() && (last_.size() > kKept || memory_->bytes() > kMostBytes / 2)) last_.pop_back();
+  while (!recent_forms_.empty() && (recent_forms_.size() > kMaxKeptForms || memory_->bytes() > kMostBytes / 2))
+    recent_forms_.pop_back();
 }
 
-std::shared_ptr<text::GrammarMasks> AnswerForms::of(const WantedForm& wanted, const text::Tokenizer& tokenizer) {
-  if (!wanted.format && !wanted.tools) return nullptr;
+std::shared_ptr<text::GrammarMasks> AnswerForms::of(const AnswerFormOptions& options,
+                                                    const text::Tokenizer& tokenizer) {
+  if (!options.format && !options.tools) return nullptr;
   const auto text_of = [](const auto& json) { return json ? dump_json(json->value()) : std::string(); };
   const auto key =
-      fmt::format("{}\n{}\n{}\n{}", text_of(wanted.format), text_of(wanted.tools), wanted.tagged, wanted.tool);
+      fmt::format("{}\n{}\n{}\n{}", text_of(options.format), text_of(options.tools), options.tagged, options.tool);
   // The lock lets only one connection at a time build a form, so many clients cannot take all cores. A form takes at
   // most a tenth of a second.
   const std::lock_guard lock(mutex_);
-  if (auto masks = known(key)) return masks;
-  step_behind_the_model();
+  if (auto masks = find_kept_form(key)) return masks;
+  lower_thread_priority();
   make_room();
   if (!vocabulary_) vocabulary_ = std::make_shared<const text::SortedVocabulary>(tokenizer);
   text::GrammarBuilder build;
   text::JsonParts json(build);
   std::vector<PartId> ways;
-  if (wanted.format) ways.push_back(format_part(json, *wanted.format));
-  if (wanted.tools) ways.push_back(call_part(json, wanted));
+  if (options.format) ways.push_back(format_part(json, *options.format));
+  if (options.tools) ways.push_back(call_part(json, options));
   const auto root = build.choice(ways);
   const auto grammar = std::move(build).finish(root);
   if (grammar.bytes() > kSmallForm && memory_->grammar_bytes() + grammar.bytes() > kMostBytes / 2) {
@@ -102,7 +104,7 @@ std::shared_ptr<text::GrammarMasks> AnswerForms::of(const WantedForm& wanted, co
   }
   auto masks = std::make_shared<text::GrammarMasks>(grammar, vocabulary_, memory_);
   if (key.size() > kLongestKey) return masks;
-  last_.emplace_front(key, masks);
+  recent_forms_.emplace_front(key, masks);
   make_room();
   return masks;
 }

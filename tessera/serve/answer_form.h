@@ -25,7 +25,7 @@
 
 namespace tessera::serve {
 
-struct WantedForm {
+struct AnswerFormOptions {
   std::optional<JsonReader> format{};  // "response_format", if its type is not text
   std::optional<JsonReader> tools{};   // the tools that the answer may call
   std::string tool{};                  // the name of the tool that it must call; "": any of them
@@ -38,18 +38,18 @@ class AnswerForms {
 
   // The masks of the form; null when every text is allowed. Raises the errors of JsonSchema and Grammar; ApiError 400
   // for an unknown type, and 503 when the forms in use leave no memory for a large form.
-  std::shared_ptr<text::GrammarMasks> of(const WantedForm& wanted, const text::Tokenizer& tokenizer);
+  std::shared_ptr<text::GrammarMasks> of(const AnswerFormOptions& options, const text::Tokenizer& tokenizer);
   size_t bytes() const { return memory_->bytes(); }  // memory of all forms, kept or in use
 
  private:
-  std::shared_ptr<text::GrammarMasks> known(const std::string& key);  // the kept form with this key, or null
+  std::shared_ptr<text::GrammarMasks> find_kept_form(const std::string& key);  // the kept form with this key, or null
 
   void make_room();
 
   const std::shared_ptr<text::GrammarMemory> memory_ = std::make_shared<text::GrammarMemory>(kMostBytes);
   std::mutex mutex_;  // held while a form is built
   std::shared_ptr<const text::SortedVocabulary> vocabulary_;
-  std::list<std::pair<std::string, std::shared_ptr<text::GrammarMasks>>> last_;  // kept forms, last used first
+  std::list<std::pair<std::string, std::shared_ptr<text::GrammarMasks>>> recent_forms_;  // kept forms, last used first
 };
 
 }  // namespace tessera::serve

@@ -4,9 +4,9 @@
 //   Connections connections({.connections = 256, .address_connections = 192, .header_seconds = 5, ...});
 //   if (!connections.admit(address)) refuse();                 // before a connection is accepted
 //   connections.opened(key, socket, address);
-//   connections.enter(key, Connections::Stage::kBody);         // the header has arrived
-//   connections.enter(key, Connections::Stage::kAnswer);
-//   connections.enter(key, Connections::Stage::kIdle);
+//   connections.enter(key, Connections::ConnectionStage::kBody);         // the header has arrived
+//   connections.enter(key, Connections::ConnectionStage::kAnswer);
+//   connections.enter(key, Connections::ConnectionStage::kIdle);
 //   connections.closed(key);
 //
 // Any connection may be shut down to make room, except one that waits for an answer of the model (kAnswer).
@@ -28,7 +28,7 @@ namespace tessera::serve {
 
 class Connections {
  public:
-  enum class Stage {
+  enum class ConnectionStage {
     kHeader,  // the connection is open, its first header has not arrived
     kBody,    // the header of a request has arrived, the body not yet
     kReply,   // a reply without the model is being sent, e.g. an error
@@ -46,23 +46,23 @@ class Connections {
   bool admit(const std::string& address);
   // `key` identifies the connection in the calls below.
   void opened(const void* key, int socket, const std::string& address);  // the connection begins in kHeader
-  void enter(const void* key, Stage stage);                              // the time limit of the stage begins now
+  void enter(const void* key, ConnectionStage stage);                    // the time limit of the stage begins now
   void closed(const void* key);
-  int64_t being_answered() const;  // number of connections in kAnswer or kReply
+  int64_t count_answering() const;  // number of connections in kAnswer or kReply
 
  private:
   using Clock = std::chrono::steady_clock;
   struct Connection {
     int socket = -1;
     std::string address{};
-    Stage stage = Stage::kHeader;
+    ConnectionStage stage = ConnectionStage::kHeader;
     Clock::time_point since{};  // begin of the stage
     bool is_shut = false;       // shut down, but not closed yet
   };
   // `address` null: all addresses.
   int64_t count_open(const std::string* address) const;
-  bool shut_silent(const std::string* address);
-  std::chrono::duration<double> time_for(Stage stage) const;
+  bool shut_down_silent_connection(const std::string* address);
+  std::chrono::duration<double> time_for(ConnectionStage stage) const;
   void watch();
 
   const Limits limits_;

@@ -48,27 +48,27 @@ void check_keys(const JsonReader& top, Endpoint endpoint) {
                                              "tool_choice", "parallel_tool_calls",   "chat_template_kwargs"};
   static const std::set<std::string> text = {"prompt", "echo"};
   // Labels of a request. They have no effect on the answer.
-  static const std::set<std::string> idle = {"user", "metadata", "service_tier", "safety_identifier",
-                                             "prompt_cache_key"};
+  static const std::set<std::string> ignored_keys = {"user", "metadata", "service_tier", "safety_identifier",
+                                                     "prompt_cache_key"};
   // Keys that are accepted only with the value that has no effect on the answer, OpenAI's default.
-  static const std::map<std::string, Json> neutral = {{"best_of", 1},
-                                                      {"echo", false},
-                                                      {"suffix", ""},
-                                                      {"store", false},
-                                                      {"verbosity", "medium"},
-                                                      {"functions", nullptr},
-                                                      {"function_call", nullptr},
-                                                      {"audio", nullptr},
-                                                      {"prediction", nullptr},
-                                                      {"reasoning_effort", nullptr},
-                                                      {"web_search_options", nullptr},
-                                                      {"modalities", Json::array({"text"})}};
+  static const std::map<std::string, Json> keys_with_neutral_value = {{"best_of", 1},
+                                                                      {"echo", false},
+                                                                      {"suffix", ""},
+                                                                      {"store", false},
+                                                                      {"verbosity", "medium"},
+                                                                      {"functions", nullptr},
+                                                                      {"function_call", nullptr},
+                                                                      {"audio", nullptr},
+                                                                      {"prediction", nullptr},
+                                                                      {"reasoning_effort", nullptr},
+                                                                      {"web_search_options", nullptr},
+                                                                      {"modalities", Json::array({"text"})}};
   for (const auto& [key, value] : top.members()) {
     if (value.is_null()) continue;  // null counts as absent
-    if (both.contains(key) || idle.contains(key)) continue;
+    if (both.contains(key) || ignored_keys.contains(key)) continue;
     if ((endpoint == Endpoint::kChat ? chat : text).contains(key)) continue;
-    const auto accepted = neutral.find(key);
-    if (accepted == neutral.end()) {
+    const auto accepted = keys_with_neutral_value.find(key);
+    if (accepted == keys_with_neutral_value.end()) {
       refuse(escape(key), fmt::format("Unrecognized request argument: {}", quote(key)));
     }
     if (value.value() == accepted->second) continue;
@@ -95,7 +95,7 @@ std::vector<std::pair<int64_t, float>> read_bias(const JsonReader& top, const Mo
 
 // Sampling options that the request does not set come from generation_config.json if this file asks for sampling, else
 // they have OpenAI's defaults.
-void read_sampling(const JsonReader& top, const Served& served, GenerationOptions& options) {
+void read_sampling(const JsonReader& top, const ServedModel& served, GenerationOptions& options) {
   options = served.defaults;
   const bool files = served.defaults.folder_samples;
   const double temperature = top.number("temperature", files ? options.temperature : 1.0, 0, 100);
@@ -157,7 +157,7 @@ struct Prompt {
   std::optional<std::string> text{};  // nullopt when the prompt was given as token ids
 };
 
-Prompt prompt_of(const JsonReader& prompt, const Served& served) {
+Prompt prompt_of(const JsonReader& prompt, const ServedModel& served) {
   Prompt found;
   if (!prompt.is_array()) {
     found.text = prompt.as_string();
@@ -176,14 +176,14 @@ std::string text_of(const Prompt& prompt, const text::Tokenizer& tokenizer) {
   return tokenizer.decode(ids, false);
 }
 
-// Reads "prompt": a text, a list of token ids, or a list of at most `most` texts or lists of token ids.
-std::vector<Prompt> text_prompts(const JsonReader& top, const Served& served, int64_t most) {
+// Reads "prompt": a text, a list of token ids, or a list of at most `max_prompts` texts or lists of token ids.
+std::vector<Prompt> text_prompts(const JsonReader& top, const ServedModel& served, int64_t max_prompts) {
   const auto prompt = top.at("prompt");
   if (!prompt.is_array()) return {prompt_of(prompt, served)};
   const auto items = prompt.items();
   if (items.empty()) refuse("prompt", "prompt: found an empty list, wanted text or token ids");
   if (items[0].value().is_number()) return {prompt_of(prompt, served)};
-  if (static_cast<int64_t>(items.size()) > most) {
+  if (static_cast<int64_t>(items.size()) > max_prompts) {
     refuse("prompt",
            fmt::format("prompt: found {} prompts, this server allows at most {} choices per request (prompts x n)",
                        items.size(), served.limits.choices));
@@ -206,7 +206,7 @@ std::set<std::string> names_of(const JsonReader& tools) {
 
 // Reads "tool_choice" and returns "auto", "none" or "required". For a named tool the result is "required", and
 // form.tool receives the name.
-std::string read_tool_choice(const JsonReader& top, const std::set<std::string>& names, WantedForm& form) {
+std::string read_tool_choice(const JsonReader& top, const std::set<std::string>& names, AnswerFormOptions& form) {
   const auto choice = top.find("tool_choice");
   if (!choice || choice->is_null()) return "auto";
   if (!choice->is_object()) {
@@ -222,12 +222,12 @@ std::string read_tool_choice(const JsonReader& top, const std::set<std::string>&
   return "required";
 }
 
-// The prompt tokens of a chat. `told` receives the names of the tools in the prompt, and `form` the tools of which a
-// call is required, or allowed next to a response format. The chat is rendered with and without tools: equal texts show
-// that the template ignores them, which is an error. A tool call has <tool_call> tags if the rendered tools mention
-// this tag.
-std::vector<int64_t> chat_prompt(const JsonReader& top, const Served& served, std::set<std::string>& told,
-                                 WantedForm& form) {
+// The prompt tokens of a chat. `prompt_tools` receives the names of the tools in the prompt, and `form` the tools of
+// which a call is required, or allowed next to a response format. The chat is rendered with and without tools: equal
+// texts show that the template ignores them, which is an error. A tool call has <tool_call> tags if the rendered tools
+// mention this tag.
+std::vector<int64_t> chat_prompt(const JsonReader& top, const ServedModel& served, std::set<std::string>& prompt_tools,
+                                 AnswerFormOptions& form) {
   if (!served.chat) refuse("messages", "this model has no chat template; use /v1/completions");
   const auto messages =
       text::adapt_messages(*served.chat, data::openai_messages(top.at("messages").value(), "messages", kWhere));
@@ -240,7 +240,7 @@ std::vector<int64_t> chat_prompt(const JsonReader& top, const Served& served, st
   const auto names = tools && !tools->is_null() ? names_of(*tools) : std::set<std::string>{};
   const auto choice = read_tool_choice(top, names, form);
   if (!names.empty() && choice != "none") {
-    told = names;
+    prompt_tools = names;
     const auto without = served.chat->render(messages, true, extra).text;
     extra["tools"] = tools->value();
     const auto with = served.chat->render(messages, true, extra).text;
@@ -258,26 +258,27 @@ std::vector<int64_t> chat_prompt(const JsonReader& top, const Served& served, st
 
 // The number of new tokens that the request allows. 0 is accepted only with `echo`, and then the prompt may fill the
 // whole context. ApiError "context_length_exceeded", with OpenAI's wording, when prompt and new tokens do not fit.
-int64_t read_most_tokens(const JsonReader& top, const Served& served, Endpoint endpoint, int64_t prompt, bool echo) {
+int64_t read_max_tokens(const JsonReader& top, const ServedModel& served, Endpoint endpoint, int64_t prompt,
+                        bool echo) {
   constexpr int64_t kCompletionDefault = 16;  // OpenAI's default of max_tokens for completions
   constexpr int64_t kHuge = int64_t{1} << 40;
   const int64_t context = std::min(served.config.context_tokens, served.cache_tokens), room = context - prompt;
   const char* key = top.has("max_completion_tokens") ? "max_completion_tokens" : "max_tokens";
   const bool given = top.has(key);
-  const int64_t unsaid = endpoint == Endpoint::kText ? std::min(room, kCompletionDefault) : room;
-  const int64_t most = given ? top.integer(key, 1, echo ? 0 : 1, kHuge) : unsaid;
-  const int64_t least_room = given && most == 0 ? 0 : 1;
-  if (room < least_room || most > room) {
+  const int64_t default_max_tokens = endpoint == Endpoint::kText ? std::min(room, kCompletionDefault) : room;
+  const int64_t max_tokens = given ? top.integer(key, 1, echo ? 0 : 1, kHuge) : default_max_tokens;
+  const int64_t least_room = given && max_tokens == 0 ? 0 : 1;
+  if (room < least_room || max_tokens > room) {
     throw ApiError(
         400,
         fmt::format("This model's maximum context length is {} tokens. However, you requested {} tokens ({} in the "
                     "{}, {} in the completion). Please reduce the length of the {}.",
-                    context, prompt + std::max<int64_t>(most, given ? most : 1), prompt,
-                    endpoint == Endpoint::kChat ? "messages" : "prompt", std::max<int64_t>(most, 1),
+                    context, prompt + std::max<int64_t>(max_tokens, given ? max_tokens : 1), prompt,
+                    endpoint == Endpoint::kChat ? "messages" : "prompt", std::max<int64_t>(max_tokens, 1),
                     room < 1 ? "prompt" : "prompt or completion"),
         "context_length_exceeded", endpoint == Endpoint::kChat ? "messages" : "prompt");
   }
-  return most;
+  return max_tokens;
 }
 
 // Checks the keys of "response_format", because a key that restricts the answer must not be ignored. AnswerForms raises
@@ -300,11 +301,11 @@ void check_format(const JsonReader& format) {
 
 // Everything is checked before a sequence is queued. The grammar of the answer is built once and shared by all choices;
 // each choice has its own constraint and, from the second on, its own seed.
-CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served& served) {
+CompletionRequest read_object(const Json& json, Endpoint endpoint, const ServedModel& served) {
   const JsonReader top(json, kWhere);
   check_keys(top, endpoint);
   const auto model = top.string("model", served.name);
-  if (!served.is_called(model)) {
+  if (!served.has_name(model)) {
     throw ApiError(404,
                    fmt::format("The model {} does not exist here: this server has '{}'", quote(model), served.name),
                    "model_not_found", "model");
@@ -326,7 +327,7 @@ CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served&
   request.echo = endpoint == Endpoint::kText && top.boolean("echo", false);
   request.one_tool_call = endpoint == Endpoint::kChat && !top.boolean("parallel_tool_calls", true);
   const int64_t each = top.integer("n", 1, 1, served.limits.choices);
-  WantedForm form;
+  AnswerFormOptions form;
   if (const auto format = top.find("response_format"); format && !format->is_null()) {
     check_format(*format);
     if (format->string("type") != "text") form.format = format;
@@ -338,9 +339,9 @@ CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served&
   for (const auto& prompt : prompts) {
     const auto given = static_cast<int64_t>(prompt.tokens.size());
     request.prompt_tokens += given;
-    const int64_t most = read_most_tokens(top, served, endpoint, given, request.echo);
-    request.no_new_tokens = most == 0;
-    options.max_new_tokens = std::max<int64_t>(most, 1);
+    const int64_t max_tokens = read_max_tokens(top, served, endpoint, given, request.echo);
+    request.no_new_tokens = max_tokens == 0;
+    options.max_new_tokens = std::max<int64_t>(max_tokens, 1);
     // The engine generates one token after the prompt and drops it. This token is never an input of the model, so it
     // may exceed the context by one.
     options.context_tokens = request.no_new_tokens ? given + 1 : 0;
@@ -358,7 +359,7 @@ CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served&
 
 }  // namespace
 
-CompletionRequest read_request(std::string_view body, Endpoint endpoint, const Served& served) {
+CompletionRequest read_request(std::string_view body, Endpoint endpoint, const ServedModel& served) {
   try {
     constexpr JsonLimits kJson{
         .max_bytes = size_t{1} << 30, .max_depth = 64, .max_keys = 100'000, .exact_numbers = true};

@@ -26,7 +26,7 @@ namespace tessera::serve {
 enum class Endpoint { kChat, kText };
 
 // The served model: everything that is needed to read a request.
-struct Served {
+struct ServedModel {
   std::string name;
   std::string path{};  // the path or ORG/NAME from the command line, which clients may use as the model's name, too
   ModelConfig config;
@@ -37,7 +37,7 @@ struct Served {
   Limits limits{};
   std::shared_ptr<AnswerForms> forms = std::make_shared<AnswerForms>();
 
-  bool is_called(std::string_view model) const { return model == name || (!path.empty() && model == path); }
+  bool has_name(std::string_view model) const { return model == name || (!path.empty() && model == path); }
 };
 
 struct CompletionRequest {
@@ -59,6 +59,6 @@ struct CompletionRequest {
 
 // `body` is the JSON text of the request. ApiError 400 for a wrong request, 404 for another model, 503 when the server
 // has no memory for its grammar.
-CompletionRequest read_request(std::string_view body, Endpoint endpoint, const Served& served);
+CompletionRequest read_request(std::string_view body, Endpoint endpoint, const ServedModel& served);
 
 }  // namespace tessera::serve

@@ -2,9 +2,9 @@
 //
 //   Response response(Endpoint::kChat, "chatcmpl-1", served, request);
 //   while (!response.done()) response.add(piece);    // in the order of the pieces
-//   response.whole()
+//   response.full_response()
 //
-// For a stream, send first(), the results of add(), and usage_chunk() instead of whole().
+// For a stream, send first_chunks(), the results of add(), and usage_chunk() instead of full_response().
 // Not thread-safe.
 #pragma once
 
@@ -23,15 +23,15 @@ namespace tessera::serve {
 
 class Response {
  public:
-  Response(Endpoint endpoint, std::string id, const Served& served, const CompletionRequest& request);
+  Response(Endpoint endpoint, std::string id, const ServedModel& served, const CompletionRequest& request);
 
   // The first chunks of a stream: for a chat the role of each choice, for a completion none.
-  std::vector<Json> first() const;
+  std::vector<Json> first_chunks() const;
   // Adds a piece; a piece of a finished choice is ignored. For a stream it returns the chunk to send, if there is one.
-  std::optional<Json> add(const Piece& piece);
+  std::optional<Json> add(const AnswerPiece& piece);
   bool is_finished(size_t choice) const { return choices_[choice].finish.has_value(); }
   bool done() const;  // all choices are finished
-  Json whole() const;
+  Json full_response() const;
   Json usage_chunk() const;
 
  private:
@@ -45,19 +45,19 @@ class Response {
     Json calls = Json::array();              // tool calls; for a stream only those that are not sent yet
     Json log_probs{};
     std::optional<Finish> finish{};
-    int64_t called = 0;  // number of tool calls so far
+    int64_t tool_call_count = 0;  // number of tool calls so far
   };
-  Json frame(Json choices) const;
+  Json response_object(Json choices) const;
   Json choice_json(size_t index, Json content, const std::optional<Finish>& finish, Json log_probs) const;
-  Json log_probs_of(Choice& choice, const Piece& piece, const std::string& content);
-  void echo(Choice& choice, const Piece& piece, std::string& text, Json& log_probs);
+  Json log_probs_of(Choice& choice, const AnswerPiece& piece, const std::string& content);
+  void echo(Choice& choice, const AnswerPiece& piece, std::string& text, Json& log_probs);
   Json usage() const;
   bool is_chat() const { return endpoint_ == Endpoint::kChat; }
-  std::string read(Choice& choice, const Piece& piece);
+  std::string read(Choice& choice, const AnswerPiece& piece);
 
   Endpoint endpoint_;
   std::string id_;
-  const Served& served_;
+  const ServedModel& served_;
   int64_t created_, prompt_tokens_, new_tokens_ = 0;
   bool stream_, log_probs_, usage_in_chunks_, no_new_tokens_, one_tool_call_;
   std::vector<Choice> choices_;

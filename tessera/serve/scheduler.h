@@ -4,7 +4,7 @@
 //   const auto answer = scheduler.submit(request, tokenizer);
 //   while (const auto piece = answer->next(200ms)) ...
 //
-// Thread-safe. When the last shared_ptr of an Answer is destroyed, its sequences are cancelled.
+// Thread-safe. When the last shared_ptr of an AnswerQueue is destroyed, its sequences are cancelled.
 #pragma once
 
 #include <chrono>
@@ -27,7 +27,7 @@
 namespace tessera::serve {
 
 // The part of an answer that comes from one generated token of a choice.
-struct Piece {
+struct AnswerPiece {
   size_t choice = 0;
   std::string text{};              // empty when the text is held back, or when the token has no text
   std::optional<int64_t> token{};  // nullopt when a choice ends without a token: at the deadline, or with an error
@@ -39,12 +39,12 @@ struct Piece {
 
 // The answer to one request: a queue of pieces between the engine's thread, which adds them, and the thread of the
 // connection, which calls next().
-class Answer {
+class AnswerQueue {
  public:
-  Answer(const text::Tokenizer& tokenizer, const CompletionRequest& request);
+  AnswerQueue(const text::Tokenizer& tokenizer, const CompletionRequest& request);
   // The next piece of any choice; nullopt when none came within `wait`. A piece with `finish` is the last one of its
   // choice. After Finish::kError all further pieces must be ignored.
-  std::optional<Piece> next(std::chrono::milliseconds wait);
+  std::optional<AnswerPiece> next(std::chrono::milliseconds wait);
   void cancel();
   // Ends the sequence of this choice.
   void stop(size_t choice);
@@ -58,8 +58,8 @@ class Answer {
   void end(const std::string& error);
 
   std::mutex mutex_;
-  std::condition_variable came_;
-  std::deque<Piece> pieces_;
+  std::condition_variable piece_added_;
+  std::deque<AnswerPiece> pieces_;
   bool cancelled_ = false, has_tokens_ = false;
   std::vector<TextStream> streams_;
   std::vector<bool> ended_;  // by choice: no further piece may be added
@@ -78,26 +78,27 @@ class Scheduler {
   Scheduler& operator=(const Scheduler&) = delete;
 
   // Queues one sequence per choice. ApiError 503 when the queue is full.
-  std::shared_ptr<Answer> submit(const CompletionRequest& request, const text::Tokenizer& tokenizer);
+  std::shared_ptr<AnswerQueue> submit(const CompletionRequest& request, const text::Tokenizer& tokenizer);
   EngineCounts counts() const;
 
  private:
-  struct Arrival {
+  struct QueuedRequest {
     GenerationRequest request;
-    std::weak_ptr<Answer> answer;
+    std::weak_ptr<AnswerQueue> answer;
   };
   void work();
-  void take_arrivals(std::unique_lock<std::mutex>& lock);
+  void start_queued_requests(std::unique_lock<std::mutex>& lock);
   void drop_cancelled();
   void fail_all(const std::string& error);
 
   const Limits limits_;
   const std::function<void(std::exception_ptr)> failed_;
-  Engine engine_;                                                  // used only by thread_ after the constructor
-  std::vector<std::pair<int64_t, std::weak_ptr<Answer>>> active_;  // sequence id and its answer; used only by thread_
-  mutable std::mutex mutex_;                                       // protects the members below
+  Engine engine_;  // used only by thread_ after the constructor
+  std::vector<std::pair<int64_t, std::weak_ptr<AnswerQueue>>>
+      active_;                // sequence id and its answer; used only by thread_
+  mutable std::mutex mutex_;  // protects the members below
   std::condition_variable wake_;
-  std::deque<Arrival> arrivals_;
+  std::deque<QueuedRequest> queued_requests_;
   EngineCounts counts_;
   bool ending_ = false;
   std::thread thread_;

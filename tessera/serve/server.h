@@ -26,7 +26,7 @@ struct ServerOptions {
 class Server {
  public:
   // `served` and `scheduler` must outlive the server. Error kInternal when libmicrohttpd does not start.
-  Server(const Served& served, Scheduler& scheduler, ServerOptions options);
+  Server(const ServedModel& served, Scheduler& scheduler, ServerOptions options);
   ~Server();  // closes all connections, without waiting for their answers
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
@@ -36,8 +36,8 @@ class Server {
   bool drain();
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  struct ServerState;
+  std::unique_ptr<ServerState> state_;
 };
 
 }  // namespace tessera::serve

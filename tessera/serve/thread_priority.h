@@ -11,7 +11,7 @@ namespace tessera::serve {
 // builds a grammar: on a machine with few cores, clients that send large requests one after another would otherwise
 // delay all other answers. The thread cannot undo it, because Linux does not let an unprivileged thread raise its
 // priority.
-inline void step_behind_the_model() {
+inline void lower_thread_priority() {
   constexpr int kNice = 19;
   ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kNice);
 }

@@ -30,12 +30,12 @@ Json entry_of(const std::string& token_bytes, double log_prob) {
   return {{"token", shown_token(token_bytes)}, {"logprob", finite_log_prob(log_prob)}, {"bytes", std::move(bytes)}};
 }
 
-Json top_log_probs(int64_t token, const TokenLogProbs& found, const text::Tokenizer& tokenizer) {
+Json top_log_probs(int64_t token, const TokenLogProbs& log_probs, const text::Tokenizer& tokenizer) {
   Json top = Json::object();
-  for (const auto& [likely, log_prob] : found.likeliest) {
+  for (const auto& [likely, log_prob] : log_probs.top_tokens) {
     top[shown_token(bytes_of(tokenizer, likely))] = finite_log_prob(log_prob);
   }
-  top[shown_token(bytes_of(tokenizer, token))] = finite_log_prob(found.chosen);
+  top[shown_token(bytes_of(tokenizer, token))] = finite_log_prob(log_probs.chosen);
   return top;
 }
 
@@ -58,24 +58,25 @@ int64_t added_characters(const std::vector<int64_t>& prompt, const std::string& 
 
 }  // namespace
 
-Json completion_log_probs(int64_t token, const TokenLogProbs& found, int64_t offset, const text::Tokenizer& tokenizer) {
+Json completion_log_probs(int64_t token, const TokenLogProbs& log_probs, int64_t offset,
+                          const text::Tokenizer& tokenizer) {
   return {{"tokens", Json::array({shown_token(bytes_of(tokenizer, token))})},
-          {"token_logprobs", Json::array({finite_log_prob(found.chosen)})},
-          {"top_logprobs", Json::array({top_log_probs(token, found, tokenizer)})},
+          {"token_logprobs", Json::array({finite_log_prob(log_probs.chosen)})},
+          {"top_logprobs", Json::array({top_log_probs(token, log_probs, tokenizer)})},
           {"text_offset", Json::array({offset})}};
 }
 
 Json prompt_log_probs(const std::vector<int64_t>& prompt, const std::string& text,
-                      const std::vector<TokenLogProbs>& found, const text::Tokenizer& tokenizer) {
+                      const std::vector<TokenLogProbs>& log_probs, const text::Tokenizer& tokenizer) {
   Json tokens = Json::array(), chosen = Json::array(), top = Json::array(), offsets = Json::array();
   TextOffsets places(tokenizer, /*skip_special_tokens=*/false);
   const int64_t added = added_characters(prompt, text, tokenizer), end = count_characters(text);
   for (size_t i = 0; i < prompt.size(); ++i) {
     tokens.push_back(shown_token(bytes_of(tokenizer, prompt[i])));
-    offsets.push_back(std::clamp<int64_t>(places.place_of(prompt[i]) - added, 0, end));
-    const bool is_known = i > 0 && i <= found.size();
-    chosen.push_back(is_known ? Json(finite_log_prob(found[i - 1].chosen)) : Json());
-    top.push_back(is_known ? top_log_probs(prompt[i], found[i - 1], tokenizer) : Json());
+    offsets.push_back(std::clamp<int64_t>(places.offset_of(prompt[i]) - added, 0, end));
+    const bool is_known = i > 0 && i <= log_probs.size();
+    chosen.push_back(is_known ? Json(finite_log_prob(log_probs[i - 1].chosen)) : Json());
+    top.push_back(is_known ? top_log_probs(prompt[i], log_probs[i - 1], tokenizer) : Json());
   }
   return {{"tokens", std::move(tokens)},
           {"token_logprobs", std::move(chosen)},
@@ -89,7 +90,7 @@ void append_lists(Json& lists, const Json& more) {
   }
 }
 
-int64_t TextOffsets::place_of(int64_t token) {
+int64_t TextOffsets::offset_of(int64_t token) {
   const int64_t place = characters_;
   characters_ += count_characters(decoder_.push(static_cast<text::TokenId>(token)));
   return place;
@@ -97,9 +98,9 @@ int64_t TextOffsets::place_of(int64_t token) {
 
 void TextOffsets::skip(std::string_view text) { characters_ += count_characters(text); }
 
-void ContentEntries::add(int64_t token, TokenLogProbs found, const text::Tokenizer& tokenizer) {
+void ContentEntries::add(int64_t token, TokenLogProbs log_probs, const text::Tokenizer& tokenizer) {
   if (tokenizer.is_special(static_cast<text::TokenId>(token))) return;  // special tokens have no text
-  waiting_.push_back({.taken = "", .left = bytes_of(tokenizer, token), .found = std::move(found)});
+  waiting_.push_back({.matched_bytes = "", .left = bytes_of(tokenizer, token), .log_probs = std::move(log_probs)});
 }
 
 // The content has the bytes of the waiting tokens in their order, except for bytes that never reach it (of a tool call
@@ -108,11 +109,11 @@ void ContentEntries::add(int64_t token, TokenLogProbs found, const text::Tokeniz
 Json ContentEntries::take(std::string_view content, const text::Tokenizer& tokenizer) {
   Json entries = Json::array();
   if (content.empty()) return entries;
-  const auto release = [&](const Waiting& token) {
-    if (token.taken.empty()) return;
-    auto entry = entry_of(token.taken, token.found.chosen);
+  const auto release = [&](const PendingToken& token) {
+    if (token.matched_bytes.empty()) return;
+    auto entry = entry_of(token.matched_bytes, token.log_probs.chosen);
     entry["top_logprobs"] = Json::array();
-    for (const auto& [likely, log_prob] : token.found.likeliest) {
+    for (const auto& [likely, log_prob] : token.log_probs.top_tokens) {
       entry["top_logprobs"].push_back(entry_of(bytes_of(tokenizer, likely), log_prob));
     }
     entries.push_back(std::move(entry));
@@ -129,7 +130,7 @@ Json ContentEntries::take(std::string_view content, const text::Tokenizer& token
     token.left.erase(0, skip);
     skipped -= skip;
     const size_t part = std::min(needed, token.left.size());
-    token.taken += token.left.substr(0, part);
+    token.matched_bytes += token.left.substr(0, part);
     token.left.erase(0, part);
     needed -= part;
     if (!token.left.empty()) break;
@@ -141,10 +142,10 @@ Json ContentEntries::take(std::string_view content, const text::Tokenizer& token
 }
 
 Json ContentEntries::finish(const text::Tokenizer& tokenizer) {
-  std::erase_if(waiting_, [](const Waiting& token) { return token.taken.empty(); });
+  std::erase_if(waiting_, [](const PendingToken& token) { return token.matched_bytes.empty(); });
   if (waiting_.empty()) return Json::array();
   auto& last = waiting_.front();
-  last.left = std::exchange(last.taken, "");
+  last.left = std::exchange(last.matched_bytes, "");
   const auto content = last.left;
   auto entries = take(content, tokenizer);
   waiting_.clear();

@@ -1,7 +1,7 @@
 // The log-probs of tokens in the formats of OpenAI's two APIs: `logprobs` of completions and of chats.
 //
 //   TextOffsets offsets(tokenizer);                           // one per choice of a completion
-//   Json lists = completion_log_probs(token, log_probs, offsets.place_of(token), tokenizer);
+//   Json lists = completion_log_probs(token, log_probs, offsets.offset_of(token), tokenizer);
 //
 //   ContentEntries entries;                                   // one per choice of a chat
 //   entries.add(token, log_probs, tokenizer);
@@ -18,18 +18,19 @@
 #include <vector>
 
 #include "tessera/base/text/json.h"
-#include "tessera/models/generation/choice.h"
+#include "tessera/models/generation/sampling.h"
 #include "tessera/text/tokenizer.h"
 
 namespace tessera::serve {
 
 // Returns {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []} with one token. Its top_logprobs
 // always contain the token itself, even if it is not one of the likeliest.
-Json completion_log_probs(int64_t token, const TokenLogProbs& found, int64_t offset, const text::Tokenizer& tokenizer);
-// The same lists for a prompt that is echoed as `text`. `found` has the log-probs of the second token and all later
+Json completion_log_probs(int64_t token, const TokenLogProbs& log_probs, int64_t offset,
+                          const text::Tokenizer& tokenizer);
+// The same lists for a prompt that is echoed as `text`. `log_probs` has the log-probs of the second token and all later
 // ones; the first token has none, and null in the lists.
 Json prompt_log_probs(const std::vector<int64_t>& prompt, const std::string& text,
-                      const std::vector<TokenLogProbs>& found, const text::Tokenizer& tokenizer);
+                      const std::vector<TokenLogProbs>& log_probs, const text::Tokenizer& tokenizer);
 // Appends each list of `more` to the list with the same key in `lists`.
 void append_lists(Json& lists, const Json& more);
 
@@ -39,7 +40,7 @@ class TextOffsets {
   explicit TextOffsets(text::Tokenizer tokenizer, bool skip_special_tokens = true)
       : decoder_(std::move(tokenizer), skip_special_tokens) {}
   // The position at which the text of `token`, the next token, begins.
-  int64_t place_of(int64_t token);
+  int64_t offset_of(int64_t token);
   // Adds text that comes before the next token and belongs to no token.
   void skip(std::string_view text);
 
@@ -53,7 +54,7 @@ class TextOffsets {
 // has only a part has an entry with this part.
 class ContentEntries {
  public:
-  void add(int64_t token, TokenLogProbs found, const text::Tokenizer& tokenizer);
+  void add(int64_t token, TokenLogProbs log_probs, const text::Tokenizer& tokenizer);
   // Returns the entries of all tokens that end in `content`, the next piece of the content.
   Json take(std::string_view content, const text::Tokenizer& tokenizer);
   // Must be called at the end of the content. Returns the entry of the last token if the content has only its first
@@ -61,11 +62,11 @@ class ContentEntries {
   Json finish(const text::Tokenizer& tokenizer);
 
  private:
-  struct Waiting {
-    std::string taken, left;  // bytes already found in the content, and bytes that may still come
-    TokenLogProbs found;
+  struct PendingToken {
+    std::string matched_bytes, left;  // bytes already found in the content, and bytes that may still come
+    TokenLogProbs log_probs;
   };
-  std::vector<Waiting> waiting_;
+  std::vector<PendingToken> waiting_;
 };
 
 }  // namespace tessera::serve

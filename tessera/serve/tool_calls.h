@@ -22,26 +22,26 @@ struct ToolCall {
 
 class ToolCallReader {
  public:
-  struct Read {
+  struct ToolCallOutput {
     std::string text{};
     std::vector<ToolCall> calls{};
   };
   // `names` are the functions that a message of bare JSON may call. Between tags any function may be called.
   explicit ToolCallReader(std::set<std::string> names) : names_(std::move(names)) {}
 
-  Read push(std::string_view text);
-  Read finish();
+  ToolCallOutput push(std::string_view text);
+  ToolCallOutput finish();
 
  private:
-  enum class Place { kStart, kText, kTagged, kJson };
-  bool advance(Read& read);
-  bool read_message(Read& read) const;
+  enum class ReadState { kStart, kText, kTagged, kJson };
+  bool advance(ToolCallOutput& output);
+  bool read_message(ToolCallOutput& output) const;
 
   std::set<std::string> names_;
-  std::string held_, blanks_;  // output that may be part of a call; whitespace before the current call
-  Place place_ = Place::kStart;
-  size_t looked_ = 0;    // the closing tag does not begin in the first looked_ bytes of held_
-  bool called_ = false;  // a call between tags has been read
+  std::string held_, leading_whitespace_;  // output that may be part of a call; whitespace before the current call
+  ReadState state_ = ReadState::kStart;
+  size_t searched_bytes_ = 0;  // the closing tag does not begin in the first searched_bytes_ bytes of held_
+  bool called_ = false;        // a call between tags has been read
 };
 
 }  // namespace tessera::serve

@@ -44,14 +44,14 @@ class Serve : public ::testing::Test {
     model_ = testing::tiny_model(changes);
     rows_ = testing::tiny_model(changes);
     make_row_model(*rows_, kernels::WeightFormat::kFloat32);
-    served_ = std::make_unique<Served>(
-        Served{.name = "tiny",
-               .config = model_->config(),
-               .defaults = {},
-               .tokenizer = text::Tokenizer::from_json(testing::character_tokenizer(characters), "test"),
-               .chat = text::ChatTemplate::parse(kTemplate, "test"),
-               .cache_tokens = 4096,
-               .limits = limits});
+    served_ = std::make_unique<ServedModel>(
+        ServedModel{.name = "tiny",
+                    .config = model_->config(),
+                    .defaults = {},
+                    .tokenizer = text::Tokenizer::from_json(testing::character_tokenizer(characters), "test"),
+                    .chat = text::ChatTemplate::parse(kTemplate, "test"),
+                    .cache_tokens = 4096,
+                    .limits = limits});
     scheduler_ =
         std::make_unique<Scheduler>(rows_, EngineOptions{.pages = 256, .max_sequences = limits.sequences}, limits);
     auto listening = listen_at("127.0.0.1", 0, ListenScope::kThisHost);
@@ -94,7 +94,7 @@ class Serve : public ::testing::Test {
   }
 
   std::shared_ptr<CausalLM> model_, rows_;  // to compare with, and the one that answers
-  std::unique_ptr<Served> served_;
+  std::unique_ptr<ServedModel> served_;
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<Server> server_;
   int port_ = 0;

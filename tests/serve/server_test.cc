@@ -239,8 +239,8 @@ TEST(AnswerForms, CallsAreBetweenTagsIfTheTemplateUsesThem) {
   const Json any = Json::object();
   const Json tools = Json::array({{{"type", "function"}, {"function", {{"name", "f"}, {"parameters", any}}}}});
   AnswerForms forms;
-  WantedForm wanted{.tools = JsonReader(tools, "tools"), .tagged = true};
-  const auto masks = forms.of(wanted, tokenizer);
+  AnswerFormOptions options{.tools = JsonReader(tools, "tools"), .tagged = true};
+  const auto masks = forms.of(options, tokenizer);
   const auto complete = [&](const auto& of, const std::string& text) {
     text::TokenConstraint constraint(of, {});
     const auto ids = tokenizer.encode(text);
@@ -249,9 +249,9 @@ TEST(AnswerForms, CallsAreBetweenTagsIfTheTemplateUsesThem) {
   EXPECT_TRUE(complete(masks, R"(<tool_call>{"name":"f","arguments":{}}</tool_call>)"));
   EXPECT_TRUE(complete(masks, R"(<tool_call> {"name": "f", "parameters": {"a":[]} } </tool_call>)"));
   EXPECT_THROW(complete(masks, R"({"name":"f","arguments":{}})"), Error);
-  EXPECT_EQ(forms.of(wanted, tokenizer), masks);
+  EXPECT_EQ(forms.of(options, tokenizer), masks);
   wanted.tagged = false;
-  const auto bare = forms.of(wanted, tokenizer);
+  const auto bare = forms.of(options, tokenizer);
   EXPECT_NE(bare, masks);
   EXPECT_TRUE(complete(bare, R"({"name":"f","arguments":{}})"));
   EXPECT_EQ(forms.of({}, tokenizer), nullptr);
@@ -421,14 +421,14 @@ TEST_F(Serve, ControlTokensInMessagesAreText) {
 
 TEST(Responses, ToolCallsHaveOpenAisFormat) {
   const testing::TempFolder folder;
-  const Served served{
+  const ServedModel served{
       .name = "bytes", .config = {}, .defaults = {}, .tokenizer = data::make_byte_tokenizer(folder.path()), .chat = {}};
   CompletionRequest request{.choices = {{.prompt = {1}}}, .prompt_tokens = 1, .tools = {"f"}};
   const std::string text = "Well.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>\n";
   const auto give = [&](Response& response) {
     std::vector<Json> chunks;
     for (size_t i = 0; i < text.size(); ++i) {
-      Piece piece{.text = text.substr(i, 1)};
+      AnswerPiece piece{.text = text.substr(i, 1)};
       if (i + 1 == text.size()) piece.finish = Finish::kStop;
       if (auto chunk = response.add(piece)) chunks.push_back(std::move(*chunk));
     }
@@ -437,7 +437,7 @@ TEST(Responses, ToolCallsHaveOpenAisFormat) {
   };
   Response whole(Endpoint::kChat, "x", served, request);
   give(whole);
-  const auto choice = whole.whole()["choices"][0];
+  const auto choice = whole.full_response()["choices"][0];
   EXPECT_EQ(choice["finish_reason"], "tool_calls");
   EXPECT_EQ(choice["message"]["content"], "Well.");
   ASSERT_EQ(choice["message"]["tool_calls"].size(), 1U);

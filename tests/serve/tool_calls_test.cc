@@ -13,7 +13,7 @@ std::string read(const std::string& message) {
   for (size_t most : {size_t{1}, size_t{3}, size_t{7}, message.size() + 1}) {
     ToolCallReader reader({"f", "g"});
     std::string text, calls;
-    const auto take = [&](const ToolCallReader::Read& read) {
+    const auto take = [&](const ToolCallReader::ToolCallOutput& read) {
       text += read.text;
       for (const auto& call : read.calls) calls += "|" + call.name + call.arguments;
     };

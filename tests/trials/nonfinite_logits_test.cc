@@ -134,7 +134,7 @@ TEST(NonfiniteLogits, GiveNoTokenWhateverChoosesAmongThem) {
         std::vector<float> scores = {0.5F, 1, 2, -1, 0};
         scores[place] = value;
         try {
-          choose_from(scores, {context, 2}, options);
+          choose_from_scores(scores, {context, 2}, options);
           ADD_FAILURE() << "a token was chosen with " << value << " at " << place;
         } catch (const Error& error) {
           EXPECT_EQ(error.exit_code(), 1);
@@ -144,9 +144,9 @@ TEST(NonfiniteLogits, GiveNoTokenWhateverChoosesAmongThem) {
       }
     }
     std::vector<float> never(5, -kInfinity);
-    EXPECT_THROW(choose_from(never, {context, 2}, options), Error);
+    EXPECT_THROW(choose_from_scores(never, {context, 2}, options), Error);
     never[3] = 0;
-    EXPECT_EQ(choose_from(never, {context, 2}, options), 3);
+    EXPECT_EQ(choose_from_scores(never, {context, 2}, options), 3);
   }
 }
 
@@ -211,7 +211,7 @@ TEST_F(NonfiniteVerbs, ScoreEndsWithCodeOneAndTheRecordAndTokenAndLeavesNoFile) 
 TEST(NonfiniteServe, AnswersFiveHundredForThatRequestAloneAndLivesOn) {
   at::set_num_threads(1);
   const auto model = testing::overflowing_model();
-  serve::Served served{
+  serve::ServedModel served{
       .name = "tiny",
       .config = model->config(),
       .defaults = {},

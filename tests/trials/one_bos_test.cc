@@ -61,7 +61,7 @@ TEST_F(OneBos, ScoredTextsHaveIt) {
 }
 
 TEST_F(OneBos, PromptsOfCompletionsHaveIt) {
-  const serve::Served served{
+  const serve::ServedModel served{
       .name = "tiny", .config = config_, .defaults = {}, .tokenizer = *tokenizer_, .chat = {}, .cache_tokens = 100};
   const auto request =
       serve::read_request(R"({"prompt": "<|im_start|>ab", "max_tokens": 2})", serve::Endpoint::kText, served);

@@ -3,8 +3,7 @@
 //
 //   const auto masks = std::make_shared<GrammarMasks>(grammar, vocabulary);
 //   GrammarMasks::GrammarCursor cursor(*masks);  // one per sequence
-//   while (!masks->advance_and_mask(cursor, generated_tokens, GrammarMasks::ResultKind::kMask, steps)) ...  // one
-//   slice
+//   while (!masks->advance_and_mask(cursor, generated_tokens, GrammarMasks::ResultKind::kMask, steps)) ...
 //
 // A token is allowed if its bytes continue the text; special tokens have no bytes and are never allowed. The work for
 // an answer is counted in steps (positions of the grammar that are read, about 16 million per second), so callers can
