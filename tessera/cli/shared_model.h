@@ -1,7 +1,7 @@
 // A model for generation that is sharded over the ranks of a world, which may also be a single rank.
 //
 //   const auto model = load_shared(dir, "bfloat16", config, device, world);
-//   if (world->rank() > 0) return follow_steps(*model, *world->group());      // rank 0 has the engine
+//   if (world->rank() > 0) return run_engine_follower(*model, *world->group());      // rank 0 has the engine
 #pragma once
 
 #include <memory>
@@ -21,10 +21,11 @@ namespace tessera::cli {
 // (int8, int4) on several ranks.
 std::shared_ptr<CausalLM> load_shared(const std::string& dir, const std::string& dtype, const ModelConfig& config,
                                       at::Device device, const std::shared_ptr<comm::World>& world);
-// The size of the KV cache in tokens: `wanted`, or less if a rank has no room for it (cache_tokens() of cache_room.h).
-// COLLECTIVE over the world.
+// The size of the KV cache in tokens: `wanted`, or less if a rank has no room for it (cache_tokens() of
+// cache_memory.h). COLLECTIVE over the world.
 int64_t shared_cache_tokens(CausalLM& model, int64_t wanted, comm::World& world);
-// Call before a KV cache of `tokens` tokens is created: for a model in CPU memory, check_cache_fits() of cache_room.h.
+// Call before a KV cache of `tokens` tokens is created: for a model in CPU memory, check_cache_fits() of
+// cache_memory.h.
 void check_shared_cache(CausalLM& model, int64_t tokens, comm::World& world);
 // The group for EngineOptions: the group of the world, null for one rank.
 std::shared_ptr<comm::Group> engine_group(comm::World& world);

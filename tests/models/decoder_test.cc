@@ -52,7 +52,7 @@ TEST(Families, StepsThroughPagesGiveTheLogitsOfTheWhole) {
                                   .first_position = begin,
                                   .pages = std::span(pages).subspan(static_cast<size_t>(row), 1)});
         for (int64_t position = begin; position < begin + step; ++position) {
-          rows.wanted.push_back(static_cast<int64_t>(rows.tokens.size()));
+          rows.logits_rows.push_back(static_cast<int64_t>(rows.tokens.size()));
           rows.tokens.push_back(tokens[row][position].item<int64_t>());
           rows.positions.push_back(position);
         }

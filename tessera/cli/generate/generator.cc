@@ -4,7 +4,7 @@
 #include "tessera/cli/shared_model.h"
 #include "tessera/comm/rendezvous/device_choice.h"
 #include "tessera/comm/rendezvous/world.h"
-#include "tessera/models/generation/shared_steps.h"
+#include "tessera/models/generation/engine_follower.h"
 
 namespace tessera::cli {
 
@@ -20,7 +20,7 @@ Generator::Generator(const GenerateFlags& flags, const ModelConfig& config, std:
       model_, EngineOptions{.pages = Engine::pages_for(*cache_tokens), .group = engine_group(*world_)});
 }
 
-void Generator::follow() { follow_steps(*model_, *world_->group()); }
+void Generator::follow() { run_engine_follower(*model_, *world_->group()); }
 
 // The engine passes the error of a sequence to its callback. Here it is kept, and thrown after the engine's last step.
 void Generator::run(GenerationRequest request) {

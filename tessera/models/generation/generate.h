@@ -69,14 +69,14 @@ std::vector<int64_t> generate(CausalLM& model, std::span<const int64_t> prompt, 
                               const TokenCallback& on_token = {}, comm::Group* group = nullptr);
 
 // The forward of generation when no rank has the whole model, as with pipeline stages.
-struct GenerationSource {
+struct DistributedForward {
   RowsForward forward{};         // returns the logits on the leader
   at::Device device = at::kCPU;  // of the model
   comm::Group* group = nullptr;  // all ranks that generate; null: this rank alone
   int leader = 0;                // rank of the group that chooses tokens and whose callback decides
 };
 // Does the same. COLLECTIVE over the source's group.
-std::vector<int64_t> generate(const ModelConfig& config, const GenerationSource& source,
+std::vector<int64_t> generate(const ModelConfig& config, const DistributedForward& distributed,
                               std::span<const int64_t> prompt, const GenerationOptions& options,
                               const TokenCallback& on_token = {});
 // Returns the largest number of tokens that the pages must hold. Errors as generate().

@@ -34,7 +34,7 @@ class StopStrings {
 
  private:
   std::vector<std::string> stops_;
-  std::string held_;
+  std::string pending_text_;
   bool stopped_ = false;
 };
 

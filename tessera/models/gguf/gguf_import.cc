@@ -34,19 +34,21 @@ class GgufKeys {
   const std::string& architecture() const { return architecture_; }
   std::string where() const { return file_.path().string(); }
   std::string key(const char* name) const { return architecture_ + "." + name; }
-  int64_t whole(const char* name) const {
+  int64_t integer(const char* name) const {
     const auto value = file_.require_uint(key(name));
     TESSERA_CHECK(value <= (uint64_t{1} << 32), ErrorKind::kFormat, "[gguf] {}: {} is {}", where(), key(name), value);
     return static_cast<int64_t>(value);
   }
-  // Returns a value that must be between 1 and `most`.
-  int64_t size(const char* name, int64_t most) const {
-    const int64_t value = whole(name);
-    TESSERA_CHECK(value >= 1 && value <= most, ErrorKind::kFormat, "[gguf] {}: {} is {}, wanted 1 to {}", where(),
-                  key(name), value, most);
+  // Returns a value that must be between 1 and `max_value`.
+  int64_t positive_integer(const char* name, int64_t max_value) const {
+    const int64_t value = integer(name);
+    TESSERA_CHECK(value >= 1 && value <= max_value, ErrorKind::kFormat, "[gguf] {}: {} is {}, wanted 1 to {}", where(),
+                  key(name), value, max_value);
     return value;
   }
-  int64_t whole_or(const char* name, int64_t absent) const { return file_.find_uint(key(name)) ? whole(name) : absent; }
+  int64_t integer_or(const char* name, int64_t absent) const {
+    return file_.find_uint(key(name)) ? integer(name) : absent;
+  }
   double number_or(const char* name, double absent) const {
     return shortest_decimal(file_.find_float(key(name)).value_or(absent));
   }
@@ -66,7 +68,7 @@ const ModelFamily& imported_family(const GgufKeys& keys) {
     raise(ErrorKind::kConfig, "[gguf] {}: the architecture {} is not supported by this version. Supported: {}.",
           keys.where(), quote(keys.architecture()), fmt::join(known, ", "));
   }
-  const int64_t experts = keys.whole_or("expert_count", 0);
+  const int64_t experts = keys.integer_or("expert_count", 0);
   TESSERA_CHECK(experts == 0 || family->gguf.experts, ErrorKind::kConfig,
                 "[gguf] {}: a mixture of {} experts with the architecture {} is not supported by this version",
                 keys.where(), experts, quote(keys.architecture()));
@@ -90,16 +92,16 @@ struct GgufHeads {
 
 GgufHeads read_heads(const GgufKeys& keys, int64_t hidden) {
   constexpr int64_t kMost = 65536;
-  GgufHeads heads{keys.size("attention.head_count", kMost), 0, 0};
-  heads.kv_heads = keys.whole_or("attention.head_count_kv", heads.heads);
-  heads.size = keys.whole_or("attention.key_length", hidden / heads.heads);
+  GgufHeads heads{keys.positive_integer("attention.head_count", kMost), 0, 0};
+  heads.kv_heads = keys.integer_or("attention.head_count_kv", heads.heads);
+  heads.size = keys.integer_or("attention.key_length", hidden / heads.heads);
   const bool divides = heads.kv_heads >= 1 && heads.heads % heads.kv_heads == 0;
   TESSERA_CHECK(divides && heads.size >= 2 && heads.size <= kMost && heads.size % 2 == 0, ErrorKind::kFormat,
                 "[gguf] {}: found {} heads, {} key/value heads and head size {}: the heads must be a multiple of the "
                 "key/value heads, and the head size even and from 2 to 65536",
                 keys.where(), heads.heads, heads.kv_heads, heads.size);
-  const auto value_size = keys.whole_or("attention.value_length", heads.size);
-  const auto rotated = keys.whole_or("rope.dimension_count", heads.size);
+  const auto value_size = keys.integer_or("attention.value_length", heads.size);
+  const auto rotated = keys.integer_or("rope.dimension_count", heads.size);
   TESSERA_CHECK(value_size == heads.size && rotated == heads.size, ErrorKind::kConfig,
                 "[gguf] {}: heads of size {} with values of size {} and {} rotary dims are not supported by this "
                 "version",
@@ -111,7 +113,7 @@ GgufHeads read_heads(const GgufKeys& keys, int64_t hidden) {
 json config_of(const GgufKeys& keys, const ModelFamily& family, c10::ScalarType dtype) {
   constexpr int64_t kMostWidth = int64_t{1} << 24;
   const auto& file = keys.file();
-  const int64_t hidden = keys.size("embedding_length", kMostWidth), vocab = vocabulary_rows(file);
+  const int64_t hidden = keys.positive_integer("embedding_length", kMostWidth), vocab = vocabulary_rows(file);
   const auto heads = read_heads(keys, hidden);
   const double theta = keys.number_or("rope.freq_base", 10000.0);
   json config = {{"architectures", json::array({family.architecture})},
@@ -122,11 +124,11 @@ json config_of(const GgufKeys& keys, const ModelFamily& family, c10::ScalarType 
                  {family.config.activation_key, family.config.activation},
                  {"hidden_size", hidden},
                  {"initializer_range", 0.02},
-                 {"intermediate_size", keys.size("feed_forward_length", kMostWidth)},
-                 {"max_position_embeddings", keys.whole("context_length")},
+                 {"intermediate_size", keys.positive_integer("feed_forward_length", kMostWidth)},
+                 {"max_position_embeddings", keys.integer("context_length")},
                  {"mlp_bias", file.contains("blk.0.ffn_gate.bias")},
                  {"num_attention_heads", heads.heads},
-                 {"num_hidden_layers", keys.size("block_count", 4096)},
+                 {"num_hidden_layers", keys.positive_integer("block_count", 4096)},
                  {"num_key_value_heads", heads.kv_heads},
                  {"rms_norm_eps", keys.number_or("attention.layer_norm_rms_epsilon", 1e-6)},
                  {"rope_scaling", rope_scaling(file, keys.architecture(), theta, heads.size)},
@@ -174,7 +176,7 @@ void warn_of_unnamed_ends(const GgufFile& file, const json& config) {
 // Returns the dtype of the folder: float32 when a tensor is quantised or the matrices have several types, otherwise the
 // type of the matrices. Routers are always stored as F32; when their values do not fit into that type exactly, the
 // result is float32.
-c10::ScalarType own_dtype(const GgufFile& file) {
+c10::ScalarType folder_dtype(const GgufFile& file) {
   constexpr std::string_view kRouter = ".ffn_gate_inp.weight";
   std::set<GgmlType> types;
   for (const auto& [name, info] : file.tensors()) {
@@ -191,9 +193,9 @@ c10::ScalarType own_dtype(const GgufFile& file) {
 
 // The file must have all tensors of the architecture in their shapes, and no other tensors, which the conversion would
 // lose.
-void check_file_tensors(const GgufFile& file, const std::vector<GgufTensor>& wanted) {
+void check_file_tensors(const GgufFile& file, const std::vector<GgufTensor>& expected_tensors) {
   std::set<std::string_view> known = {"rope_freqs.weight"};
-  for (const auto& tensor : wanted) {
+  for (const auto& tensor : expected_tensors) {
     const auto& info = file.tensor_info(tensor.gguf_name);
     TESSERA_CHECK(info.shape == tensor.shape, ErrorKind::kFormat,
                   "[gguf] {}: {} has shape [{}], but the file's metadata give [{}]", file.path().string(),
@@ -217,7 +219,7 @@ std::vector<std::string> names_in_folder(const GgufTensor& tensor) {
 class GgufModel {
  public:
   GgufModel(const std::filesystem::path& path, std::optional<c10::ScalarType> wanted_dtype)
-      : file(GgufFile::open(path)), dtype(wanted_dtype.value_or(own_dtype(*file))) {
+      : file(GgufFile::open(path)), dtype(wanted_dtype.value_or(folder_dtype(*file))) {
     const GgufKeys keys(*file);
     const auto& family = imported_family(keys);
     TESSERA_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf, ErrorKind::kConfig,

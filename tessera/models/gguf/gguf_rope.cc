@@ -18,7 +18,7 @@ namespace tessera {
 namespace {
 
 // llama.cpp multiplies cos and sin of yarn by this factor without a key for it. attn_factor is applied in addition.
-double own_attention_factor(double factor) { return 1 + 0.1 * std::log(factor); }
+double implicit_attention_factor(double factor) { return 1 + 0.1 * std::log(factor); }
 
 void set_yarn_keys(const RopeConfig& rope, const std::string& scaling, const std::string& where, GgufWriter& writer) {
   TESSERA_CHECK(rope.truncate, ErrorKind::kConfig, "[gguf] {}: yarn with truncate = false cannot be expressed in GGUF",
@@ -30,7 +30,8 @@ void set_yarn_keys(const RopeConfig& rope, const std::string& scaling, const std
                 "[gguf] {}: yarn with mscale cannot be written as GGUF in this version. Set attention_factor instead.",
                 where);
   if (rope.attention_factor) {
-    writer.set(scaling + "attn_factor", static_cast<float>(*rope.attention_factor / own_attention_factor(rope.factor)));
+    writer.set(scaling + "attn_factor",
+               static_cast<float>(*rope.attention_factor / implicit_attention_factor(rope.factor)));
   }
 }
 
@@ -94,7 +95,7 @@ nlohmann::ordered_json rope_scaling(const GgufFile& file, const std::string& arc
   }
   // llama.cpp multiplies its own factor by attn_factor; config.json has the product.
   if (const auto attention = file.find_float(key("attn_factor"))) {
-    scaling["attention_factor"] = shortest_decimal(*attention) * own_attention_factor(factor);
+    scaling["attention_factor"] = shortest_decimal(*attention) * implicit_attention_factor(factor);
   }
   if (const auto fast = file.find_float(key("yarn_beta_fast"))) scaling["beta_fast"] = shortest_decimal(*fast);
   if (const auto slow = file.find_float(key("yarn_beta_slow"))) scaling["beta_slow"] = shortest_decimal(*slow);

@@ -52,7 +52,7 @@ bool flag_or(const json& object, const char* key, bool absent) {
 
 // Puts a token into its row. A row may be set twice only with the same text, as happens for added tokens that are also
 // in the vocabulary.
-void place_token(HfVocabulary& vocabulary, const std::string& text, const json& id, int32_t type) {
+void add_token(HfVocabulary& vocabulary, const std::string& text, const json& id, int32_t type) {
   const bool valid = id.is_number_unsigned() && id.get<uint64_t>() < vocabulary.tokens.size();
   TESSERA_CHECK(valid, ErrorKind::kFormat,
                 "[gguf] {}: token {} has the id {}, but config.json has a vocabulary of {} tokens", vocabulary.where,
@@ -97,7 +97,7 @@ void read_merges(const json& model, HfVocabulary& vocabulary) {
   }
 }
 
-void place_added_token(HfVocabulary& vocabulary, const json& token, const std::string& unk, bool sentence_piece) {
+void add_added_token(HfVocabulary& vocabulary, const json& token, const std::string& unk, bool sentence_piece) {
   const auto text = text_or(token, "content", "");
   TESSERA_CHECK(token.is_object() && token.contains("id") && !text.empty(), ErrorKind::kFormat,
                 "[gguf] {}: an added token has no id or content", vocabulary.where);
@@ -111,7 +111,7 @@ void place_added_token(HfVocabulary& vocabulary, const json& token, const std::s
   }
   const bool unknown = sentence_piece && text == unk;
   const bool special = flag_or(token, "special", false);
-  place_token(vocabulary, text, id, unknown ? kUnknown : special ? kControl : kUserDefined);
+  add_token(vocabulary, text, id, unknown ? kUnknown : special ? kControl : kUserDefined);
   if (sentence_piece && !unknown && !special) {
     // llama.cpp searches for these tokens in the original text, before spaces are replaced by the mark.
     auto& stored = vocabulary.tokens[id.get<size_t>()];
@@ -135,25 +135,25 @@ HfVocabulary read_vocabulary(const json& tokenizer, const std::string& where, in
     int32_t type = kNormal;
     if (sentence_piece && is_byte_token(text)) type = kByte;
     if (sentence_piece && text == unk) type = kUnknown;
-    place_token(result, text, id, type);
+    add_token(result, text, id, type);
   }
   if (const auto* added = find(tokenizer, "added_tokens")) {
-    for (const auto& token : *added) place_added_token(result, token, unk, sentence_piece);
+    for (const auto& token : *added) add_added_token(result, token, unk, sentence_piece);
   }
   read_merges(model, result);
   return result;
 }
 
 // Places the tokens that tokenizer_config.json adds to those of tokenizer.json.
-void place_config_tokens(HfVocabulary& vocabulary, const text::Tokenizer& tokenizer, const std::string& unk,
-                         bool sentence_piece) {
+void add_config_tokens(HfVocabulary& vocabulary, const text::Tokenizer& tokenizer, const std::string& unk,
+                       bool sentence_piece) {
   for (size_t id = 0; id < tokenizer.vocab_size(); ++id) {
     const auto token = static_cast<text::TokenId>(id);
     if (!tokenizer.is_added(token) || vocabulary.listed.contains(token)) continue;
     if (id < vocabulary.types.size() && vocabulary.types[id] != kUnused) continue;  // a token of the vocabulary
-    place_added_token(vocabulary,
-                      {{"content", tokenizer.id_to_token(token)}, {"id", id}, {"special", tokenizer.is_special(token)}},
-                      unk, sentence_piece);
+    add_added_token(vocabulary,
+                    {{"content", tokenizer.id_to_token(token)}, {"id", id}, {"special", tokenizer.is_special(token)}},
+                    unk, sentence_piece);
   }
 }
 
@@ -317,7 +317,7 @@ void set_tokenizer_keys(const std::filesystem::path& dir, const ModelConfig& mod
   const bool sentence_piece = flag_or(*model, "byte_fallback", false);
   auto vocabulary = read_vocabulary(tokenizer, where, model_config.vocab_size, sentence_piece);
   const auto own = text::Tokenizer::from_folder(dir);
-  place_config_tokens(vocabulary, own, text_or(*model, "unk_token", ""), sentence_piece);
+  add_config_tokens(vocabulary, own, text_or(*model, "unk_token", ""), sentence_piece);
   const std::string pre_tokenizer(sentence_piece ? kDefaultPreTokenizer
                                                  : match_kind(tokenizer, where).gguf_names.front());
   for (const char* key : {"bos_token", "eos_token", "pad_token"}) {

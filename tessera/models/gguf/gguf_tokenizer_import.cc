@@ -53,7 +53,7 @@ const PreTokenizerKind& find_kind(const GgufFile& file) {
 
 // Makes the begin token and the end tokens control tokens, even when the file gives them the type of text. Otherwise
 // the <|im_end|> of a chat template would be tokenised as the letters of its name.
-void type_as_control(const GgufFile& file, GgufVocabulary& vocabulary) {
+void mark_control_tokens(const GgufFile& file, GgufVocabulary& vocabulary) {
   auto control = gguf_end_tokens(file, static_cast<int64_t>(vocabulary.tokens.size()));
   if (vocabulary.bos) control.push_back(*vocabulary.bos);
   std::vector<std::string> changed;
@@ -164,7 +164,7 @@ GgufVocabulary read_vocabulary(const GgufFile& file, int64_t vocab) {
                               std::pair(&result.unk, "unknown"), std::pair(&result.pad, "padding")}) {
     *member = special_id(file, name, result.tokens.size());
   }
-  type_as_control(file, result);
+  mark_control_tokens(file, result);
   if (result.byte_level) {
     result.kind = &find_kind(file);
     read_merges(file, result);

@@ -44,7 +44,7 @@ class GgufWeights {
     }
     check_known();
   }
-  const GgufTensor& of(const std::vector<std::string>& names) const {
+  const GgufTensor& tensor_for(const std::vector<std::string>& names) const {
     for (const auto& name : names) {
       if (const auto found = tensors_.find(name); found != tensors_.end()) return found->second;
     }
@@ -97,7 +97,7 @@ class GgufWeights {
 };
 
 // Returns the part of a whole value in this rank's box.
-at::Tensor part_of(const at::Tensor& whole, const LocalBox& box) {
+at::Tensor local_part_of(const at::Tensor& whole, const LocalBox& box) {
   at::Tensor part = whole;
   for (size_t dim = 0; dim < box.shape.size(); ++dim) {
     part = part.narrow(static_cast<int64_t>(dim), box.shape[dim] == 0 ? 0 : box.offset[dim], box.shape[dim]);
@@ -116,8 +116,8 @@ std::filesystem::path gguf_of(const std::filesystem::path& path) {
 
 void check_gguf(CausalLM& model, const std::filesystem::path& path) {
   const GgufWeights weights(model, path);
-  for (const auto& parameter : shared_parameters(model)) weights.of(parameter.names);
-  for (const auto& [name, packed] : nn::packed_weights(model)) weights.of({name});
+  for (const auto& parameter : shared_parameters(model)) weights.tensor_for(parameter.names);
+  for (const auto& [name, packed] : nn::packed_weights(model)) weights.tensor_for({name});
 }
 
 void load_gguf(CausalLM& model, const std::filesystem::path& path, c10::Device device) {
@@ -131,12 +131,12 @@ void load_gguf(CausalLM& model, const std::filesystem::path& path, c10::Device d
     const auto local = writable_local_shard(parameter, device);
     ++tensors;
     if (local.numel() == 0) continue;
-    const auto& tensor = weights.of(parameter.names);
-    local.copy_(part_of(weights.values(tensor), box));
+    const auto& tensor = weights.tensor_for(parameter.names);
+    local.copy_(local_part_of(weights.values(tensor), box));
     weights.check_loaded(tensor, local);
   }
   for (const auto& [name, packed] : nn::packed_weights(model)) {
-    const auto& tensor = weights.of({name});
+    const auto& tensor = weights.tensor_for({name});
     ++tensors;
     if (packed->quantize_options.format == nn::Quantization::kGguf) {
       packed->set_weight(weights.blocks(tensor));

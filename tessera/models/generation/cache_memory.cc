@@ -1,4 +1,4 @@
-#include "tessera/models/generation/cache_room.h"
+#include "tessera/models/generation/cache_memory.h"
 
 #include <c10/core/CachingDeviceAllocator.h>
 
@@ -29,23 +29,23 @@ int64_t cache_bytes_within(const AvailableMemory& memory) {
   return std::min(memory.total_bytes() / 4, memory.available_bytes() / 4 * 3);
 }
 
-int64_t cache_tokens_within(const CacheRoom& room, int64_t context, int64_t wanted) {
-  const int64_t held = room.bytes / room.page_bytes * kernels::kPageTokens;
-  return std::min(std::max(wanted, context), std::max<int64_t>(held, kernels::kPageTokens));
+int64_t cache_tokens_within(const CacheMemory& memory, int64_t context, int64_t requested_tokens) {
+  const int64_t fitting_tokens = memory.bytes / memory.page_bytes * kernels::kPageTokens;
+  return std::min(std::max(requested_tokens, context), std::max<int64_t>(fitting_tokens, kernels::kPageTokens));
 }
 
-int64_t cache_tokens(CausalLM& model, int64_t wanted, int64_t ranks) {
+int64_t cache_tokens(CausalLM& model, int64_t requested_tokens, int64_t ranks) {
   const auto& config = model.config();
   const auto weight = model.parameters().front();
-  CacheRoom room;
+  CacheMemory memory;
   if (const auto free = free_device_bytes(weight.device())) {
-    room = {.bytes = *free / 4 * 3,  // the rest is for the activations of a step
-            .page_bytes = Engine::page_bytes(config, weight.element_size()) / ranks};
+    memory = {.bytes = *free / 4 * 3,  // the rest is for the activations of a step
+              .page_bytes = Engine::page_bytes(config, weight.element_size()) / ranks};
   } else {
-    room = {.bytes = cache_bytes_within(read_available_memory()),
-            .page_bytes = Engine::page_bytes(config, sizeof(float))};
+    memory = {.bytes = cache_bytes_within(read_available_memory()),
+              .page_bytes = Engine::page_bytes(config, sizeof(float))};
   }
-  return cache_tokens_within(room, config.context_tokens, wanted);
+  return cache_tokens_within(memory, config.context_tokens, requested_tokens);
 }
 
 void check_cache_fits(const AvailableMemory& memory, int64_t tokens, int64_t page_bytes) {

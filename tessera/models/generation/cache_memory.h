@@ -22,11 +22,11 @@ struct AvailableMemory;
 // CPU, and for an allocator that does not report its memory.
 std::optional<int64_t> free_device_bytes(c10::Device device);
 
-// Returns the size of a KV cache in tokens: `wanted`, but at least one whole context. The cache then takes at most
-// three quarters of the free memory of the model's accelerator, in the model's dtype. On the CPU, and when the free
-// memory is unknown, it takes at most cache_bytes_within, in float32. The result is at least one page. `ranks` is the
-// number of ranks over which the model's heads are sharded.
-int64_t cache_tokens(CausalLM& model, int64_t wanted, int64_t ranks = 1);
+// Returns the size of a KV cache in tokens: `requested_tokens`, but at least one whole context. The cache then takes at
+// most three quarters of the free memory of the model's accelerator, in the model's dtype. On the CPU, and when the
+// free memory is unknown, it takes at most cache_bytes_within, in float32. The result is at least one page. `ranks` is
+// the number of ranks over which the model's heads are sharded.
+int64_t cache_tokens(CausalLM& model, int64_t requested_tokens, int64_t ranks = 1);
 
 // Returns the bytes for a cache in the CPU's memory: a quarter of the memory that the process may use, but at most
 // three quarters of the memory that the weights and other processes leave free.
@@ -38,10 +38,10 @@ int64_t cache_bytes_within(const AvailableMemory& memory);
 // process.
 void check_cache_fits(const AvailableMemory& memory, int64_t tokens, int64_t page_bytes);
 
-struct CacheRoom {
+struct CacheMemory {
   int64_t bytes = 0;
   int64_t page_bytes = 1;  // of a page of kernels::kPageTokens tokens
 };
-int64_t cache_tokens_within(const CacheRoom& room, int64_t context, int64_t wanted);
+int64_t cache_tokens_within(const CacheMemory& memory, int64_t context, int64_t requested_tokens);
 
 }  // namespace tessera
