@@ -250,7 +250,7 @@ TEST(AnswerForms, CallsAreBetweenTagsIfTheTemplateUsesThem) {
   EXPECT_TRUE(complete(masks, R"(<tool_call> {"name": "f", "parameters": {"a":[]} } </tool_call>)"));
   EXPECT_THROW(complete(masks, R"({"name":"f","arguments":{}})"), Error);
   EXPECT_EQ(forms.of(options, tokenizer), masks);
-  wanted.tagged = false;
+  options.tagged = false;
   const auto bare = forms.of(options, tokenizer);
   EXPECT_NE(bare, masks);
   EXPECT_TRUE(complete(bare, R"({"name":"f","arguments":{}})"));
