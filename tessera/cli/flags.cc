@@ -138,12 +138,12 @@ void set_context(int64_t context_tokens, ModelConfig& config, GenerationOptions&
   config.context_tokens = options.context_tokens = context_tokens;
 }
 
-std::string read_standard_input(const char* where, size_t most_bytes) {
+std::string read_standard_input(const char* where, size_t max_bytes) {
   std::string text;
   char buffer[1 << 16];
   while (const size_t got = std::fread(buffer, 1, sizeof buffer, stdin)) {
     text.append(buffer, got);
-    TESSERA_CHECK(text.size() <= most_bytes, ErrorKind::kConfig, "{}: more than {} bytes", where, most_bytes);
+    TESSERA_CHECK(text.size() <= max_bytes, ErrorKind::kConfig, "{}: more than {} bytes", where, max_bytes);
   }
   TESSERA_CHECK(!std::ferror(stdin), ErrorKind::kIo, "{}: standard input cannot be read", where);
   return text;

@@ -44,9 +44,9 @@ void add_context_flag(CLI::App& app, int64_t& context_tokens);
 // Sets the context of `config` and `options` unless it is 0; warns if it is longer than the model's own context.
 void set_context(int64_t context_tokens, ModelConfig& config, GenerationOptions& options);
 
-// Reads standard input to its end. Error messages begin with `where`: kConfig for more than `most_bytes` bytes, kIo if
+// Reads standard input to its end. Error messages begin with `where`: kConfig for more than `max_bytes` bytes, kIo if
 // reading fails.
-std::string read_standard_input(const char* where, size_t most_bytes);
+std::string read_standard_input(const char* where, size_t max_bytes);
 
 // Parses the value of --dtype; empty text gives no dtype. Error kConfig, which names the verb, for an unknown dtype.
 std::optional<c10::ScalarType> parse_dtype_flag(const char* verb, const std::string& name);

@@ -25,7 +25,7 @@ std::vector<int> ranks_on_hosts(const std::string& nproc) {
 
 // Accepts torchrun's spelling of flags: underscores become hyphens. A flag of torchrun that has another name here is an
 // error that gives this name.
-std::vector<std::string> as_torchrun_has_them(VerbArguments args) {
+std::vector<std::string> normalize_torchrun_flags(VerbArguments args) {
   static const std::vector<std::pair<std::string, const char*>> kOthers = {
       {"--standalone", "leave it out: without --nnodes all ranks are on this host"},
       {"--rdzv", "several hosts meet at --master HOST:PORT, with --nnodes, --node-rank and --run-id"},
@@ -76,11 +76,11 @@ int run_launch(VerbArguments args) {
       "its last finished step to the file TESSERA_PROGRESS_FILE: progress then resets the count of restarts.");
   // Only the words before "--" are flags of this verb; the words after it belong to the program and are not parsed.
   const auto dashes = std::ranges::find(args, "--");
-  const auto own = as_torchrun_has_them(args.first(static_cast<size_t>(dashes - args.begin())));
+  const auto own = normalize_torchrun_flags(args.first(static_cast<size_t>(dashes - args.begin())));
   if (const auto code = parse_flags(*app, own)) return *code;
   TESSERA_CHECK(dashes != args.end() && dashes + 1 != args.end(), ErrorKind::kConfig,
                 "[launch] no program given. Usage: tessera launch --nproc N -- PROG [ARGS ...].");
-  apply(flags, options);
+  apply_launch_flags(flags, options);
   const std::vector<int> on_hosts = ranks_on_hosts(nproc);
   options.nproc = on_hosts.front();
   if (on_hosts.size() > 1) options.nproc_of_hosts = on_hosts;

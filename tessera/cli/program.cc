@@ -78,7 +78,7 @@ int run_verb(VerbArguments args) {
 
 // A rank of our launcher leaves its message to the launcher, which prints the first failure once; otherwise the message
 // is printed here.
-int fail_with(const std::exception& error) {
+int report_failure(const std::exception& error) {
   std::fflush(stdout);
   if (!comm::report_error(error)) print_error(error.what());
   return exit_code_for(error);
@@ -103,9 +103,9 @@ int run_program(VerbArguments args) noexcept {
                   "[tessera] standard output: cannot be written. Is the disk full?");
   } catch (const std::bad_alloc& error) {
     // Raised again as an Error, so that the launcher shows the same message and exit code.
-    code = fail_with(Error(ErrorKind::kMemory, message_of(error)));
+    code = report_failure(Error(ErrorKind::kMemory, message_of(error)));
   } catch (const std::exception& error) {
-    code = fail_with(error);
+    code = report_failure(error);
   } catch (...) {
     print_error("[tessera] an unknown kind of exception. This is a defect of tessera.");
   }

@@ -26,16 +26,16 @@ void add_launch_flags(CLI::App& app, LaunchFlags& flags) {
       ->option_text("MODE [auto]");
 }
 
-void apply(const LaunchFlags& flags, comm::LauncherOptions& options) {
+void apply_launch_flags(const LaunchFlags& flags, comm::LauncherOptions& options) {
   options.max_restarts = flags.max_restarts;
   options.pin = comm::parse_pin_mode(flags.pin);
-  const char* given = std::getenv("LOG_RANK");
+  const char* log_rank_variable = std::getenv("LOG_RANK");
   const bool own = !flags.log_rank.empty();
   options.output = {.log_dir = flags.log_dir,
                     .tee = flags.tee,
-                    .shown = comm::parse_log_ranks(own     ? flags.log_rank
-                                                   : given ? given
-                                                           : "",
+                    .shown = comm::parse_log_ranks(own                 ? flags.log_rank
+                                                   : log_rank_variable ? log_rank_variable
+                                                                       : "",
                                                    own ? "--log-rank" : "LOG_RANK")};
 }
 
@@ -48,13 +48,13 @@ std::vector<std::string> command_of(const std::string& verb, VerbArguments args,
   return arguments;
 }
 
-bool is_rank() { return comm::who_started(comm::process_environment()) != "single"; }
+bool is_launched_rank() { return comm::launcher_name(comm::process_environment()) != "single"; }
 
 // Warns on rank 0 that --max-restarts has no effect when another launcher started this rank: only the launcher can
 // restart ranks. Our own launcher passes its flags on to its ranks, which is no reason to warn.
-void tell_ignored_restarts(int max_restarts) {
+void warn_ignored_restarts(int max_restarts) {
   const auto environment = comm::process_environment();
-  const auto source = comm::who_started(environment);
+  const auto source = comm::launcher_name(environment);
   const bool launched_with_it =
       source == "flags" && environment("TORCHELASTIC_MAX_RESTARTS") == std::to_string(max_restarts);
   if (max_restarts == 0 || launched_with_it) return;
@@ -71,7 +71,7 @@ void tell_ignored_restarts(int max_restarts) {
 
 std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int64_t nproc) {
   const auto arguments = command_of(verb, args, nproc);
-  if (nproc <= 1 || is_rank()) return std::nullopt;
+  if (nproc <= 1 || is_launched_rank()) return std::nullopt;
   return comm::launch_local_ranks(arguments, {.nproc = static_cast<int>(nproc)});
 }
 
@@ -79,27 +79,27 @@ std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int
                                 const std::filesystem::path& checkpoints) {
   const auto arguments = command_of(verb, args, nproc);
   comm::LauncherOptions options{.nproc = static_cast<int>(nproc)};
-  apply(flags, options);
+  apply_launch_flags(flags, options);
   // A single rank needs a launcher, too, if it is to be restarted or its output is to be stored.
   const bool launches = nproc > 1 || flags.max_restarts > 0 || !flags.log_dir.empty() || flags.tee;
-  if (is_rank()) tell_ignored_restarts(flags.max_restarts);
-  if (!launches || is_rank()) return std::nullopt;
+  if (is_launched_rank()) warn_ignored_restarts(flags.max_restarts);
+  if (!launches || is_launched_rank()) return std::nullopt;
   // Progress of a run is a new checkpoint: after it the launcher grants max_restarts anew. A folder that cannot be read
   // now is no progress and no error.
-  options.saved_mark = [checkpoints]() -> std::optional<std::string> {
+  options.last_checkpoint_name = [checkpoints]() -> std::optional<std::string> {
     try {
       return CheckpointFolder::latest_name(checkpoints).value_or("");
     } catch (const Error&) {  // the run itself reports a damaged folder
       return std::nullopt;
     }
   };
-  options.tells_steps = true;
-  options.usr1_stops = true;
+  options.reports_steps = true;
+  options.stops_on_usr1 = true;
   return comm::launch_local_ranks(arguments, options);
 }
 
 std::shared_ptr<comm::World> join_world(const comm::RendezvousFlags& flags) {
-  return is_rank() ? comm::World::connect(flags) : comm::World::single();
+  return is_launched_rank() ? comm::World::connect(flags) : comm::World::single();
 }
 
 }  // namespace tessera::cli

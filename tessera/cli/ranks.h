@@ -35,7 +35,7 @@ struct LaunchFlags {
 };
 void add_launch_flags(CLI::App& app, LaunchFlags& flags);
 // Copies the flags into the options. Without --log-rank the environment variable LOG_RANK is used. Error kConfig.
-void apply(const LaunchFlags& flags, comm::LauncherOptions& options);
+void apply_launch_flags(const LaunchFlags& flags, comm::LauncherOptions& options);
 
 // If `nproc` is above 1 and no launcher (ours, torchrun, srun, mpirun) has started this process as a rank: runs
 // `tessera VERB args` in nproc processes and returns their exit code. Otherwise returns nothing. Error kConfig unless

@@ -23,14 +23,14 @@ int picture_height(const std::vector<report::RunHistory>& runs) {
 }
 
 // Rewrites `--png FILE.png` and `--png=FILE` to `--png -o FILE`, because CLI11 has no flag with an optional value.
-std::vector<std::string> with_picture_named(VerbArguments args) {
+std::vector<std::string> expand_png_flag(VerbArguments args) {
   constexpr std::string_view kFlag = "--png", kGiven = "--png=";
   std::vector<std::string> words;
   for (size_t i = 0; i < args.size(); ++i) {
     const auto& word = args[i];
-    const bool given = word.starts_with(kGiven);
-    words.push_back(given ? std::string(kFlag) : word);
-    if (given) {
+    const bool has_file_name = word.starts_with(kGiven);
+    words.push_back(has_file_name ? std::string(kFlag) : word);
+    if (has_file_name) {
       words.insert(words.end(), {"-o", word.substr(kGiven.size())});
     } else if (word == kFlag && i + 1 < args.size() && args[i + 1].ends_with(".png")) {
       words.insert(words.end(), {"-o", args[++i]});
@@ -55,7 +55,7 @@ int run_report(VerbArguments args) {
       "Writes one HTML file that a browser opens without a network: losses, norms, speed and memory by step, samples,\n"
       "warnings, restarts, recipes, and for several runs the settings in which they differ. The runs may still be\n"
       "running, or have been killed. An existing file is replaced only if it is a report.");
-  if (const auto code = parse_flags(*app, with_picture_named(args))) return *code;
+  if (const auto code = parse_flags(*app, expand_png_flag(args))) return *code;
   TESSERA_CHECK(!folders.empty(), ErrorKind::kConfig, "[report] no run given. Usage: tessera report RUN...");
   if (out.empty()) out = png ? "report.png" : "report.html";
   TESSERA_CHECK(!png || out.ends_with(".png"), ErrorKind::kConfig,

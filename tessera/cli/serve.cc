@@ -19,7 +19,7 @@
 #include "tessera/base/machine/listen.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/ranks.h"
-#include "tessera/cli/shared_model.h"
+#include "tessera/cli/sharded_model.h"
 #include "tessera/cli/verbs.h"
 #include "tessera/comm/rendezvous/device_choice.h"
 #include "tessera/comm/rendezvous/world.h"
@@ -67,8 +67,8 @@ std::optional<int> read_flags(VerbArguments args, ServeFlags& flags) {
   app->add_option("--nproc", flags.nproc, "Local ranks to start; the model is sharded over them, and rank 0 serves")
       ->option_text("N");
   auto& limits = flags.limits;
-  const auto limit = [&](const char* name, auto& value, const char* help, double most) {
-    app->add_option(name, value, help)->capture_default_str()->check(CLI::Range(1.0, most))->group("Limits");
+  const auto limit = [&](const char* name, auto& value, const char* help, double maximum) {
+    app->add_option(name, value, help)->capture_default_str()->check(CLI::Range(1.0, maximum))->group("Limits");
   };
   limit("--max-sequences", limits.sequences, "Sequences (choices of requests) that are computed together", 65536);
   limit("--max-queue", limits.queue,
@@ -140,9 +140,9 @@ ListeningSocket listen_for(const ServeFlags& flags, const std::string& token) {
 // Handles SIGTERM and SIGINT on a thread of its own. Before serve() a signal ends the process at once. After serve()
 // the first signal ends wait(), and a second one ends the process. The constructor blocks the signals, and threads
 // inherit this mask; so the object must be created before other threads.
-class EndSignals {
+class ShutdownSignals {
  public:
-  EndSignals() {
+  ShutdownSignals() {
     sigset_t signals;
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);
@@ -168,11 +168,11 @@ class EndSignals {
   }
 
  private:
-  struct State {
+  struct SharedState {
     std::atomic<bool> serving = false, ended = false;
     std::promise<int> first;
   };
-  std::shared_ptr<State> state_ = std::make_shared<State>();
+  std::shared_ptr<SharedState> state_ = std::make_shared<SharedState>();
 };
 
 }  // namespace
@@ -194,7 +194,7 @@ int run_serve(VerbArguments args) {
   served.defaults.stop_tokens = end_tokens(flags.model, served.config, served.tokenizer, served.chat);
   if (const auto code = launch_ranks("serve", args, flags.nproc)) return *code;
   // Before connect() and the model start threads, which inherit the blocked signals.
-  EndSignals signals;
+  ShutdownSignals signals;
   const auto world = join_world({.nproc = static_cast<int>(flags.nproc)});
   const bool first = world->rank() == 0, shared = world->size() > 1;
   std::optional<ListeningSocket> listening;
@@ -203,7 +203,7 @@ int run_serve(VerbArguments args) {
     warn_of_unlisted_ends(flags.model, served.config, served.tokenizer, served.defaults.stop_tokens);
   }
   const auto device = comm::choose_device(*world, {.setting = flags.device, .key = "--device"});
-  const auto model = load_shared(flags.model, flags.dtype, served.config, device, world);
+  const auto model = load_sharded_model(flags.model, flags.dtype, served.config, device, world);
   served.cache_tokens = flags.cache_tokens > 0 ? flags.cache_tokens
                                                : shared_cache_tokens(*model, 8 * served.config.context_tokens, *world);
   // A sequence cannot be longer than the cache, so a smaller cache limits the context.

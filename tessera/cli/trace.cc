@@ -27,9 +27,9 @@ int run_trace(VerbArguments args) {
       "records, and the exit code is 3.");
   if (const auto code = parse_flags(*app, args)) return *code;
   TESSERA_CHECK(!folder.empty(), ErrorKind::kConfig, "[trace] no folder given. Usage: tessera trace DIR.");
-  const auto found = comm::read_flight_records(folder);
-  if (!torch.empty()) comm::write_torch_records(found, torch);
-  const auto report = comm::explain(found);
+  const auto flight_records = comm::read_flight_records(folder);
+  if (!torch.empty()) comm::write_torch_records(flight_records, torch);
+  const auto report = comm::explain(flight_records);
   std::fputs(report.text.c_str(), stdout);
   // DIR may hold the records of several starts; the newest ones are explained, and named here.
   const auto records = comm::last_records(folder);

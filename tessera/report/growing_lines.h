@@ -30,20 +30,20 @@ class GrowingLines {
   bool is_continued() const;
   // Makes read() begin at the start of the file again.
   void restart();
-  // Calls `take` with each line that is complete since the last call, without its newline. Text after the last newline
-  // is kept until its line is complete. A missing file counts as empty. Error kIo.
-  void read(const std::function<void(std::string_view)>& take);
+  // Calls `on_line` with each line that is complete since the last call, without its newline. Text after the last
+  // newline is kept until its line is complete. A missing file counts as empty. Error kIo.
+  void read(const std::function<void(std::string_view)>& on_line);
 
  private:
-  struct Open {
+  struct OpenFile {
     UniqueFd file;
     uint64_t inode = 0, size = 0;
   };
-  Open open() const;
+  OpenFile open() const;
 
   std::filesystem::path path_;
   uint64_t inode_ = 0, offset_ = 0;  // offset_: position of the next byte to read
-  std::string begun_;                // the incomplete last line
+  std::string partial_line_;         // the incomplete last line
   bool too_long_ = false;            // the incomplete line exceeds kLongestLine and is not kept
   std::string tail_;                 // the last bytes before offset_, at most kTail
 };

@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
-constexpr size_t kMostPoints = 2000;                     // steps in data.json, which is sent every two seconds
+constexpr size_t kMostPoints = 2000;                    // steps in data.json, which is sent every two seconds
 constexpr size_t kMostRows = 16'384, kMaxEvents = 200;  // kept in memory
 constexpr unsigned kMostConnections = 32, kIdleSeconds = 15;
 constexpr int kShareOfCore = 50;  // after a refresh of t CPU seconds the next one comes 50 t later at the earliest
@@ -57,21 +57,22 @@ double cpu_seconds() {
 
 struct LivePage::Server {
   explicit Server(fs::path run) : folder(std::move(run)), follower(folder, {.rows = kMostRows, .events = kMaxEvents}) {
-    told.folder = folder;
-    told.name = fs::weakly_canonical(folder).filename().string();
+    last_history.folder = folder;
+    last_history.name = fs::weakly_canonical(folder).filename().string();
   }
 
   const fs::path folder;
   MHD_Daemon* daemon = nullptr;
   // All members below are used by the thread of the HTTP server only, so they need no lock.
   RunFollower follower;
-  RunHistory told;                                             // the last history that could be read
-  bool calm = false;                                           // the thread has lowered its priority
-  std::vector<std::pair<uintmax_t, fs::file_time_type>> seen;  // sizes and times of the files that `data` is made from
-  std::shared_ptr<const std::string> data;                     // data.json
-  Clock::time_point next{};                                    // no refresh before this time
+  RunHistory last_history;        // the last history that could be read
+  bool priority_lowered = false;  // the thread has lowered its priority
+  // Sizes and times of the files that `data` is made from.
+  std::vector<std::pair<uintmax_t, fs::file_time_type>> data_file_states;
+  std::shared_ptr<const std::string> data;  // data.json
+  Clock::time_point next{};                 // no refresh before this time
 
-  std::vector<std::pair<uintmax_t, fs::file_time_type>> look() const {
+  std::vector<std::pair<uintmax_t, fs::file_time_type>> file_states() const {
     std::vector<std::pair<uintmax_t, fs::file_time_type>> states;
     for (const char* name : {"metrics.jsonl", "events.jsonl", "recipe.yaml", "recipe.resolved.yaml"}) {
       std::error_code error;
@@ -86,32 +87,32 @@ struct LivePage::Server {
   RunHistory read() {
     std::error_code unknown;
     if (!fs::exists(folder / "metrics.jsonl", unknown) && !unknown) {
-      told.state = "starting";
-      return told;
+      last_history.state = "starting";
+      return last_history;
     }
-    told = follower.history();
-    return told;
+    last_history = follower.history();
+    return last_history;
   }
 
   // data.json, made again only if a file has changed and the share of the core allows it. If reading fails, the page
   // shows the last history that could be read, with the error as its state.
-  std::shared_ptr<const std::string> refreshed() {
+  std::shared_ptr<const std::string> refreshed_data() {
     if (data && Clock::now() < next) return data;
-    auto states = look();
-    if (data && states == seen) return data;
+    auto states = file_states();
+    if (data && states == data_file_states) return data;
     const double begun = cpu_seconds();
     try {
       data = std::make_shared<const std::string>(page_data({read()}, kMostPoints));
-      seen = std::move(states);
+      data_file_states = std::move(states);
     } catch (const Error& error) {
-      auto last = told;
+      auto last = last_history;
       last.state = std::string("cannot be read: ") + error.what();
       data = std::make_shared<const std::string>(page_data({last}, kMostPoints));
-      seen.clear();
+      data_file_states.clear();
     }
     // CPU time of this thread, not wall time: a busy machine must not make the page slower than the share demands.
-    const std::chrono::duration<double> rest((cpu_seconds() - begun) * kShareOfCore);
-    next = Clock::now() + std::chrono::duration_cast<Clock::duration>(rest);
+    const std::chrono::duration<double> pause((cpu_seconds() - begun) * kShareOfCore);
+    next = Clock::now() + std::chrono::duration_cast<Clock::duration>(pause);
     return data;
   }
 
@@ -132,9 +133,10 @@ struct LivePage::Server {
 
   MHD_Result answer(MHD_Connection* connection, std::string_view url, std::string_view method) {
     constexpr const char* kPlain = "text/plain; charset=utf-8";
-    if (!calm) {  // once: lowers the priority of this thread of rank 0's process, so that training goes first
+    if (!priority_lowered) {  // once: lowers the priority of this thread of rank 0's process, so that training goes
+                              // first
       ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 10);
-      calm = true;
+      priority_lowered = true;
     }
     if (method != "GET" && method != "HEAD") {
       return send(connection, MHD_HTTP_METHOD_NOT_ALLOWED, kPlain, "only GET and HEAD\n");
@@ -143,8 +145,8 @@ struct LivePage::Server {
       return send(connection, MHD_HTTP_FORBIDDEN, kPlain, "wanted Host: 127.0.0.1 or localhost\n");
     }
     try {
-      if (url == "/") return send(connection, MHD_HTTP_OK, "text/html; charset=utf-8", page_around(*refreshed()));
-      if (url == "/data.json") return send(connection, MHD_HTTP_OK, "application/json", *refreshed());
+      if (url == "/") return send(connection, MHD_HTTP_OK, "text/html; charset=utf-8", page_around(*refreshed_data()));
+      if (url == "/data.json") return send(connection, MHD_HTTP_OK, "application/json", *refreshed_data());
     } catch (const std::exception& error) {
       return send(connection, MHD_HTTP_INTERNAL_SERVER_ERROR, kPlain, std::string(error.what()) + "\n");
     }

@@ -16,7 +16,7 @@ namespace {
 using nlohmann::ordered_json;
 
 // The columns of a series at the given rows. dump_json() writes values that are not finite as null.
-ordered_json series(const Series& all, const std::vector<size_t>& rows) {
+ordered_json series(const MetricSeries& all, const std::vector<size_t>& rows) {
   ordered_json out = {{"step", ordered_json::array()}};
   for (const size_t row : rows) out["step"].push_back(all.step[row]);
   for (const auto& [name, values] : all.columns) {
@@ -44,9 +44,9 @@ ordered_json as_json(const RunHistory& run, const std::string& name, size_t most
                       {"folder", run.folder.string()},
                       {"state", run.state},
                       {"recipe", run.recipe},
-                      {"rows", std::max(run.steps.step.size(), run.steps_told)},
-                      {"steps", series(run.steps, thinned(run.steps, most_points))},
-                      {"validation", series(run.validation, thinned(run.validation, most_points))},
+                      {"rows", std::max(run.steps.step.size(), run.step_count)},
+                      {"steps", series(run.steps, thinned_rows(run.steps, most_points))},
+                      {"validation", series(run.validation, thinned_rows(run.validation, most_points))},
                       {"loss_outliers", outliers(run.steps.step, run.loss_z)},
                       {"grad_norm_outliers", outliers(run.steps.step, run.grad_norm_z)},
                       {"samples", ordered_json::array()},
@@ -65,7 +65,7 @@ ordered_json as_json(const RunHistory& run, const std::string& name, size_t most
 }
 
 // The names of the runs; runs with the same name are shown with their folders.
-std::vector<std::string> names_of(const std::vector<RunHistory>& runs) {
+std::vector<std::string> display_names(const std::vector<RunHistory>& runs) {
   std::vector<std::string> names;
   for (const auto& run : runs) {
     const auto alike = std::ranges::count_if(runs, [&](const auto& other) { return other.name == run.name; });
@@ -75,13 +75,13 @@ std::vector<std::string> names_of(const std::vector<RunHistory>& runs) {
 }
 
 // Escapes "<" in JSON, so that text of a run that holds "</script>" or "<!--" cannot end the script element.
-std::string inside_script(std::string_view text) {
+std::string escape_for_script(std::string_view text) {
   std::string out;
   for (const char c : text) c == '<' ? out += "\\u003c" : out += c;
   return out;
 }
 
-void put(std::string& page, std::string_view mark, std::string_view content) {
+void replace_mark(std::string& page, std::string_view mark, std::string_view content) {
   const size_t at = page.find(mark);
   TESSERA_CHECK(at != page.npos, ErrorKind::kInternal, "[report.page] page.html: found no {}", mark);
   page.replace(at, mark.size(), content);
@@ -91,7 +91,7 @@ void put(std::string& page, std::string_view mark, std::string_view content) {
 
 std::string page_data(const std::vector<RunHistory>& runs, size_t most_points) {
   ordered_json out = {{"version", version()}, {"differing", differing_settings(runs)}, {"runs", ordered_json::array()}};
-  const auto names = names_of(runs);
+  const auto names = display_names(runs);
   for (size_t i = 0; i < runs.size(); ++i) out["runs"].push_back(as_json(runs[i], names[i], most_points));
   return dump_json(out);
 }
@@ -103,11 +103,11 @@ std::string page_around(std::string_view data) {
                 "fetch the package (./dev setup).");
   std::string page(parts.html);
   // The data, which holds text of users, is inserted last, so that a mark in it is not replaced.
-  put(page, "/*CHART STYLE*/", parts.chart_style);
-  put(page, "/*STYLE*/", parts.style);
-  put(page, "/*CHART SCRIPT*/", parts.chart_script);
-  put(page, "/*SCRIPT*/", parts.script);
-  put(page, "/*DATA*/", inside_script(data));
+  replace_mark(page, "/*CHART STYLE*/", parts.chart_style);
+  replace_mark(page, "/*STYLE*/", parts.style);
+  replace_mark(page, "/*CHART SCRIPT*/", parts.chart_script);
+  replace_mark(page, "/*SCRIPT*/", parts.script);
+  replace_mark(page, "/*DATA*/", escape_for_script(data));
   return page;
 }
 

@@ -27,12 +27,12 @@ namespace tessera::report {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr std::string_view kMark = "Tessera report";  // each report has it near its beginning
+constexpr std::string_view kReportMark = "Tessera report";  // each report has it near its beginning
 constexpr std::string_view kPngSignature = "\x89PNG\r\n\x1a\n";
 constexpr size_t kPngHeader = 8 + 25;  // bytes of the signature and the IHDR chunk
 
 // Type and content of the PNG chunk that marks a picture as a report: a tEXt chunk with the keyword Software.
-std::string png_text() { return std::string("tEXtSoftware") + '\0' + std::string(kMark); }
+std::string png_text() { return std::string("tEXtSoftware") + '\0' + std::string(kReportMark); }
 
 bool is_report(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -40,7 +40,7 @@ bool is_report(const fs::path& path) {
   file.read(head.data(), static_cast<std::streamsize>(head.size()));
   head.resize(static_cast<size_t>(file.gcount()));
   const bool page = head.starts_with("<!DOCTYPE html>") &&
-                    head.find(fmt::format("<meta name=\"generator\" content=\"{}\">", kMark)) != head.npos;
+                    head.find(fmt::format("<meta name=\"generator\" content=\"{}\">", kReportMark)) != head.npos;
   const bool picture = head.starts_with(kPngSignature) && head.find(png_text()) == kPngHeader + 4;
   return page || picture;
 }
@@ -63,7 +63,8 @@ std::optional<fs::path> find_browser() {
 
 // Runs a program with its output in `log`. Returns its wait status; nothing if it did not end within `limit`, and then
 // its process group is killed, because Chromium starts further processes.
-std::optional<int> run(const std::vector<std::string>& command, const fs::path& log, std::chrono::seconds limit) {
+std::optional<int> run_command(const std::vector<std::string>& command, const fs::path& log,
+                               std::chrono::seconds limit) {
   std::vector<char*> arguments;
   for (const auto& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
@@ -101,7 +102,7 @@ std::string big_endian(uint32_t value) {
 
 // The PNG with a tEXt chunk after its header, which marks it as a report. A chunk is: size of the content, type,
 // content, CRC of type and content.
-std::string marked(const std::string& png) {
+std::string with_report_mark(const std::string& png) {
   TESSERA_CHECK(png.size() > kPngHeader && png.starts_with(kPngSignature), ErrorKind::kIo,
                 "[report.picture] the browser wrote {} bytes that are no PNG. Check that it runs without this program.",
                 png.size());
@@ -147,14 +148,14 @@ std::string picture_of(std::string_view page, int width, int height) {
   // Chromium refuses to run as root with its sandbox. The page is made by this program and loads nothing else.
   if (::geteuid() == 0) command.emplace_back("--no-sandbox");
   command.push_back("file://" + html.string() + "#picture");
-  const auto code = run(command, log, std::chrono::seconds(60));
+  const auto code = run_command(command, log, std::chrono::seconds(60));
   std::error_code ignored;
   TESSERA_CHECK(code && *code == 0 && fs::exists(png, ignored), ErrorKind::kIo, "[report.picture] {}: {}{}",
                 browser->string(),
                 code ? fmt::format("ended with {}", WIFEXITED(*code) ? WEXITSTATUS(*code) : 128 + WTERMSIG(*code))
                      : "drew nothing within 60 s",
                 fs::exists(log, ignored) && fs::file_size(log) > 0 ? ": " + read_file(log).substr(0, 300) : "");
-  return marked(read_file(png));
+  return with_report_mark(read_file(png));
 }
 
 }  // namespace tessera::report

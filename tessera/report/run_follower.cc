@@ -72,7 +72,7 @@ RunFollower::RunFollower(fs::path folder, HistoryLimits limits)
       limits_(limits),
       metrics_{.lines = GrowingLines(folder_ / "metrics.jsonl")},
       events_{.lines = GrowingLines(folder_ / "events.jsonl")},
-      told_(limits) {}
+      lines_(limits) {}
 
 // Lines of the two files refer to the same steps, so both are read again from the start if one of them was replaced.
 RunHistory RunFollower::history() {
@@ -83,20 +83,20 @@ RunHistory RunFollower::history() {
                 "[report] {}: found no metrics.jsonl in it. Give the folder of a run with log.jsonl=true.",
                 folder_.string());
   if (!metrics_.lines.is_continued() || !events_.lines.is_continued()) {
-    for (Source* source : {&metrics_, &events_}) {
-      source->lines.restart();
-      source->skipped = 0;
+    for (FollowedFile* file : {&metrics_, &events_}) {
+      file->lines.restart();
+      file->skipped = 0;
     }
-    told_ = RunLines(limits_);
+    lines_ = RunLines(limits_);
   }
   std::vector<std::string> notes;
-  for (Source* source : {&metrics_, &events_}) {
-    source->lines.read([&](std::string_view line) { source->skipped += told_.take(line) ? 0 : 1; });
-    if (source->skipped == 0) continue;
+  for (FollowedFile* file : {&metrics_, &events_}) {
+    file->lines.read([&](std::string_view line) { file->skipped += lines_.add_line(line) ? 0 : 1; });
+    if (file->skipped == 0) continue;
     notes.push_back(
-        fmt::format("{} lines of {} could not be read", source->skipped, source->lines.path().filename().string()));
+        fmt::format("{} lines of {} could not be read", file->skipped, file->lines.path().filename().string()));
   }
-  RunHistory run = told_.history();
+  RunHistory run = lines_.history();
   run.folder = folder_;
   run.name = fs::weakly_canonical(folder_).filename().string();
   run.notes = std::move(notes);

@@ -21,14 +21,14 @@ class RunFollower {
   RunHistory history();
 
  private:
-  struct Source {
+  struct FollowedFile {
     GrowingLines lines;
     size_t skipped = 0;  // lines that could not be read
   };
   std::filesystem::path folder_;
   HistoryLimits limits_;
-  Source metrics_, events_;
-  RunLines told_;
+  FollowedFile metrics_, events_;
+  RunLines lines_;
 };
 
 }  // namespace tessera::report

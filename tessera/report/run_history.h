@@ -18,26 +18,26 @@
 
 namespace tessera::report {
 
-inline constexpr double kNothing = std::numeric_limits<double>::quiet_NaN();
+inline constexpr double kMissing = std::numeric_limits<double>::quiet_NaN();
 
-// One value per step; kNothing where metrics.jsonl has null or no value.
-struct Series {
+// One value per step; kMissing where metrics.jsonl has null or no value.
+struct MetricSeries {
   std::vector<int64_t> step;
   std::map<std::string, std::vector<double>> columns;  // "loss", "grad_norm", ...: each as long as `step`
 };
 
-struct Sample {
+struct GeneratedSample {
   int64_t step = 0;
   std::string prompt, text;
 };
 
-struct Note {
+struct StepNote {
   int64_t step = 0;
   std::string text;
 };
 
 // One session of the run: its first start, or a start that resumed it.
-struct Session {
+struct RunSession {
   int64_t first_step = 0;
   std::vector<std::pair<std::string, std::string>> facts;  // "version", "host", "ranks", ... of events.jsonl
 };
@@ -46,15 +46,15 @@ struct RunHistory {
   std::filesystem::path folder;
   std::string name;                                         // name of the folder
   std::vector<std::pair<std::string, std::string>> recipe;  // "section.key" and its value in YAML, in file order
-  Series steps;
-  size_t steps_told = 0;  // number of steps, including those that HistoryLimits dropped
+  MetricSeries steps;
+  size_t step_count = 0;  // number of steps, including those that HistoryLimits dropped
   // z-scores as the run computed them (train/output/outliers.h): one per entry of steps.step, or empty. NaN for a step
   // with too few values before it.
   std::vector<double> loss_z, grad_norm_z;
-  Series validation;
-  std::vector<Sample> samples;
-  std::vector<Note> warnings;
-  std::vector<Session> sessions;
+  MetricSeries validation;
+  std::vector<GeneratedSample> samples;
+  std::vector<StepNote> warnings;
+  std::vector<RunSession> sessions;
   // The last profile of train.profile in events.jsonl; null if there is none. An object with "first_step", "last_step";
   // "ranks": for each rank "rank", seconds by part, and "hidden", the share of collectives that overlapped with
   // compute; "operations", "modules" and "collectives" of rank 0, the longest first: "name", "group", "calls",
@@ -75,8 +75,8 @@ RunHistory read_run(const std::filesystem::path& folder);
 // counts as null.
 std::vector<std::string> differing_settings(const std::vector<RunHistory>& runs);
 
-// Row indices, ascending, of at most `most` rows to draw: the first, the last, and from each of equal ranges of rows
-// those with the smallest and the largest loss, so that a spike is never dropped.
-std::vector<size_t> thinned(const Series& steps, size_t most);
+// Row indices, ascending, of at most `max_rows` rows to draw: the first, the last, and from each of equal ranges of
+// rows those with the smallest and the largest loss, so that a spike is never dropped.
+std::vector<size_t> thinned_rows(const MetricSeries& steps, size_t max_rows);
 
 }  // namespace tessera::report

@@ -77,7 +77,7 @@ TEST_F(RunFollowerTest, KeepsALimitedPartOfALongRunWithItsSpikesAndScores) {
     follower.history();
   }
   const auto run = follower.history(), whole = all.history();
-  EXPECT_EQ(run.steps_told, static_cast<size_t>(kSteps));
+  EXPECT_EQ(run.step_count, static_cast<size_t>(kSteps));
   EXPECT_LE(run.steps.step.size(), 1000u);
   EXPECT_GE(run.steps.step.size(), 200u);
   for (const int64_t step : {int64_t{1}, int64_t{12'345}, int64_t{23'456}, kSteps}) {

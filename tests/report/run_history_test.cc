@@ -9,7 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/machine/host.h"
-#include "tessera/report/step_rows.h"
+#include "tessera/report/metric_rows.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::report {
@@ -166,22 +166,22 @@ TEST(RunHistory, FindsTheSettingsThatDiffer) {
 }
 
 TEST(RunHistory, ThinsOutButKeepsSpikesAndEnds) {
-  StepRows rows_of_steps({});
+  MetricRows rows_of_steps({});
   for (int64_t step = 0; step < 10000; ++step) {
     double loss = 2 + 0.001 * static_cast<double>(step % 7);
     if (step == 4321) loss = 90;
     if (step == 7654) loss = std::numeric_limits<double>::quiet_NaN();
     rows_of_steps.put(step, {{"loss", loss}});
   }
-  const Series steps = rows_of_steps.series();
-  const auto rows = thinned(steps, 400);
+  const MetricSeries steps = rows_of_steps.series();
+  const auto rows = thinned_rows(steps, 400);
   EXPECT_LE(rows.size(), 400u);
   EXPECT_GE(rows.size(), 300u);
   EXPECT_TRUE(std::ranges::is_sorted(rows));
   EXPECT_EQ(rows.front(), 0u);
   EXPECT_EQ(rows.back(), 9999u);
   for (const size_t wanted : {4321u, 7654u}) EXPECT_THAT(rows, Contains(wanted));
-  EXPECT_EQ(thinned(steps, 10000).size(), 10000u);
+  EXPECT_EQ(thinned_rows(steps, 10000).size(), 10000u);
 }
 
 }  // namespace

@@ -98,8 +98,8 @@ void print_table(const std::vector<ListedTensor>& tensors, uint64_t total_bytes)
 int print_comparison(const ComparedFiles& compared) {
   for (const auto& each : compared.different) {
     const auto name = escape(each.name, kShownName);
-    if (!each.what.empty()) {
-      print(fmt::format("{}: {}\n", name, each.what));
+    if (!each.description.empty()) {
+      print(fmt::format("{}: {}\n", name, each.description));
     } else {
       print(fmt::format("{}: {} elements differ, at most by {:.3g}, {:.3g} of the largest\n", name, each.differing,
                         each.largest, each.relative));
@@ -111,17 +111,17 @@ int print_comparison(const ComparedFiles& compared) {
 }
 
 // The newest checkpoint if `path` is the folder of a run, else `path`.
-std::string found(const std::string& path) {
+std::string resolve_checkpoint(const std::string& path) {
   auto checkpoint = CheckpointFolder::resolve_latest(path).string();
   if (checkpoint != path) log_info("[ckpt] {}: its newest checkpoint is {}", path, checkpoint);
   return checkpoint;
 }
 
 // Like found(); for a folder that holds only adapters, the file of their tensors.
-std::string found_or_adapters(const std::string& path) {
+std::string resolve_checkpoint_or_adapters(const std::string& path) {
   const auto adapters = std::filesystem::path(path) / "adapter_model.safetensors";
   const bool alone = std::filesystem::is_regular_file(adapters) && !TensorFiles::has_tensors(path);
-  return alone ? adapters.string() : found(path);
+  return alone ? adapters.string() : resolve_checkpoint(path);
 }
 
 void list(const std::string& path, bool as_json) {
@@ -182,15 +182,16 @@ int run_ckpt(VerbArguments args) {
   cut->add_option("--ranks", ranks, "Number of files, one per rank")->required()->type_name("N");
   if (const auto code = parse_flags(*app, args)) return *code;
   if (ls->parsed()) {
-    list(found_or_adapters(path), json);
+    list(resolve_checkpoint_or_adapters(path), json);
   } else if (verify->parsed()) {
-    const auto checkpoint = found_or_adapters(path);
+    const auto checkpoint = resolve_checkpoint_or_adapters(path);
     print_verified(checkpoint, verify_checkpoint(checkpoint));
   } else if (diff->parsed()) {
-    return print_comparison(compare_checkpoints(found(source), found(destination)));
+    return print_comparison(compare_checkpoints(resolve_checkpoint(source), resolve_checkpoint(destination)));
   } else if (cut->parsed()) {
-    reshard(found(source), destination, ranks);
-  } else if (const auto remark = convert_checkpoint(found(source), destination, convert); !remark.empty()) {
+    reshard(resolve_checkpoint(source), destination, ranks);
+  } else if (const auto remark = convert_checkpoint(resolve_checkpoint(source), destination, convert);
+             !remark.empty()) {
     log_warning("[ckpt.convert] {}", remark);
   }
   return 0;

@@ -61,9 +61,9 @@ fs::path companions_of(const fs::path& source, const ConvertOptions& options) {
   return {};
 }
 
-std::string converting(const fs::path& source) { return "[ckpt.convert] " + source.string(); }
+std::string convert_error_prefix(const fs::path& source) { return "[ckpt.convert] " + source.string(); }
 
-std::string without_config(const fs::path& companions, const fs::path& destination) {
+std::string missing_config_remark(const fs::path& companions, const fs::path& destination) {
   if (!companions.empty()) return "";
   return fmt::format(
       "{}: holds only weights, because the source has no config.json. Name the model's folder with --config DIR.",
@@ -84,12 +84,12 @@ std::string weights_to_folder(const fs::path& source, const fs::path& destinatio
   SafetensorsFolderWriter writer(folder.path(), specs);
   for (const auto& spec : specs) {
     const auto stored = files->tensor(spec.name), converted = stored.to(spec.dtype);
-    check_converted(stored, converted, spec.name, converting(source));
+    check_converted(stored, converted, spec.name, convert_error_prefix(source));
     writer.write(spec.name, converted);
   }
   writer.finish();
   folder.publish();
-  return without_config(companions, destination);
+  return missing_config_remark(companions, destination);
 }
 
 std::string weights_to_dcp(const fs::path& source, const fs::path& destination, const ConvertOptions& options) {
@@ -102,10 +102,10 @@ std::string weights_to_dcp(const fs::path& source, const fs::path& destination, 
       source.string());
   const auto companions = companions_of(source, options);
   const auto check = [&](const std::string& name, const at::Tensor& values) {
-    check_finite(values, name, converting(source));
+    check_finite(values, name, convert_error_prefix(source));
   };
   write_dcp(*files, destination, {.ranks = 1, .prefix = "model.", .companions = companions, .check = check});
-  return without_config(companions, destination);
+  return missing_config_remark(companions, destination);
 }
 
 // Verifies the hashes of a run's checkpoint before it is converted. Otherwise damaged values would get new valid
@@ -115,7 +115,7 @@ void check_hashes(const fs::path& source) {
 }
 
 // A value of the flat state dict with its path in the nested state dict.
-struct FlatEntry {
+struct StateDictEntry {
   DcpPath path;
   PickleValue value;
 };
@@ -132,10 +132,10 @@ std::string shown_path(const DcpPath& path) {
 // Rebuilds a nested state dict from flat entries whose paths have the same first `depth` parts. Children of a dict keep
 // the order of the entries; children of a list are ordered by index. A path of untrusted metadata cannot make a list
 // longer than kLongestList.
-PickleValue nested_value(std::vector<FlatEntry> entries, size_t depth = 0) {
+PickleValue nested_value(std::vector<StateDictEntry> entries, size_t depth = 0) {
   constexpr int64_t kLongestList = 1 << 20;
   if (entries.size() == 1 && entries[0].path.size() == depth) return std::move(entries[0].value);
-  std::vector<std::pair<DcpPath::value_type, std::vector<FlatEntry>>> children;  // in the order of the entries
+  std::vector<std::pair<DcpPath::value_type, std::vector<StateDictEntry>>> children;  // in the order of the entries
   std::map<DcpPath::value_type, size_t> position;
   for (auto& entry : entries) {
     const auto& path = entry.path;
@@ -145,7 +145,7 @@ PickleValue nested_value(std::vector<FlatEntry> entries, size_t depth = 0) {
     TESSERA_CHECK(fits, ErrorKind::kFormat, "[ckpt.convert] paths of the state dict contradict each other, at {}",
                   quote(shown_path(path)));
     const auto [found, is_new] = position.try_emplace(path[depth], children.size());
-    if (is_new) children.emplace_back(path[depth], std::vector<FlatEntry>());
+    if (is_new) children.emplace_back(path[depth], std::vector<StateDictEntry>());
     children[found->second].second.push_back(std::move(entry));
   }
   if (!children.empty() && std::holds_alternative<int64_t>(children[0].first)) {
@@ -169,13 +169,13 @@ void dcp_to_torch(const fs::path& source, const fs::path& destination) {
   const auto folder = DcpFolder::open(source);
   const DcpLookup lookup(folder->metadata());
   TorchSaveWriter writer;
-  std::vector<FlatEntry> entries;
+  std::vector<StateDictEntry> entries;
   for (const auto& entry : folder->metadata().entries) {
     const auto* path = lookup.find_path(entry.name);
     const auto value = [&] {
       if (!entry.tensor) return folder->object(entry.name);
       const auto tensor = folder->tensor(entry.name);
-      check_finite(tensor, entry.name, converting(source));
+      check_finite(tensor, entry.name, convert_error_prefix(source));
       return writer.add(tensor);
     };
     entries.push_back({path ? *path : DcpPath{entry.name}, value()});

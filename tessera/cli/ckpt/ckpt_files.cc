@@ -43,13 +43,13 @@ std::vector<ListedTensor> list_gguf(const fs::path& path) {
   return result;
 }
 
-std::string verified(const fs::path& path) { return "[ckpt.verify] " + path.string(); }
+std::string verify_error_prefix(const fs::path& path) { return "[ckpt.verify] " + path.string(); }
 
 void verify_gguf(const fs::path& path, VerifiedFiles& result) {
   const auto file = GgufFile::open(path);
   for (const auto& [name, info] : file->tensors()) {
     if (ggml_type_info(static_cast<uint32_t>(info.type))->decodes) {
-      check_finite(file->tensor(name), name, verified(path));
+      check_finite(file->tensor(name), name, verify_error_prefix(path));
     } else {
       ++result.unread[std::string(info.type_name())];
     }
@@ -78,7 +78,7 @@ at::Tensor raw_bytes(const at::Tensor& tensor) { return tensor.reshape({-1}).vie
 // first, because NaNs differ from themselves; numbers are then compared in float64.
 std::optional<TensorDifference> difference_of(const std::string& name, const at::Tensor& a, const at::Tensor& b) {
   if (at::equal(raw_bytes(a), raw_bytes(b))) return std::nullopt;
-  TensorDifference found{.name = name, .what = {}};
+  TensorDifference found{.name = name, .description = {}};
   const auto wide = [](const at::Tensor& tensor) {
     return tensor.is_complex() ? tensor.to(at::kComplexDouble) : tensor.to(at::kDouble);
   };
@@ -129,7 +129,8 @@ VerifiedFiles verify_checkpoint(const fs::path& path) {
     result.compared = Compared::kChecksums;  // checked when a whole tensor is read, as below
   }
   result.without_model = compare_with_model(path);
-  for (const auto& [name, stored] : files->tensors()) check_finite(files->tensor(name), name, verified(path));
+  for (const auto& [name, stored] : files->tensors())
+    check_finite(files->tensor(name), name, verify_error_prefix(path));
   return result;
 }
 
@@ -157,9 +158,9 @@ ComparedFiles compare_checkpoints(const fs::path& a_path, const fs::path& b_path
   for (const auto& name : names) {
     if (!a->contains(name) || !b->contains(name)) {
       result.different.push_back(
-          {.name = name, .what = a->contains(name) ? "only in the first" : "only in the second"});
+          {.name = name, .description = a->contains(name) ? "only in the first" : "only in the second"});
     } else if (const auto& x = a->at(name), &y = b->at(name); x.dtype != y.dtype || x.shape != y.shape) {
-      result.different.push_back({.name = name, .what = kind_of_tensor(x) + " and " + kind_of_tensor(y)});
+      result.different.push_back({.name = name, .description = kind_of_tensor(x) + " and " + kind_of_tensor(y)});
     } else if (auto found = difference_of(name, a->tensor(name), b->tensor(name))) {
       result.different.push_back(std::move(*found));
     } else {

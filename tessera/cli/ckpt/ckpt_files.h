@@ -46,10 +46,10 @@ VerifiedFiles verify_checkpoint(const std::filesystem::path& path);
 
 struct TensorDifference {
   std::string name;
-  std::string what;        // "only in the first", "F32 [2, 3] and BF16 [2, 3]"; empty: only values differ
-  double largest = 0;      // max |a - b|
-  double relative = 0;     // max |a - b| / max |a|
-  uint64_t differing = 0;  // number of elements that differ
+  std::string description;  // "only in the first", "F32 [2, 3] and BF16 [2, 3]"; empty: only values differ
+  double largest = 0;       // max |a - b|
+  double relative = 0;      // max |a - b| / max |a|
+  uint64_t differing = 0;   // number of elements that differ
 };
 struct ComparedFiles {
   size_t equal = 0;  // tensors that are bitwise equal

@@ -75,15 +75,15 @@ std::optional<int> read_flags(VerbArguments args, GenerateFlags& flags) {
       "generation_config.json; a line on standard error lists those that were taken from it.");
   auto code = parse_flags(*app, args);
   if (code) return code;
-  const auto wanted = [](bool holds, const char* what) {
-    TESSERA_CHECK(holds, ErrorKind::kConfig, "[generate] {}", what);
+  const auto require = [](bool holds, const char* message) {
+    TESSERA_CHECK(holds, ErrorKind::kConfig, "[generate] {}", message);
   };
-  wanted(flags.prompt || flags.chat || !flags.batch.empty(),
-         "nothing to continue: give --prompt TEXT, --batch FILE, or --chat for a chat");
-  wanted(flags.batch.empty() || (!flags.prompt && !flags.json), "--batch cannot be used with --prompt or --json");
-  wanted(flags.system.empty() || flags.chat, "--system is a message of a chat. Add --chat.");
-  wanted(flags.prompt || !flags.batch.empty() || (flags.nproc == 1 && !flags.json),
-         "a chat without --prompt cannot be used with --nproc or --json");
+  require(flags.prompt || flags.chat || !flags.batch.empty(),
+          "nothing to continue: give --prompt TEXT, --batch FILE, or --chat for a chat");
+  require(flags.batch.empty() || (!flags.prompt && !flags.json), "--batch cannot be used with --prompt or --json");
+  require(flags.system.empty() || flags.chat, "--system is a message of a chat. Add --chat.");
+  require(flags.prompt || !flags.batch.empty() || (flags.nproc == 1 && !flags.json),
+          "a chat without --prompt cannot be used with --nproc or --json");
   flags.model = resolve_model_path(flags.model, "--model");
   return std::nullopt;
 }
@@ -91,7 +91,7 @@ std::optional<int> read_flags(VerbArguments args, GenerateFlags& flags) {
 // Sets `value` from the flag if it is given; otherwise `value` stays as generation_config.json has it. Appends name and
 // value to `taken` if the file gives another value than `neutral`, the one without the file.
 template <class T>
-void take(const char* name, const std::optional<T>& flag, T neutral, T& value, std::string& taken) {
+void set_from_flag(const char* name, const std::optional<T>& flag, T neutral, T& value, std::string& taken) {
   if (flag) {
     value = *flag;
   } else if (value != neutral) {
@@ -107,13 +107,14 @@ GenerationOptions generation_options(const GenerateFlags& flags, const ModelConf
   const bool asked = flags.temperature || flags.top_k || flags.top_p || flags.min_p || flags.seed;
   options.sample = flags.temperature ? *flags.temperature != 0 : asked || options.folder_samples;
   std::string taken, of_samples;
-  take("max_new_tokens", flags.max_new_tokens, neutral.max_new_tokens, options.max_new_tokens, taken);
-  take("repetition_penalty", flags.repetition_penalty, neutral.repetition_penalty, options.repetition_penalty, taken);
-  take("temperature", options.sample ? flags.temperature : std::nullopt, neutral.temperature, options.temperature,
-       of_samples);
-  take("top_k", flags.top_k, neutral.top_k, options.top_k, of_samples);
-  take("top_p", flags.top_p, neutral.top_p, options.top_p, of_samples);
-  take("min_p", flags.min_p, neutral.min_p, options.min_p, of_samples);
+  set_from_flag("max_new_tokens", flags.max_new_tokens, neutral.max_new_tokens, options.max_new_tokens, taken);
+  set_from_flag("repetition_penalty", flags.repetition_penalty, neutral.repetition_penalty, options.repetition_penalty,
+                taken);
+  set_from_flag("temperature", options.sample ? flags.temperature : std::nullopt, neutral.temperature,
+                options.temperature, of_samples);
+  set_from_flag("top_k", flags.top_k, neutral.top_k, options.top_k, of_samples);
+  set_from_flag("top_p", flags.top_p, neutral.top_p, options.top_p, of_samples);
+  set_from_flag("min_p", flags.min_p, neutral.min_p, options.min_p, of_samples);
   options.presence_penalty = flags.presence_penalty.value_or(0);
   options.frequency_penalty = flags.frequency_penalty.value_or(0);
   options.seed = flags.seed.value_or(options.seed);
@@ -129,7 +130,7 @@ void run_prompt(Generator& generator, const GenerateFlags& flags, const Generati
   TextStream stream(prompts.tokenizer(), flags.stop, options.stop_tokens);
   std::vector<int64_t> tokens;
   std::string text;
-  generator.run({.prompt = prompt, .options = prompts.of_sequence(options), .on_token = [&](const NewToken& made) {
+  generator.run({.prompt = prompt, .options = prompts.sequence_options(options), .on_token = [&](const NewToken& made) {
                    tokens.push_back(made.token);
                    const auto piece = stream.push(made.token);
                    text += piece;
@@ -137,11 +138,11 @@ void run_prompt(Generator& generator, const GenerateFlags& flags, const Generati
                  }});
   // The stream holds back the bytes of an incomplete UTF-8 character, and text that may be the beginning of a stop
   // string.
-  const auto rest = stream.finish();
+  const auto last_piece = stream.finish();
   if (flags.json) {
-    print_object(generation_object(prompt, tokens, text + rest));
+    print_object(generation_object(prompt, tokens, text + last_piece));
   } else {
-    write_text(rest + "\n");
+    write_text(last_piece + "\n");
   }
 }
 
@@ -154,21 +155,21 @@ Prompts::Prompts(const GenerateFlags& flags, int64_t token_rows)
     const auto where = "[generate] " + flags.json_schema;
     const Json schema = parse_json(read_file(flags.json_schema, kLimits.max_bytes), where, kLimits);
     // The schema becomes a grammar over bytes, compiled once with masks over the vocabulary; each sequence then has a
-    // constraint of its own (of_sequence()) that follows the grammar's state.
+    // constraint of its own (sequence_options()) that follows the grammar's state.
     text::GrammarBuilder build;
     text::JsonParts json(build);
     const auto root = text::JsonSchema(json, JsonReader(schema, where, ErrorKind::kConfig)).value();
-    form_ = std::make_shared<text::GrammarMasks>(std::move(build).finish(root),
-                                                 std::make_shared<const text::SortedVocabulary>(tokenizer_));
+    grammar_masks_ = std::make_shared<text::GrammarMasks>(std::move(build).finish(root),
+                                                          std::make_shared<const text::SortedVocabulary>(tokenizer_));
   }
   chat_ = flags.chat ? text::ChatTemplate::from_folder(flags.model) : find_chat_template(flags.model);
   TESSERA_CHECK(chat_ || !flags.chat, ErrorKind::kConfig, "[generate] {}: holds no chat template. Leave out --chat.",
                 flags.model);
 }
 
-GenerationOptions Prompts::of_sequence(const GenerationOptions& options) const {
+GenerationOptions Prompts::sequence_options(const GenerationOptions& options) const {
   auto own = options;
-  if (form_) own.constraint = std::make_shared<text::TokenConstraint>(form_, options.stop_tokens);
+  if (grammar_masks_) own.constraint = std::make_shared<text::TokenConstraint>(grammar_masks_, options.stop_tokens);
   return own;
 }
 
@@ -177,11 +178,11 @@ std::vector<int64_t> Prompts::checked(const std::vector<text::TokenId>& ids, con
   return {ids.begin(), ids.end()};
 }
 
-std::vector<int64_t> Prompts::of_text(const std::string& text, const std::string& where) const {
+std::vector<int64_t> Prompts::encode_text(const std::string& text, const std::string& where) const {
   return checked(text::encode_document(tokenizer_, text).ids, where);
 }
 
-std::vector<int64_t> Prompts::of_messages(const Json& messages, const std::string& where) const {
+std::vector<int64_t> Prompts::encode_messages(const Json& messages, const std::string& where) const {
   return checked(text::chat_prompt(*chat_, tokenizer_, messages), where);
 }
 
@@ -230,7 +231,8 @@ int run_generate(VerbArguments args) {
     constexpr const char* kPrompt = "[generate] the prompt";
     const auto text =
         *flags.prompt == "-" ? read_standard_input("[generate] --prompt -", kMostPromptBytes) : *flags.prompt;
-    prompt = flags.chat ? prompts.of_messages(opening_messages(flags, text), kPrompt) : prompts.of_text(text, kPrompt);
+    prompt = flags.chat ? prompts.encode_messages(opening_messages(flags, text), kPrompt)
+                        : prompts.encode_text(text, kPrompt);
     cache = generation_capacity(config, prompt, options);
   };
   // A single rank reads the prompt first, to make the KV cache no larger than needed. With several ranks only rank 0

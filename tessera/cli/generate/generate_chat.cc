@@ -34,7 +34,7 @@ class CatchInterrupt {
 };
 
 // Reads lines of standard input with read(2), because std::getline would continue after a signal.
-class Lines {
+class StdinLines {
  public:
   // Returns false at the end of the input. A line that Ctrl-C interrupted is empty. Error kConfig for a line above 1
   // MiB.
@@ -79,13 +79,13 @@ std::string answer(Generator& generator, const GenerateFlags& flags, const Gener
                    const Prompts& prompts, const Json& messages) {
   TextStream stream(prompts.tokenizer(), flags.stop, options.stop_tokens);
   std::string text;
-  const auto prompt = prompts.of_messages(messages, "[generate] the conversation");
+  const auto prompt = prompts.encode_messages(messages, "[generate] the conversation");
   const auto put = [&](const std::string& piece) {
     text += piece;
     write_text(piece);
   };
   interrupted = 0;
-  generator.run({.prompt = prompt, .options = prompts.of_sequence(options), .on_token = [&](const NewToken& made) {
+  generator.run({.prompt = prompt, .options = prompts.sequence_options(options), .on_token = [&](const NewToken& made) {
                    put(stream.push(made.token));
                    return !stream.stopped() && !interrupted && std::ferror(stdout) == 0;
                  }});
@@ -100,7 +100,7 @@ void run_chat(Generator& generator, const GenerateFlags& flags, const Generation
               const Prompts& prompts) {
   const CatchInterrupt catch_interrupt;
   const bool typed = ::isatty(STDIN_FILENO) != 0;
-  Lines lines;
+  StdinLines lines;
   auto messages = opening_messages(flags);
   std::string line;
   if (typed) show("/clear forgets the conversation, /exit or Ctrl-D ends the chat, Ctrl-C ends an answer\n");

@@ -37,10 +37,10 @@ class Prompts {
   const std::optional<text::ChatTemplate>& chat() const { return chat_; }
   // Token ids of a text, or of chat messages in the template, with the special tokens that the tokenizer or the
   // template adds. Error kConfig, which begins with `where`, for a token id without a row in the embedding.
-  std::vector<int64_t> of_text(const std::string& text, const std::string& where) const;
-  std::vector<int64_t> of_messages(const Json& messages, const std::string& where) const;
+  std::vector<int64_t> encode_text(const std::string& text, const std::string& where) const;
+  std::vector<int64_t> encode_messages(const Json& messages, const std::string& where) const;
   // `options` for one sequence; with --json-schema the sequence gets a token constraint of its own.
-  GenerationOptions of_sequence(const GenerationOptions& options) const;
+  GenerationOptions sequence_options(const GenerationOptions& options) const;
 
  private:
   std::vector<int64_t> checked(const std::vector<text::TokenId>& ids, const std::string& where) const;
@@ -48,7 +48,7 @@ class Prompts {
   text::Tokenizer tokenizer_;
   int64_t token_rows_;
   std::optional<text::ChatTemplate> chat_;
-  std::shared_ptr<text::GrammarMasks> form_;
+  std::shared_ptr<text::GrammarMasks> grammar_masks_;
 };
 
 class Generator;

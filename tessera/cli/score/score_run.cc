@@ -89,19 +89,20 @@ std::vector<double> ScoreRun::forward(const std::vector<const ScoreSequence*>& s
   return values;
 }
 
-// Round r computes the batches r * sharers to r * sharers + sharers - 1, one per data parallel rank. Several ranks have
-// the results of a batch; one of them, the speaker, sends them in an all-gather of all ranks. All ranks look at all
+// Round r computes the batches r * data_ranks to r * data_ranks + data_ranks - 1, one per data parallel rank. Several
+// ranks have the results of a batch; one of them sends them in an all-gather of all ranks. All ranks look at all
 // results, so that they agree on the first wrong value; rank 0 keeps them.
 ScoreRun::Scores ScoreRun::score(const std::vector<const ScoreSequence*>& sequences) {
   const c10::NoGradGuard no_grad;
   model_.train(false);
   const auto batches = batches_of(sequences);
   auto& group = run_mesh_.world_group();
-  const auto sharers = static_cast<size_t>(run_mesh_.data_size()), own = static_cast<size_t>(run_mesh_.data_rank());
+  const auto data_ranks = static_cast<size_t>(run_mesh_.data_size()), own = static_cast<size_t>(run_mesh_.data_rank());
   const auto& mesh = *run_mesh_.mesh();
-  const bool speaks = run_mesh_.is_counted() && mesh.local_rank(mesh.dim_of("cp")) == 0 && pipeline_.has_last_stage();
+  const bool sends_results =
+      run_mesh_.is_counted() && mesh.local_rank(mesh.dim_of("cp")) == 0 && pipeline_.has_last_stage();
   // For each rank: the data parallel rank whose results it sends, as text; empty if it sends none.
-  const auto speakers = comm::all_gather_bytes(group, speaks ? std::to_string(own) : "");
+  const auto data_rank_of_sender = comm::all_gather_bytes(group, sends_results ? std::to_string(own) : "");
   Scores out{.logprobs = std::vector<std::vector<double>>(run_mesh_.is_rank_zero() ? sequences.size() : 0)};
   const auto keep = [&](size_t number, const double* values) {
     if (number >= batches.size()) return;
@@ -115,17 +116,17 @@ ScoreRun::Scores ScoreRun::score(const std::vector<const ScoreSequence*>& sequen
       values += own.size();
     }
   };
-  for (size_t first = 0; first < batches.size(); first += sharers) {
+  for (size_t first = 0; first < batches.size(); first += data_ranks) {
     // A rank without a batch in the last round computes an empty one, to join the collectives of other ranks.
     const auto values = forward(sequences, first + own < batches.size() ? batches[first + own] : Batch{});
     const std::string_view bytes(reinterpret_cast<const char*>(values.data()),
-                                 speaks ? values.size() * sizeof(double) : 0);
+                                 sends_results ? values.size() * sizeof(double) : 0);
     const auto all = comm::all_gather_bytes(group, bytes);
     for (size_t rank = 0; rank < all.size(); ++rank) {
-      if (speakers[rank].empty()) continue;
+      if (data_rank_of_sender[rank].empty()) continue;
       std::vector<double> theirs(all[rank].size() / sizeof(double));
       copy_bytes(theirs.data(), all[rank].data(), all[rank].size());
-      keep(first + std::stoull(speakers[rank]), theirs.data());
+      keep(first + std::stoull(data_rank_of_sender[rank]), theirs.data());
     }
   }
   return out;

@@ -1,7 +1,7 @@
 // Collects one row of values per step, in bounded memory. When there are too many rows, each range of steps keeps only
 // the rows with the smallest loss, the largest loss and the largest gradient norm, so that a spike is never lost.
 //
-//   StepRows rows({.loss = "loss", .most = 16384});
+//   MetricRows rows({.loss = "loss", .max_rows = 16384});
 //   rows.put(1, {{"loss", 4.0}, {"lr", 0.1}});
 //   rows.series();
 //
@@ -19,19 +19,19 @@
 
 namespace tessera::report {
 
-struct StepRowsOptions {
-  std::string loss = "loss";  // the column of the loss
-  size_t most = SIZE_MAX;     // the most rows that are kept, at least 16
+struct MetricRowsOptions {
+  std::string loss = "loss";   // the column of the loss
+  size_t max_rows = SIZE_MAX;  // the most rows that are kept, at least 16
 };
 
-class StepRows {
+class MetricRows {
  public:
-  explicit StepRows(StepRowsOptions options) : options_(std::move(options)) {}
+  explicit MetricRows(MetricRowsOptions options) : options_(std::move(options)) {}
 
   // Sets the row of a step, and replaces an earlier row of the same step.
   void put(int64_t step, const std::map<std::string, double>& values);
-  size_t told() const { return told_; }  // number of steps, including those whose rows were dropped
-  Series series() const;
+  size_t step_count() const { return step_count_; }  // number of steps, including those whose rows were dropped
+  MetricSeries series() const;
   // z-scores as the run computed them (train/output/outliers.h), one per entry of series().step; empty if no step has
   // this value.
   std::vector<double> loss_scores() const;
@@ -40,19 +40,19 @@ class StepRows {
  private:
   struct Row {
     std::vector<double> values{};                      // by index of columns_; shorter if columns were added later
-    double loss_z = kNothing, grad_norm_z = kNothing;  // set for rows up to settled_
+    double loss_z = kMissing, grad_norm_z = kMissing;  // set for rows up to last_scored_step_
   };
   double value(const Row& row, const std::string& column) const;
   std::vector<double> scores(const std::string& column, const train::OutlierDetector& seen, double Row::*kept) const;
   void thin_out();
 
-  StepRowsOptions options_;
+  MetricRowsOptions options_;
   std::map<std::string, size_t> columns_;  // name -> index in Row::values
   std::map<int64_t, Row> rows_;
-  size_t told_ = 0;
-  int64_t stretch_ = 1;                         // length of a range of steps, of which three rows are kept
-  int64_t settled_ = -1;                        // the last step whose z-scores are stored in its row
-  train::OutlierDetector losses_, grad_norms_;  // their windows end at step settled_
+  size_t step_count_ = 0;
+  int64_t steps_per_range_ = 1;                 // length of a range of steps, of which three rows are kept
+  int64_t last_scored_step_ = -1;               // the last step whose z-scores are stored in its row
+  train::OutlierDetector losses_, grad_norms_;  // their windows end at step last_scored_step_
 };
 
 }  // namespace tessera::report

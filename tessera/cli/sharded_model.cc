@@ -1,4 +1,4 @@
-#include "tessera/cli/shared_model.h"
+#include "tessera/cli/sharded_model.h"
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
@@ -8,7 +8,7 @@
 #include "tessera/comm/rendezvous/world.h"
 #include "tessera/kernels/linear/linear.h"
 #include "tessera/models/files/weights.h"
-#include "tessera/models/generation/cache_room.h"
+#include "tessera/models/generation/cache_memory.h"
 #include "tessera/models/generation/engine.h"
 #include "tessera/models/generation/load.h"
 #include "tessera/parallel/parallelize_model.h"
@@ -17,25 +17,27 @@ namespace tessera::cli {
 namespace {
 
 // Whether tensor parallelism over `ranks` ranks gives each rank whole query and key-value heads.
-bool cuts_heads(const ModelConfig& config, int64_t ranks) {
+bool divides_heads(const ModelConfig& config, int64_t ranks) {
   return config.num_key_value_heads % ranks == 0 && config.num_attention_heads % ranks == 0;
 }
 
 }  // namespace
 
-std::shared_ptr<CausalLM> load_shared(const std::string& dir, const std::string& dtype, const ModelConfig& config,
-                                      at::Device device, const std::shared_ptr<comm::World>& world) {
+std::shared_ptr<CausalLM> load_sharded_model(const std::string& dir, const std::string& dtype,
+                                             const ModelConfig& config, at::Device device,
+                                             const std::shared_ptr<comm::World>& world) {
   const int64_t ranks = world->size();
   if (ranks == 1) return load_for_generation(dir, dtype, device);
   TESSERA_CHECK(!packed_row_dtype(dtype), ErrorKind::kConfig,
                 "[models.generation] --dtype {} runs on one rank, found {}. Use bfloat16, or leave out --nproc.", dtype,
                 ranks);
   kernels::synchronize_kernel_choices(*world->group());
-  const bool cuts = cuts_heads(config, ranks);
+  const bool cuts = divides_heads(config, ranks);
   const auto type = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
   const auto mesh = init_device_mesh(world, type, {ranks}, {cuts ? "tp" : "dp_shard"});
-  const auto wanted = parse_dtype_flag("models.generation", dtype).value_or(config.dtype.value_or(at::kFloat));
-  auto model = make_parallel_model(config, wanted, {.mesh = mesh});
+  const auto dtype_of_weights =
+      parse_dtype_flag("models.generation", dtype).value_or(config.dtype.value_or(at::kFloat));
+  auto model = make_parallel_model(config, dtype_of_weights, {.mesh = mesh});
   load_pretrained(*model, dir);
   if (world->rank() == 0) {
     log_info(
@@ -47,9 +49,9 @@ std::shared_ptr<CausalLM> load_shared(const std::string& dir, const std::string&
 
 // All ranks must have caches of the same size, so the smallest room of a rank decides. With tensor parallelism a rank
 // holds only its heads of the cache, and so has room for more tokens.
-int64_t shared_cache_tokens(CausalLM& model, int64_t wanted, comm::World& world) {
+int64_t shared_cache_tokens(CausalLM& model, int64_t requested_tokens, comm::World& world) {
   const int64_t ranks = world.size();
-  const int64_t own = cache_tokens(model, wanted, cuts_heads(model.config(), ranks) ? ranks : 1);
+  const int64_t own = cache_tokens(model, requested_tokens, divides_heads(model.config(), ranks) ? ranks : 1);
   if (ranks == 1) return own;
   const auto least = at::scalar_tensor(own, at::kLong);
   comm::all_reduce(*world.group(), least, comm::ReduceOp::kMin).wait();
@@ -65,7 +67,7 @@ void check_shared_cache(CausalLM& model, int64_t tokens, comm::World& world) {
   // The ranks of a host share its memory, so the pages of all local ranks must fit together. A rank with its own heads
   // holds 1 / ranks of a page.
   const int64_t page = Engine::page_bytes(model.config(), element);
-  const int64_t of_rank = cuts_heads(model.config(), ranks) ? page / ranks : page;
+  const int64_t of_rank = divides_heads(model.config(), ranks) ? page / ranks : page;
   check_cache_fits(read_available_memory(), tokens, of_rank * world.info().local_size);
 }
 
