@@ -14,12 +14,12 @@
 namespace tessera {
 namespace {
 
-enum class StateKind { kTensor, kScalarTensor, kOther };
+enum class StateValueKind { kTensor, kScalarTensor, kOther };
 
-StateKind state_kind(const StateValue& value) {
+StateValueKind state_kind(const StateValue& value) {
   const auto shape = value_shape(value);
-  if (!shape) return StateKind::kOther;
-  return shape->shape.empty() ? StateKind::kScalarTensor : StateKind::kTensor;
+  if (!shape) return StateValueKind::kOther;
+  return shape->shape.empty() ? StateValueKind::kScalarTensor : StateValueKind::kTensor;
 }
 
 std::set<std::string> state_names(const StateDict& state, const std::string& fqn) {
@@ -38,9 +38,9 @@ bool has_tensors(const StateValue& value) {
 
 // Checks one state (such as exp_avg) of the members of a unit that have it. Members without the state, or with None,
 // count as missing.
-class StateCheck {
+class UnitStateCheck {
  public:
-  StateCheck(const Fsdp1Unit& unit, const UnitStates& states, std::string name)
+  UnitStateCheck(const Fsdp1Unit& unit, const UnitStates& states, std::string name)
       : unit_(unit), name_(std::move(name)), missing_(states.size() < unit.fqns.size()) {
     for (const auto& [member, state] : states) {
       const auto& value = state.at(name_);
@@ -65,8 +65,8 @@ class StateCheck {
                     type_name(*value), quoted_list(unit_.fqns));
       check_local_shards(unit_.fqns[member] + "." + name_, *value);
     }
-    if (kind == StateKind::kTensor) check_tensors();
-    if (kind != StateKind::kTensor && !unit_.layout().use_orig_params()) check_common_value(kind);
+    if (kind == StateValueKind::kTensor) check_tensors();
+    if (kind != StateValueKind::kTensor && !unit_.layout().use_orig_params()) check_common_value(kind);
   }
 
  private:
@@ -96,28 +96,28 @@ class StateCheck {
 
   // A flat parameter has one value, such as the step, for all its members, so the members' values must be equal and
   // none may be missing.
-  void check_common_value(StateKind kind) const {
+  void check_common_value(StateValueKind kind) const {
     std::set<std::string> shown, packed;
     std::set<std::string> dtypes;
     for (const auto& [member, value] : values_) {
-      TESSERA_CHECK(kind == StateKind::kScalarTensor || !has_tensors(*value), ErrorKind::kShape,
+      TESSERA_CHECK(kind == StateValueKind::kScalarTensor || !has_tensors(*value), ErrorKind::kShape,
                     "[fsdp1.load] {} of {}: found tensors inside a {}, which cannot be compared between the members of "
                     "a flat parameter. Keep them as states of their own, or wrap with use_orig_params.",
                     quote(name_), unit_.fqns[member], type_name(*value));
       shown.insert(scalar_text(*value));
       packed.insert(encode_state(*value, TensorsInMessage::kShapes));
-      if (kind == StateKind::kScalarTensor) dtypes.insert(c10::toString(value->tensor().scalar_type()));
+      if (kind == StateValueKind::kScalarTensor) dtypes.insert(c10::toString(value->tensor().scalar_type()));
     }
     if (missing_) shown.insert("None");
-    TESSERA_CHECK(
-        !missing_ && packed.size() == 1, ErrorKind::kShape,
-        "[fsdp1.load] All unflattened parameters comprising a single flat parameter must have {} but got "
-        "values {{{}}}{} for state {} and unflattened parameter names {}. Train and save these parameters "
-        "together, or wrap with use_orig_params.",
-        kind == StateKind::kScalarTensor ? "scalar state with the same value and dtype" : "state with the same value",
-        fmt::join(shown, ", "),
-        dtypes.empty() ? std::string() : fmt::format(" and dtypes {{{}}}", fmt::join(dtypes, ", ")), quote(name_),
-        quoted_list(unit_.fqns));
+    TESSERA_CHECK(!missing_ && packed.size() == 1, ErrorKind::kShape,
+                  "[fsdp1.load] All unflattened parameters comprising a single flat parameter must have {} but got "
+                  "values {{{}}}{} for state {} and unflattened parameter names {}. Train and save these parameters "
+                  "together, or wrap with use_orig_params.",
+                  kind == StateValueKind::kScalarTensor ? "scalar state with the same value and dtype"
+                                                        : "state with the same value",
+                  fmt::join(shown, ", "),
+                  dtypes.empty() ? std::string() : fmt::format(" and dtypes {{{}}}", fmt::join(dtypes, ", ")),
+                  quote(name_), quoted_list(unit_.fqns));
   }
 
   const Fsdp1Unit& unit_;
@@ -156,7 +156,7 @@ void check_unit_states(const Fsdp1Unit& unit, const UnitStates& states, bool par
     }
   }
   // All members have the same state names here, so each state is checked over all members.
-  for (const auto& name : names) StateCheck(unit, states, name).run();
+  for (const auto& name : names) UnitStateCheck(unit, states, name).run();
 }
 
 }  // namespace tessera
