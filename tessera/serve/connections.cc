@@ -81,8 +81,10 @@ bool Connections::shut_down_silent_connection(const std::string* address) {
 // of libmicrohttpd (server.cc).
 bool Connections::admit(const std::string& address) {
   const std::lock_guard lock(mutex_);
-  if (!address.empty() && count_open(&address) >= limits_.address_connections && !shut_down_silent_connection(&address))
+  if (!address.empty() && count_open(&address) >= limits_.address_connections &&
+      !shut_down_silent_connection(&address)) {
     return false;
+  }
   if (count_open(nullptr) >= limits_.connections) shut_down_silent_connection(nullptr);
   return true;
 }

@@ -4,7 +4,7 @@
 //   Connections connections({.connections = 256, .address_connections = 192, .header_seconds = 5, ...});
 //   if (!connections.admit(address)) refuse();                 // before a connection is accepted
 //   connections.opened(key, socket, address);
-//   connections.enter(key, Connections::ConnectionStage::kBody);         // the header has arrived
+//   connections.enter(key, Connections::ConnectionStage::kBody);  // the header has arrived
 //   connections.enter(key, Connections::ConnectionStage::kAnswer);
 //   connections.enter(key, Connections::ConnectionStage::kIdle);
 //   connections.closed(key);

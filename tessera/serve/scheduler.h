@@ -94,8 +94,8 @@ class Scheduler {
   const Limits limits_;
   const std::function<void(std::exception_ptr)> failed_;
   Engine engine_;  // used only by thread_ after the constructor
-  std::vector<std::pair<int64_t, std::weak_ptr<AnswerQueue>>>
-      active_;                // sequence id and its answer; used only by thread_
+  // Sequence ids with their answers; used only by thread_.
+  std::vector<std::pair<int64_t, std::weak_ptr<AnswerQueue>>> active_;
   mutable std::mutex mutex_;  // protects the members below
   std::condition_variable wake_;
   std::deque<QueuedRequest> queued_requests_;

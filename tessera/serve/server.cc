@@ -26,8 +26,7 @@ namespace {
 
 using std::chrono::steady_clock;
 using Deadline = steady_clock::time_point;
-constexpr std::chrono::milliseconds kClientCheckInterval{
-    200};                                // interval of the checks whether the client is still there
+constexpr std::chrono::milliseconds kClientCheckInterval{200};  // between two checks that the client is still there
 constexpr size_t kSmallBody = 64 << 10;  // bytes; a thread that reads a larger body lowers its priority
 
 // Compares in constant time: a wrong token takes as long as the right one, so the time reveals no part of the secret.

@@ -148,8 +148,9 @@ void GrammarStates::expand_item(Item of) {
       return push(item_at_start(child, at + 1 == here.second ? tail : item(part, at + 1, tail)));
     }
     case NodeKind::kChoice:
-      for (int32_t i = 0; i < here.second; ++i)
+      for (int32_t i = 0; i < here.second; ++i) {
         push(item_at_start(parts.lists[static_cast<size_t>(here.first + i)], tail));
+      }
       return;
     case NodeKind::kForward:
       return push(item_at_start(here.first, tail));

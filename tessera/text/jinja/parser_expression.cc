@@ -46,8 +46,8 @@ ExpressionPtr Parser::expression(bool conditional) {
   const int line = current().line;
   const size_t unknown_before = unknown_names_.size();
   auto value = or_expression();
-  if (at_name("if"))
-    unknown_names_.resize(unknown_before);  // `value` may not run, so its unknown filters are no errors yet
+  // `value` may not run, so its unknown filters are no errors yet.
+  if (at_name("if")) unknown_names_.resize(unknown_before);
   while (skip_name("if")) {
     ScopedValue<bool> branch_scope(in_branch_, true);
     auto node = make(ExpressionKind::kConditional, line);

@@ -42,8 +42,9 @@ ExpressionPtr Parser::filter_chain(ExpressionPtr of, bool starts_inline) {
     auto node = make(ExpressionKind::kFilter, current().line);
     node->text = expect_name();
     while (skip_operator(".")) node->text += "." + expect_name();
-    if (!in_branch_ && !has_filter(node->text))
+    if (!in_branch_ && !has_filter(node->text)) {
       unknown_names_.push_back({node->line, unknown_filter_message(node->text)});
+    }
     node->operands.push_back(std::move(of));
     node->arguments = at_operator("(") ? call_arguments() : std::make_unique<CallArguments>();
     of = with_checked_depth(std::move(node));

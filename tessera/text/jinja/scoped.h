@@ -1,7 +1,8 @@
 // Gives a variable another value until the end of a block.
 //
-//   const ScopedValue inside(scope_, inner_scope(scope_));  // the destructor restores the old value, also after a
-//   failure
+//   const ScopedValue inside(scope_, inner_scope(scope_));
+//
+// The destructor restores the old value, also after a failure.
 #pragma once
 
 #include <utility>

@@ -24,8 +24,7 @@ namespace tessera::text {
 
 struct BpeSymbol {
   int32_t id;
-  uint32_t
-      bytes;  // number of bytes of the pre-token that the symbol covers, without those in BpeScratch::dropped_bytes
+  uint32_t bytes;  // bytes of the pre-token that the symbol covers, without those in BpeScratch::dropped_bytes
 };
 
 struct BpeScratch {

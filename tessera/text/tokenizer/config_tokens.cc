@@ -88,8 +88,8 @@ class ConfigTokenCollector {
 
  private:
   std::unordered_map<std::string, AddedToken> known_;  // tokens with known flags, by text
-  std::unordered_set<std::string>
-      tokenizer_json_texts_;  // texts of tokenizer.json's tokens; empty without added_tokens_decoder
+  // Texts of tokenizer.json's tokens; empty without added_tokens_decoder.
+  std::unordered_set<std::string> tokenizer_json_texts_;
   std::unordered_map<std::string, std::vector<ConfigToken>> named_;  // arguments of add() so far, by text
   std::vector<AddedToken> tokens_;
 };
