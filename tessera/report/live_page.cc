@@ -133,8 +133,8 @@ struct LivePage::Server {
 
   MHD_Result answer(MHD_Connection* connection, std::string_view url, std::string_view method) {
     constexpr const char* kPlain = "text/plain; charset=utf-8";
-    if (!priority_lowered) {  // once: lowers the priority of this thread of rank 0's process, so that training goes
-                              // first
+    // Once: lowers the priority of this thread of rank 0's process, so that training goes first.
+    if (!priority_lowered) {
       ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 10);
       priority_lowered = true;
     }

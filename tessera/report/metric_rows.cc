@@ -47,8 +47,9 @@ void MetricRows::thin_out() {
         const double loss = value_or_infinity(row->second, options_.loss.c_str());
         if (loss < value_or_infinity(least->second, options_.loss.c_str())) least = row;
         if (loss > value_or_infinity(largest->second, options_.loss.c_str())) largest = row;
-        if (value_or_infinity(row->second, "grad_norm") > value_or_infinity(largest_norm->second, "grad_norm"))
+        if (value_or_infinity(row->second, "grad_norm") > value_or_infinity(largest_norm->second, "grad_norm")) {
           largest_norm = row;
+        }
       }
       kept.insert({least->first, largest->first, largest_norm->first});
     }
@@ -74,8 +75,9 @@ std::vector<double> MetricRows::scores(const std::string& column, const train::O
   std::vector<double> out;
   if (!columns_.contains(column)) return out;
   auto detector = seen;
-  for (const auto& [step, row] : rows_)
+  for (const auto& [step, row] : rows_) {
     out.push_back(step <= last_scored_step_ ? row.*kept : detector.add(value(row, column)));
+  }
   return out;
 }
 

@@ -129,8 +129,9 @@ VerifiedFiles verify_checkpoint(const fs::path& path) {
     result.compared = Compared::kChecksums;  // checked when a whole tensor is read, as below
   }
   result.without_model = compare_with_model(path);
-  for (const auto& [name, stored] : files->tensors())
+  for (const auto& [name, stored] : files->tensors()) {
     check_finite(files->tensor(name), name, verify_error_prefix(path));
+  }
   return result;
 }
 

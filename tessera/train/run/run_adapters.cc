@@ -40,8 +40,9 @@ std::string describe_run_adapters(const Recipe& recipe, const ModelConfig& confi
   const auto whole = make_model(config, {.device = c10::Device(at::kMeta)});
   add_adapters(*whole, *adapters);
   int64_t trained_elements = 0;
-  for (const auto& parameter : whole->parameters())
+  for (const auto& parameter : whole->parameters()) {
     trained_elements += parameter.requires_grad() ? parameter.numel() : 0;
+  }
   return fmt::format("{} parameters in {}", format_count(trained_elements), describe_adapters(*whole));
 }
 

@@ -27,8 +27,9 @@ void on_signal(int signal, siginfo_t* info, void*) {
   const unsigned sender = sent && info->si_pid == ::getppid() ? kParent : kOther;
   const bool again = (senders.fetch_or(sender) & sender) != 0;
   int64_t first_ms = 0;
-  if (first_signal_ms.compare_exchange_strong(first_ms, now_ms) || (!again && now_ms - first_ms <= kSameRequestMs))
+  if (first_signal_ms.compare_exchange_strong(first_ms, now_ms) || (!again && now_ms - first_ms <= kSameRequestMs)) {
     return;
+  }
   ::signal(signal, SIG_DFL);
   ::raise(signal);
 }

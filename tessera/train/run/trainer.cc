@@ -13,7 +13,7 @@
 #include "tessera/checkpoint/folder.h"
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/comm/launch/rank_notes.h"
+#include "tessera/comm/launch/reported_steps.h"
 #include "tessera/data/loader/loader.h"
 #include "tessera/dtensor/random/random.h"
 #include "tessera/dtensor/tensor/local_tensor.h"
@@ -116,8 +116,9 @@ Trainer::Impl::Impl(const Recipe& run_recipe, std::shared_ptr<comm::World> run_w
   // Opening a checkpoint compares its files with the hashes in its manifest. A resumed run does this below; here it is
   // done for a checkpoint that is only the source of the initial weights.
   const auto weights = weights_path(recipe);
-  if (recipe.model.init == "pretrained" && DcpFolder::is_dcp_folder(weights))
+  if (recipe.model.init == "pretrained" && DcpFolder::is_dcp_folder(weights)) {
     Checkpoint::open(weights, run_mesh.world_group());
+  }
   model = build_model(recipe, config, run_mesh.mesh());
   optimizer = build_optimizer(recipe, *model);
   if (is_rank_zero() && recipe.model.dtype != "float32") log_info("{}", describe_precision(recipe));
@@ -463,7 +464,7 @@ RunSummary Trainer::Impl::run() {
   int64_t saved_step = first_step;
   while (step < steps && !stop_requested && !early_stopping.is_over()) {
     train_step(++step);
-    if (is_rank_zero()) comm::tell_step(step);
+    if (is_rank_zero()) comm::report_step(step);
     bool last = step == steps;
     const bool saves = due(recipe.checkpoint.every) || ((last || stop_requested) && recipe.checkpoint.every > 0);
     // With keep_best a validation before each save ranks the checkpoint. A run that was asked to stop skips it, to end
