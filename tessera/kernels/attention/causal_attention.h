@@ -1,8 +1,9 @@
 // Causal attention with a first visible key per token, for packed documents and sliding windows. Keys that a token
 // does not see cost no computation.
 //
-//   if (kernels::supports_causal_attention_loops(q, k, v)) y = kernels::causal_attention(q, k, v, {.first_key =
-//   first});
+//   if (kernels::supports_causal_attention_loops(q, k, v)) {
+//     y = kernels::causal_attention(q, k, v, {.first_key = first});
+//   }
 //
 // A token at position t of a row sees the keys [first_key[t], t] of that row. A token with first_key[t] > t sees no key
 // and gets zeros. Forward and backward skip each block of keys that no query of a block sees. Memory is linear in the

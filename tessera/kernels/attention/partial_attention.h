@@ -1,8 +1,11 @@
 // Attention to a part of the keys, and the combination of such partial results (as in ring attention).
 //
-//   PartialAttention first = partial_attention_forward(q, k0, v0, {}), second = partial_attention_forward(q, k1, v1,
-//   {.causal = true}); PartialAttentionMerger sums(q); sums.add(first, 0, 0); sums.add(second, 0, 0); at::Tensor y =
-//   sums.merged().out.to(q.scalar_type());       // softmax over the keys of both
+//   PartialAttention first = partial_attention_forward(q, k0, v0, {});
+//   PartialAttention second = partial_attention_forward(q, k1, v1, {.causal = true});
+//   PartialAttentionMerger merger(q);
+//   merger.add(first, 0, 0);
+//   merger.add(second, 0, 0);
+//   at::Tensor y = merger.merged().out.to(q.scalar_type());       // softmax over the keys of both
 //
 // A partial result has its log-sum-exp of scores (log_sums). Partial results are combined in float32 (float64 for
 // float64) by the stable form of the weighted mean,

@@ -1,10 +1,10 @@
 // Results that selective activation checkpointing keeps: those of attention and of every second matrix product. The
 // first forward records them; the recomputation in backward replays them.
 //
-//   auto kept = std::make_shared<ActivationCheckpointCache>();
-//   { ActivationCheckpointCache::Scope record(kept, ActivationCheckpointCache::Mode::kRecord); forward(); }     //
-//   without autograd { ActivationCheckpointCache::Scope replay(kept, ActivationCheckpointCache::Mode::kReplay);
-//   forward(); }     // with autograd; reuses them
+//   using Cache = ActivationCheckpointCache;
+//   auto cache = std::make_shared<Cache>();
+//   { Cache::Scope record(cache, Cache::Mode::kRecord); forward(); }     // without autograd
+//   { Cache::Scope replay(cache, Cache::Mode::kReplay); forward(); }     // with autograd; reuses the results
 //
 // A scope holds on the thread that made it, until its end. Kernels read current(). Both forwards must call the kernels
 // in the same order. An object belongs to one rank and one forward.

@@ -4,7 +4,7 @@
 //
 //   const auto recomputed = recomputed_activation(x, weight);       // in forward; null: save x itself
 //   ...
-//   recomputed->recompute()                                 // in backward, which runs before that of x's own kernel
+//   recomputed->recompute()                                  // in backward, which runs before that of x's own kernel
 //
 // An object belongs to one graph and to the thread that runs its backward.
 #pragma once

@@ -1,8 +1,9 @@
 // Attention over a sequence that is sharded over the ranks of a group (context parallelism).
 //
 //   const ContextParallelGroup context_parallel{.group = mesh->group("cp"), .rotate = RotateMethod::kAllToAll};
-//   const auto sequence = context_sequence(context_parallel, {.rows = B, .tokens = own, .document_ids = ids});     //
-//   COLLECTIVE const auto pattern = attention_pattern({.rows = B, .tokens = own, .context = sequence}, x.options());
+//   // COLLECTIVE:
+//   const auto sequence = context_sequence(context_parallel, {.rows = B, .tokens = own, .document_ids = ids});
+//   const auto pattern = attention_pattern({.rows = B, .tokens = own, .context = sequence}, x.options());
 //   at::Tensor y = attend(q, k, v, pattern);                          // of this rank's tokens: [B, H, own, d]
 //
 // Each rank keeps its queries and gets keys and values from the ranks that hold them. kAllGather gets all keys with one

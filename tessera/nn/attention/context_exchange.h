@@ -2,8 +2,8 @@
 //
 //   const auto exchange = make_exchange(pattern, kv);                     // kv [2, B, G, T, d] of this rank's tokens
 //   for (size_t step = 0; step < pattern.steps.size(); ++step) {
-//     at::Tensor received = exchange->receive_step(step);                         // [2, B, G, keys of the step, d]
-//     exchange->return_gradient(step, gradient_of_received);                    // backward only
+//     at::Tensor received = exchange->receive_step(step);                 // [2, B, G, keys of the step, d]
+//     exchange->return_gradient(step, gradient_of_received);              // backward only
 //   }
 //   at::Tensor gradient = exchange->finish();                             // [2, B, G, T, d]
 //

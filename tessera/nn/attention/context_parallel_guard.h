@@ -8,7 +8,7 @@
 // A scope ends on the thread that made it. The innermost scope is in force. A scope belongs to one rank.
 #pragma once
 
-#include "tessera/comm/group/propagated.h"
+#include "tessera/comm/group/context_value.h"
 #include "tessera/nn/attention/attention_pattern.h"
 #include "tessera/nn/attention/context_attention.h"
 

@@ -1,9 +1,11 @@
 // A KV cache in pages that sequences may share, and the tokens of one forward over several sequences.
 //
-//   PagedKVCache cache(layers, 1024);                                      // pages of kernels::kPageTokens tokens
-//   PagedBatch batch(cache, {{.first_row = 0, .rows = 5, .first_position = 0, .pages = first},
-//                          {.first_row = 5, .rows = 1, .first_position = 40, .pages = second}}, /*logit_rows=*/{4, 5});
-//   model.logits({.tokens = tokens, .positions = positions, .paged = &batch});     // tokens [1, 6]: logits [1, 2, V]
+//   PagedKVCache cache(layers, 1024);                                   // pages of kernels::kPageTokens tokens
+//   PagedBatch batch(cache,
+//                    {{.first_row = 0, .rows = 5, .first_position = 0, .pages = first},
+//                     {.first_row = 5, .rows = 1, .first_position = 40, .pages = second}},
+//                    /*logit_rows=*/{4, 5});
+//   model.logits({.tokens = tokens, .positions = positions, .paged = &batch});    // tokens [1, 6]: logits [1, 2, V]
 //
 // The user of the class (models/generation) assigns pages to sequences. For fp32 on the CPU, the result of a token
 // depends only on the tokens before it in its sequence, bit for bit (kernels/attention/paged_attention.h). Other
