@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/fsdp1/flat_group.h"
+#include "tessera/fsdp1/flat_param_group.h"
 #include "tessera/fsdp1/fully_sharded_data_parallel.h"
 #include "tessera/nn/module.h"
 #include "tessera/parallel/fsdp/sharding_state.h"

@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "tessera/fsdp1/flat_group.h"
+#include "tessera/fsdp1/flat_param_group.h"
 #include "tessera/nn/module.h"
 
 namespace tessera {

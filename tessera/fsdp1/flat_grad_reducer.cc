@@ -1,4 +1,4 @@
-#include "tessera/fsdp1/flat_reducer.h"
+#include "tessera/fsdp1/flat_grad_reducer.h"
 
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>

@@ -1,4 +1,4 @@
-#include "tessera/fsdp1/flat_group.h"
+#include "tessera/fsdp1/flat_param_group.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>

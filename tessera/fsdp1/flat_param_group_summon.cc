@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/fsdp1/flat_group.h"
+#include "tessera/fsdp1/flat_param_group.h"
 
 namespace tessera {
 namespace {

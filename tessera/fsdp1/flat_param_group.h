@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/fsdp1/flat_grad_reducer.h"
 #include "tessera/fsdp1/flat_parameter_layout.h"
-#include "tessera/fsdp1/flat_reducer.h"
 #include "tessera/parallel/fsdp/sharded_param.h"
 #include "tessera/parallel/fsdp/sharded_param_group.h"
 #include "tessera/parallel/fsdp/unsharded_storage.h"
