@@ -29,7 +29,7 @@ void refuse_folder_adapter(const std::filesystem::path& dir);
 // Fills every parameter from the files that TensorFiles reads: model.safetensors or its shards, a distributed
 // checkpoint of a run or of PyTorch, or torch.save. Floating dtypes are converted to the parameter's dtype.
 // - A tied head may be missing in the file. When it is there, its values must equal the embedding (kFormat).
-// - Names are those of the family's weight map. Tensors that are foreign to the model (a vision tower), and tensors of
+// - Names are those of the family's weight map. Tensors that the model does not own (a vision tower), and tensors of
 //   other pipeline stages, are ignored.
 // - All missing tensors and wrong shapes are reported in one kFormat or kShape error before anything is changed.
 // Tensors
@@ -67,7 +67,7 @@ struct SaveOptions {
 };
 // Writes a folder that transformers loads: config.json with unknown keys kept, model.safetensors (in several files when
 // larger than max_shard_bytes), and the files generation_config.json, tokenizer and chat template of source_dir, if
-// they exist. Tensors of source_dir that are foreign to the model are copied byte for byte, and parameters get the
+// they exist. Tensors of source_dir that the model does not own are copied byte for byte, and parameters get the
 // names that they have there. The folder must not exist or must be empty, and appears only when it is complete.
 // COLLECTIVE over the pipeline and the meshes of DTensor parameters: parameters are gathered one by one, and rank 0 of
 // the mesh writes. An error of the writing rank is thrown on all ranks; kFormat for values that are not finite in the

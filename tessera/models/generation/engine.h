@@ -27,9 +27,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/group/group.h"
-#include "tessera/models/generation/sampling.h"
 #include "tessera/models/generation/generate.h"
 #include "tessera/models/generation/page_pool.h"
+#include "tessera/models/generation/sampling.h"
 #include "tessera/models/generation/step_rows.h"
 #include "tessera/nn/attention/paged_cache.h"
 
@@ -64,7 +64,8 @@ struct EngineOptions {
   // Steps of work on the mask of one sequence when at most four start at once, and on all waiting masks together, in
   // one engine step; some milliseconds (text/grammar/grammar_masks.h).
   int64_t mask_steps = 20'000;
-  // The ranks that share the model. This rank is the leader; the other ranks call run_engine_follower (engine_follower.h).
+  // The ranks that share the model. This rank is the leader; the other ranks call run_engine_follower
+  // (engine_follower.h).
   std::shared_ptr<comm::Group> group = nullptr;
 };
 
