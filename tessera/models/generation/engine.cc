@@ -7,8 +7,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/models/generation/logits_check.h"
 #include "tessera/models/generation/engine_follower.h"
+#include "tessera/models/generation/logits_check.h"
 #include "tessera/text/grammar/token_constraint.h"
 
 namespace tessera {
