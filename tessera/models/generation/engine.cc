@@ -258,8 +258,8 @@ Engine::EngineStep Engine::plan_step() {
       if (rows == 0) continue;
       budget -= rows;
     }
-    if (!reserve_pages(sequence, sequence.computed_tokens + rows))
-      break;  // the sequence was preempted, and it was the last one
+    // False: the sequence was preempted, and it was the last one.
+    if (!reserve_pages(sequence, sequence.computed_tokens + rows)) break;
     step.parts.push_back({&sequence, rows});
   }
   return step;
@@ -279,8 +279,9 @@ at::Tensor Engine::run_forward(const EngineStep& step) {
       // As in transformers, the whole prompt is one call and each new token is another call.
       if (dynamic) all.rotary_lengths.push_back(std::max(prompt, position + 1));
     }
-    for (const int64_t position : part.logits_positions())
+    for (const int64_t position : part.logits_positions()) {
       all.logits_rows.push_back(first_row + position - part.first());
+    }
   }
   // The other ranks run the same forward in run_engine_follower, so they get its inputs first.
   if (options_.group) broadcast_rows(*options_.group, all);
