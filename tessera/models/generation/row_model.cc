@@ -93,8 +93,9 @@ struct RowAngles : RotaryEmbedding {
   nn::RotaryAngles forward(const at::Tensor& x, const at::Tensor& positions) override {
     constexpr int64_t kBlock = 1024;
     const int64_t needed_positions = positions.max().item<int64_t>() + 1;
-    if (is_dynamic() && needed_positions > max_positions)
+    if (is_dynamic() && needed_positions > max_positions) {
       return forward_by_lengths(x, positions, at::full_like(positions, needed_positions));
+    }
     for (int64_t known = cos.defined() ? cos.size(0) : 0; known < needed_positions; known = cos.size(0)) {
       // A block ends at max_position_embeddings, because the dynamic kind changes all angles beyond it.
       const int64_t end = known < max_positions ? std::min(known + kBlock, max_positions) : known + kBlock;
