@@ -95,10 +95,10 @@ FlatUnit make_flat_unit(nn::Module& module, const Fsdp1Options& options) {
 }
 
 // The options and parameters that must be equal on all ranks.
-comm::Facts facts_of(const FlatUnit& unit, const Fsdp1Options& options) {
+comm::NamedValues facts_of(const FlatUnit& unit, const Fsdp1Options& options) {
   const auto& precision = options.mixed_precision;
   const auto dtype = [](const std::optional<c10::ScalarType>& of) { return of ? c10::toString(*of) : "none"; };
-  comm::Facts facts = {
+  comm::NamedValues facts = {
       {"sharding_strategy", name_of(options.sharding_strategy)},
       {"use_orig_params", fmt::format("{}", options.use_orig_params)},
       {"mixed_precision", fmt::format("param_dtype={}, reduce_dtype={}, buffer_dtype={}, keep_low_precision_grads={}, "
@@ -124,7 +124,7 @@ comm::Facts facts_of(const FlatUnit& unit, const Fsdp1Options& options) {
 FlatUnit make_unit_on_all_ranks(nn::Module& module, const Fsdp1Options& options) {
   constexpr const char* kRemedy = "Call wrap_fsdp1 for the same modules, with the same options, on all ranks.";
   FlatUnit unit;
-  comm::Facts facts;
+  comm::NamedValues facts;
   const auto agree = [&] {
     comm::attempt_together(*options.group, [&] {
       check_wrap_options(options);

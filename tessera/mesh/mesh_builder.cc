@@ -77,7 +77,7 @@ void DeviceMeshBuilder::add_slots(DeviceMesh& mesh) {
   }
 }
 
-// new_group_of_parts splits the world's communicator, so all ranks of the world must call it together, in the order of
+// new_group_by_split splits the world's communicator, so all ranks of the world must call it together, in the order of
 // the dims. `part` numbers the rows along a dim; ranks with an equal number form one group. A dim of one rank needs no
 // group, and a dim with all ranks uses the world's group.
 void DeviceMeshBuilder::split_groups(const DeviceMesh& mesh) {
@@ -90,7 +90,7 @@ void DeviceMeshBuilder::split_groups(const DeviceMesh& mesh) {
       if (other != dim) part = part * mesh.shape_[other] + mesh.coordinate_->at(other);
     }
     auto& slot = *mesh.slots_[dim];
-    slot.group = mesh.world_->new_group_of_parts(slot.ranks, slot.name, mesh.device_type_, static_cast<int>(part));
+    slot.group = mesh.world_->new_group_by_split(slot.ranks, slot.name, mesh.device_type_, static_cast<int>(part));
   }
 }
 

@@ -65,7 +65,7 @@ at::Tensor broadcast_tensor(comm::Group& group, const at::Tensor& tensor, c10::D
   return values;
 }
 
-void check_equal_on_ranks(comm::Group& group, const comm::Facts& facts, std::string_view remedy) {
+void check_equal_on_ranks(comm::Group& group, const comm::NamedValues& facts, std::string_view remedy) {
   if (group.size() == 1) return;
   // Each name and value is written with its length, so different facts give different texts. The digest is the length
   // and two hashes. Only when digests differ does check_same send the facts themselves. It throws the error that lists

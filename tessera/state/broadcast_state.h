@@ -36,7 +36,7 @@ at::Tensor broadcast_tensor(comm::Group& group, const at::Tensor& tensor, c10::D
 
 // Throws Error kConfig on every rank, with the facts that differ, unless all ranks pass equal facts. The ranks first
 // exchange digests of the facts, so that equal facts cost one small message. COLLECTIVE over the group.
-void check_equal_on_ranks(comm::Group& group, const comm::Facts& facts, std::string_view remedy);
+void check_equal_on_ranks(comm::Group& group, const comm::NamedValues& facts, std::string_view remedy);
 
 // Returns the same values with copied tensors.
 StateValue clone_state(const StateValue& value);

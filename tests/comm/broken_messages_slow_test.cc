@@ -5,7 +5,7 @@ namespace {
 
 using namespace broken_messages;
 
-void fail_and_wait(Group& group, std::vector<Pending> under_way) {
+void fail_and_wait(Group& group, std::vector<PendingCollective> under_way) {
   try {
     fail(group);
   } catch (const PeerFailed&) {

@@ -137,7 +137,7 @@ TEST(Faults, MismatchedCallsAreRefusedBeforeDataMoves) {
        [&](Group& group, bool odd) { broadcast(group, floats(4), odd ? 2 : 0).wait(); }},
       {"order", {"for model.a", "for model.b"}, [&](Group& group, bool odd) {
          const at::Tensor a = floats(4), b = floats(4);
-         Pending first = all_reduce(group, odd ? b : a, ReduceOp::kSum, odd ? "model.b" : "model.a");
+         PendingCollective first = all_reduce(group, odd ? b : a, ReduceOp::kSum, odd ? "model.b" : "model.a");
          all_reduce(group, odd ? a : b, ReduceOp::kSum, odd ? "model.a" : "model.b").wait();
        }}};
   for (const Case& one : cases) {
@@ -181,7 +181,7 @@ TEST(Faults, AtATimeoutTheRanksThatDisagreeAreNamed) {
                   });
   const auto records = read_flight_records(folder.path());
   ASSERT_EQ(records.size(), 3U);
-  EXPECT_EQ(diagnose(records).fault, Fault::kDisagreement);
+  EXPECT_EQ(diagnose(records).cause, HangCause::kDisagreement);
 }
 
 // It computes instead, and is ended although it makes no collective at all.
@@ -197,7 +197,7 @@ TEST(Faults, ARankThatSkipsACallIsNamedAndEnded) {
                     all_reduce(group, at::ones({4}), ReduceOp::kSum, "loss").wait();
                   });
   const Diagnosis diagnosis = diagnose(read_flight_records(folder.path()));
-  EXPECT_EQ(diagnosis.fault, Fault::kAbsent);
+  EXPECT_EQ(diagnosis.cause, HangCause::kAbsent);
   EXPECT_EQ(diagnosis.culprit, 1);
 }
 
@@ -235,7 +235,7 @@ TEST(Faults, ARankThatFailsOnItsOwnIsNamedByTheOthersAtOnce) {
     Group& group = *world->group();
     barrier(group);
     at::Tensor sum = at::ones({4});
-    Pending first = world->rank() == 2 ? all_reduce(group, sum) : Pending();
+    PendingCollective first = world->rank() == 2 ? all_reduce(group, sum) : PendingCollective();
     if (world->rank() == 2) raise(ErrorKind::kFormat, "[test] bad data");
     std::this_thread::sleep_for(seconds(1));
     all_reduce(group, sum).wait();

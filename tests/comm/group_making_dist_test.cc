@@ -62,7 +62,7 @@ TEST(GroupMaking, ARankThatDiesBetweenTheMeetingAndTheWatchIsNamedByAll) {
           if (files) over_files(folder)(rank);
           if (rank != 2) return;
           // Meets, and goes no further.
-          auto meeting = find_meeting({}, process_environment());
+          auto meeting = find_rendezvous({}, process_environment());
           meet(meeting, std::chrono::seconds(30));
           ::raise(SIGKILL);
         });

@@ -20,7 +20,7 @@ inline void communicate(World& world) {
   for (int64_t step = 0;; ++step) {
     at::Tensor sum = at::ones({1 + step % 7 * 1000}), all = at::empty({group.size() * 16}), part = at::empty({16});
     all_gather_into(group, all, part, "weights").wait();
-    Pending later = reduce_scatter_into(group, part, all, ReduceOp::kSum, "gradients");
+    PendingCollective later = reduce_scatter_into(group, part, all, ReduceOp::kSum, "gradients");
     all_reduce(*pair, sum).wait();
     later.wait();
     broadcast(group, sum, static_cast<int>(step % group.size())).wait();

@@ -120,7 +120,7 @@ TEST(Restart, AProgramThatFailsWhenItIsToldToStopIsNotStartedAgain) {
   const TempFolder folder;
   const std::string script = "echo start >> " + (folder / "starts").string() +
                              "; trap 'exit 3' USR1; kill -USR1 $PPID; while :; do sleep 0.02; done";
-  EXPECT_EQ(launch_local_ranks({"sh", "-c", script}, {.max_restarts = 3, .usr1_stops = true}), 3);
+  EXPECT_EQ(launch_local_ranks({"sh", "-c", script}, {.max_restarts = 3, .stops_on_usr1 = true}), 3);
   EXPECT_EQ(read_file(folder / "starts"), "start\n");
 }
 

@@ -169,7 +169,7 @@ void run_rank(const std::string& mode) {
   barrier(*world->group());
   if (rank == 1) note("time", std::to_string(now_seconds()));
   if (rank == 1 && mode == "throw") {
-    Pending in_flight = all_reduce(*world->group(), sum);
+    PendingCollective in_flight = all_reduce(*world->group(), sum);
     raise(ErrorKind::kFormat, "[test] rank {} gives up", rank);
   }
   if (rank == 1 && mode == "kill") ::raise(SIGKILL);

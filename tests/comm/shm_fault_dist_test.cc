@@ -14,7 +14,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "tessera/comm/shm/handshake.h"
-#include "tessera/comm/shm/segment.h"
+#include "tessera/comm/shm/shared_memory.h"
 #include "tests/comm/shm_faults.h"
 #include "tests/support/ranks.h"
 

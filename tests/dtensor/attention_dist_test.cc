@@ -203,7 +203,8 @@ class Planned : public ::testing::Test {
     return results;
   }
 
-  MeshPtr mesh = init_device_mesh(comm::World::create_fake(0, 4, std::make_shared<comm::FakeAccount>()), "cpu", {2, 2});
+  MeshPtr mesh =
+      init_device_mesh(comm::World::create_fake(0, 4, std::make_shared<comm::FakeCostAccount>()), "cpu", {2, 2});
   const std::vector<Placements> samples_and_heads{
       {Shard(0), Shard(1)}, {Shard(1), Shard(0)}, {Shard(0), Shard(0)}, {Shard(1), Shard(1)}, {Replicate(), Shard(1)}};
 };

@@ -1,10 +1,10 @@
 // Chooses and makes the back-end for the CPU tensors of a new group.
 //
-//   auto backend = choose_backend(store, {.wanted = "auto", .group = "dp", .rank = 0, .size = 2, .ranks = {0, 1}});
+//   auto backend = choose_backend(store, {.requested = "auto", .group = "dp", .rank = 0, .size = 2, .ranks = {0, 1}});
 //
 // "auto": shared memory when all ranks of the group can share it. On several hosts with equal numbers of ranks, at
-// least two: shared memory inside each host and Gloo between the hosts (mixed_backend.h). Otherwise Gloo; when the
-// ranks are on one host, a warning says why. "shm": shared memory, or Error kConfig with the reason. "gloo": Gloo.
+// least two: shared memory inside each host and Gloo between the hosts (hierarchical_backend.h). Otherwise Gloo; when
+// the ranks are on one host, a warning says why. "shm": shared memory, or Error kConfig with the reason. "gloo": Gloo.
 // "nccl": as "auto" for CPU tensors.
 #pragma once
 
@@ -23,12 +23,12 @@ class Store;
 namespace tessera::comm {
 
 struct BackendRequest {
-  std::string wanted = "auto";
+  std::string requested = "auto";
   std::string group;
   int rank = 0;  // position in the group
   int size = 1;
   std::vector<int> ranks;       // global ranks
-  bool crowded = false;         // the ranks on this host outnumber the cores that they may use
+  bool oversubscribed = false;  // the ranks on this host outnumber the cores that they may use
   bool one_host = true;         // the whole world is on this host
   std::string other_host = "";  // address of another host, when there are several; "": not known
   std::string host = "";        // simulates several hosts in tests: ranks with different values are on different hosts

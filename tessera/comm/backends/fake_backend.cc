@@ -13,7 +13,7 @@ namespace {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-class DoneWork final : public c10d::Work {
+class CompletedWork final : public c10d::Work {
  public:
   bool isCompleted() override { return true; }
   bool isSuccess() const override { return true; }
@@ -31,7 +31,7 @@ double own_bytes(const Signature& call) {
 // implemented, because comm::collectives does not use them.
 class FakeBackend final : public c10d::Backend, public ComparesSignatures, public HasCapabilities {
  public:
-  FakeBackend(int rank, int size, bool one_host, std::shared_ptr<FakeAccount> account)
+  FakeBackend(int rank, int size, bool one_host, std::shared_ptr<FakeCostAccount> account)
       : Backend(rank, size), one_host_(one_host), account_(std::move(account)) {}
 
   Capabilities capabilities() const override { return {.reduces = true}; }
@@ -40,13 +40,13 @@ class FakeBackend final : public c10d::Backend, public ComparesSignatures, publi
   void abort() override {}
 
   WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
-    for (at::Tensor& tensor : tensors) as_if_all_equal(tensor, options.reduceOp);
+    for (at::Tensor& tensor : tensors) reduce_equal_inputs(tensor, options.reduceOp);
     return count();
   }
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                const c10d::ReduceScatterOptions& options) override {
     output.copy_(input.view({getSize(), -1})[getRank()].view_as(output));
-    as_if_all_equal(output, options.reduceOp);
+    reduce_equal_inputs(output, options.reduceOp);
     return count();
   }
   WorkPtr broadcast(std::vector<at::Tensor>&, const c10d::BroadcastOptions&) override { return count(); }
@@ -96,18 +96,18 @@ class FakeBackend final : public c10d::Backend, public ComparesSignatures, publi
 
  private:
   // Applies the reduction as if every rank had this tensor; minimum, maximum and average leave it as it is.
-  void as_if_all_equal(at::Tensor& tensor, const c10d::ReduceOp& op) const {
+  void reduce_equal_inputs(at::Tensor& tensor, const c10d::ReduceOp& op) const {
     const at::NoGradGuard guard;
     if (op == c10d::ReduceOp::SUM) tensor.mul_(getSize());
     if (op == c10d::ReduceOp::PRODUCT) tensor.pow_(getSize());
   }
   WorkPtr count() {
     account_->add(call_.op, modelled_cost(account_->model(), call_, getRank(), getSize(), one_host_));
-    return c10::make_intrusive<DoneWork>();
+    return c10::make_intrusive<CompletedWork>();
   }
 
   const bool one_host_;
-  const std::shared_ptr<FakeAccount> account_;
+  const std::shared_ptr<FakeCostAccount> account_;
   Signature call_;
 };
 
@@ -120,17 +120,17 @@ FakeCost& FakeCost::operator+=(const FakeCost& other) {
   return *this;
 }
 
-void FakeAccount::add(Op op, const FakeCost& cost) {
+void FakeCostAccount::add(Op op, const FakeCost& cost) {
   const std::lock_guard lock(mutex_);
   costs_.at(static_cast<size_t>(op)) += cost;
 }
 
-FakeCost FakeAccount::of(Op op) const {
+FakeCost FakeCostAccount::of(Op op) const {
   const std::lock_guard lock(mutex_);
   return costs_.at(static_cast<size_t>(op));
 }
 
-FakeCost FakeAccount::total() const {
+FakeCost FakeCostAccount::total() const {
   const std::lock_guard lock(mutex_);
   FakeCost sum;
   for (const FakeCost& cost : costs_) sum += cost;
@@ -184,7 +184,7 @@ FakeCost modelled_cost(const LinkModel& model, const Signature& call, int rank, 
 }
 
 c10::intrusive_ptr<c10d::Backend> make_fake_backend(int rank, int size, bool one_host,
-                                                    std::shared_ptr<FakeAccount> account) {
+                                                    std::shared_ptr<FakeCostAccount> account) {
   return c10::make_intrusive<FakeBackend>(rank, size, one_host, std::move(account));
 }
 

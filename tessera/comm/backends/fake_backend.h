@@ -1,6 +1,6 @@
 // A pretended world of any size in one process, for dry runs: collectives return at once, and their cost is counted.
 //
-//   auto account = std::make_shared<FakeAccount>();
+//   auto account = std::make_shared<FakeCostAccount>();
 //   auto world = World::create_fake(7, 16384, account);       // rank 7; no other rank exists
 //   ...                                                       // meshes, DTensors, a training step
 //   account->total().microseconds
@@ -42,9 +42,9 @@ struct FakeCost {
 };
 
 // The counted cost of a fake world's collectives, per operation. Thread-safe.
-class FakeAccount {
+class FakeCostAccount {
  public:
-  explicit FakeAccount(LinkModel model = {}) : model_(model) {}
+  explicit FakeCostAccount(LinkModel model = {}) : model_(model) {}
   const LinkModel& model() const { return model_; }
   void add(Op op, const FakeCost& cost);
   FakeCost of(Op op) const;
@@ -60,6 +60,6 @@ class FakeAccount {
 FakeCost modelled_cost(const LinkModel& model, const Signature& call, int rank, int size, bool one_host);
 
 c10::intrusive_ptr<c10d::Backend> make_fake_backend(int rank, int size, bool one_host,
-                                                    std::shared_ptr<FakeAccount> account);
+                                                    std::shared_ptr<FakeCostAccount> account);
 
 }  // namespace tessera::comm

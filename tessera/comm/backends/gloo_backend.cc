@@ -44,7 +44,7 @@ void for_each_socket(const Visit& visit) {
 }
 
 // The descriptors that epoll instances of this process wait for.
-std::set<int> polled() {
+std::set<int> epoll_targets() {
   std::set<int> descriptors;
   for_each_descriptor([&](int descriptor, const std::string& target) {
     if (target != "anon_inode:[eventpoll]") return;
@@ -81,7 +81,7 @@ std::string end_of(int descriptor, const NameOf& name_of) {
 // The addresses of listening sockets that may be Gloo's, by "socket:[INODE]". Gloo's event loop waits for its sockets;
 // this excludes sockets that other threads open meanwhile.
 std::map<std::string, std::string> polled_listeners() {
-  const auto watched = polled();
+  const auto watched = epoll_targets();
   std::map<std::string, std::string> ends;
   for_each_socket([&](int descriptor, const std::string& socket) {
     const bool may_be_gloos =
@@ -111,7 +111,7 @@ constexpr size_t kWord = sizeof(uint64_t);
 
 // The word by which rank `from` authenticates itself to rank `to`. Only a process that knows the group's secret can
 // compute it.
-uint64_t word_of(const SipKey& secret, int from, int to) {
+uint64_t authentication_word(const SipKey& secret, int from, int to) {
   return siphash(secret, fmt::format("{} says to {}", from, to));
 }
 
@@ -148,7 +148,7 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
       const std::string own = end_of(descriptor, ::getsockname), other = end_of(descriptor, ::getpeername);
       if (!other.empty() && (own == listens_at || of_peers.contains(other))) connections_.insert(socket);
     });
-    if (!loopback) expect_words(shared_secret(*store, rank));
+    if (!loopback) authenticate_peers(shared_secret(*store, rank));
   }
 
   void abort() override {
@@ -160,15 +160,15 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
  private:
   // Authenticates all connections. Gloo takes any process that connects for the rank that it expects, so every rank
   // sends each peer its word in an all-to-all and compares the received ones.
-  void expect_words(const SipKey& secret) {
+  void authenticate_peers(const SipKey& secret) {
     const auto size = static_cast<int64_t>(getSize());
-    auto said = at::empty({size}, at::kLong), heard = at::empty({size}, at::kLong);
+    auto sent = at::empty({size}, at::kLong), received = at::empty({size}, at::kLong);
     for (int peer = 0; peer < getSize(); ++peer) {
-      said.mutable_data_ptr<int64_t>()[peer] = static_cast<int64_t>(word_of(secret, getRank(), peer));
+      sent.mutable_data_ptr<int64_t>()[peer] = static_cast<int64_t>(authentication_word(secret, getRank(), peer));
     }
     std::vector<int64_t> even{};
     try {
-      alltoall_base(heard, said, even, even)->wait();
+      alltoall_base(received, sent, even, even)->wait();
     } catch (const std::exception& error) {
       throw Error(ErrorKind::kComm,
                   fmt::format("[comm.gloo] the ranks of a new group could not authenticate one another: {}. A rank has "
@@ -176,8 +176,8 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
                               error.what()));
     }
     for (int peer = 0; peer < getSize(); ++peer) {
-      const auto word = static_cast<uint64_t>(heard.const_data_ptr<int64_t>()[peer]);
-      TESSERA_CHECK(word == word_of(secret, peer, getRank()), ErrorKind::kComm,
+      const auto word = static_cast<uint64_t>(received.const_data_ptr<int64_t>()[peer]);
+      TESSERA_CHECK(word == authentication_word(secret, peer, getRank()), ErrorKind::kComm,
                     "[comm.gloo] the process that has connected as rank {} of a new group does not know the group's "
                     "secret, so it is not a rank of this run. Find out which process reaches this host's ports, and "
                     "start the run again",

@@ -17,14 +17,14 @@
 
 namespace tessera::comm {
 
-// Whether the interface `name` fits the user's choice `wish`.
-bool interface_fits(std::string_view wish, std::string_view name);
-// Returns the address to use, "" when no interface fits. `natural`: the address that the kernel would use towards the
-// other hosts, "" when not known.
-std::string choose_address(const std::vector<InterfaceAddress>& interfaces, std::string_view wish,
-                           const std::string& natural);
+// Whether the interface `name` fits the user's choice `setting`.
+bool interface_matches(std::string_view setting, std::string_view name);
+// Returns the address to use, "" when no interface fits. `kernel_address`: the address that the kernel would use
+// towards the other hosts, "" when not known.
+std::string choose_address(const std::vector<InterfaceAddress>& interfaces, std::string_view setting,
+                           const std::string& kernel_address);
 
-std::string wished_interfaces();  // the user's choice in the environment; "": none
+std::string requested_interfaces();  // the user's choice in the environment; "": none
 // Returns this host's address for connections with the host `towards`; "" when only loopback leads there. Error kConfig
 // when no active interface fits the user's choice.
 std::string own_address(const std::string& towards);

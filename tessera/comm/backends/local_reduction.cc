@@ -40,11 +40,11 @@ const char* reducible_types(ReduceOp op) {
 }
 
 // A conjugated view is excluded: view_as_real() refuses it.
-bool sums_by_parts(const at::Tensor& tensor, ReduceOp op) {
+bool reduces_as_real(const at::Tensor& tensor, ReduceOp op) {
   return tensor.is_complex() && !tensor.is_conj() && (op == ReduceOp::kSum || op == ReduceOp::kAvg);
 }
 
-c10d::ReduceOp::RedOpType carried_op(ReduceOp op) {
+c10d::ReduceOp::RedOpType to_c10d_op(ReduceOp op) {
   using RedOpType = c10d::ReduceOp::RedOpType;
   // In the order of ReduceOp's enumerators.
   constexpr std::array kCarried = {RedOpType::SUM, RedOpType::AVG, RedOpType::MIN, RedOpType::MAX, RedOpType::PRODUCT};

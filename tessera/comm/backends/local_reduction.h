@@ -24,9 +24,9 @@ bool can_reduce(c10::ScalarType type, ReduceOp op);
 // The types for which can_reduce() is true, for messages: "float32, float64, ...".
 const char* reducible_types(ReduceOp op);
 // Whether a complex tensor may be reduced as a real one with separate real and imaginary parts (sums and averages).
-bool sums_by_parts(const at::Tensor& tensor, ReduceOp op);
+bool reduces_as_real(const at::Tensor& tensor, ReduceOp op);
 // The c10d operation for `op`.
-c10d::ReduceOp::RedOpType carried_op(ReduceOp op);
+c10d::ReduceOp::RedOpType to_c10d_op(ReduceOp op);
 // Computes output = parts[0] op parts[1] op ..., in this order. `parts` is [ranks, n], `output` [n]. Half precision is
 // accumulated in float32 and rounded once.
 void reduce_parts(const at::Tensor& output, const at::Tensor& parts, ReduceOp op);

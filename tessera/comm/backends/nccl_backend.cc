@@ -19,7 +19,7 @@ namespace {
 // collects the records of all ranks, reports the cause to them and aborts the group. The environment variables are not
 // changed when the user has set them; the timeout kNever keeps c10d from finding a call late.
 constexpr std::chrono::hours kNever{24 * 365};
-void silence_own_watchdog() {
+void disable_c10d_watchdog() {
   ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
   ::setenv("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/0);
 }
@@ -35,9 +35,9 @@ class NcclBackend final : public c10d::ProcessGroupNCCL {
   }
 
   // c10d expects the calling thread's current device to be the group's device, and needs the device's index.
-  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& given) override {
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& caller_options) override {
     const c10::cuda::CUDAGuard guard(device_);
-    c10d::BarrierOptions options = given;
+    c10d::BarrierOptions options = caller_options;
     options.device_ids = {device_.index()};
     return ProcessGroupNCCL::barrier(options);
   }
@@ -60,7 +60,7 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const DeviceBackendRequest& 
   const std::string reason = why_no_nccl(request.ranks_on_host);
   TESSERA_CHECK(reason.empty(), ErrorKind::kConfig,
                 "[comm.nccl] {}. Use comm.backend=gloo, or as many ranks as there are GPUs.", reason);
-  silence_own_watchdog();
+  disable_c10d_watchdog();
   auto nccl = c10d::ProcessGroupNCCL::Options::create(request.high_priority_streams);
   nccl->timeout = kNever;
   if (request.split_from) {

@@ -22,10 +22,10 @@ namespace tessera::comm {
 void attempt_together(Group& group, const std::function<void()>& action);
 
 // Pairs of name and value. All ranks must pass equal values, with the same names in the same order.
-using Facts = std::vector<std::pair<std::string, std::string>>;
+using NamedValues = std::vector<std::pair<std::string, std::string>>;
 
 // Throws Error kConfig on every rank when a fact differs. The message names the first three facts that differ, the
 // values of two ranks, and `remedy`.
-void check_same(Group& group, const Facts& facts, std::string_view remedy);
+void check_same(Group& group, const NamedValues& facts, std::string_view remedy);
 
 }  // namespace tessera::comm

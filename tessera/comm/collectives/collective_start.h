@@ -1,5 +1,5 @@
 // Starts a collective or message: checks the arguments, signs the call, records it in the flight recorder, and makes
-// the Pending. Internal to comm.
+// the PendingCollective. Internal to comm.
 //
 //   CollectiveStart call(group, Op::kBroadcast, subject);
 //   call.require_plain(tensor, "tensor");
@@ -8,7 +8,7 @@
 //   return call.start([&](c10d::Backend& backend) { return backend.broadcast(tensors, options); });
 //
 // start() and finished() are COLLECTIVE over the group; for send and recv, over the two ranks of the message. Errors:
-// the require functions throw kShape; start() and finished() throw the same errors as Pending::wait(). A
+// the require functions throw kShape; start() and finished() throw the same errors as PendingCollective::wait(). A
 // CollectiveStart is as thread-safe as its group.
 #pragma once
 
@@ -31,14 +31,14 @@
 
 namespace tessera::comm {
 
-struct Pending::State {
+struct PendingCollective::CollectiveState {
   Signature signature;
   int rank = 0, size = 1;  // position of this rank in the group, and number of ranks
   std::shared_ptr<Monitor> monitor;
   uint64_t ticket = 0;                        // number of this call in the monitor's flight recorder
   c10::intrusive_ptr<c10d::Backend> backend;  // kept alive: the back-end must outlive its work
   c10::intrusive_ptr<c10d::Work> work;
-  Announcement announcement;                              // a send's signature on its way to the receiver
+  SignatureMessage announcement;                          // a send's signature on its way to the receiver
   std::function<c10::intrusive_ptr<c10d::Work>()> begin;  // set: wait() must start the receive first
   std::vector<at::Tensor> buffers;                        // kept alive until the work has ended
   std::function<void()> finish;                           // runs on the waiting thread after the work
@@ -51,9 +51,9 @@ class CollectiveStart {
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
   CollectiveStart(Group& group, Op op, std::string_view subject)
-      : group_(group), op_(op), subject_(subject), state_(std::make_unique<Pending::State>()) {}
+      : group_(group), op_(op), subject_(subject), state_(std::make_unique<PendingCollective::CollectiveState>()) {}
 
-  void require(bool condition, const std::string& what) const;
+  void require(bool condition, const std::string& message) const;
   void require_plain(const at::Tensor& tensor, const char* name) const;
   void require_same_dtype(const at::Tensor& output, const at::Tensor& input) const;
   void require_position(int position, const char* name) const;
@@ -74,13 +74,14 @@ class CollectiveStart {
   void sign(SignatureFields call);
 
   // `begin(backend)` starts the operation and returns its work, or an empty pointer when there is no data to move. A
-  // receive that must first compare its sender's signature keeps a copy of `begin`, and Pending::wait() calls the copy.
+  // receive that must first compare its sender's signature keeps a copy of `begin`, and PendingCollective::wait() calls
+  // the copy.
   template <class Begin>
-  Pending start(Begin begin) {
+  PendingCollective start(Begin begin) {
     try {
       if (!prepare()) {
         state_->begin = awaiting_sender([backend = state_->backend, begin]() mutable { return begin(*backend); });
-        return Pending(std::move(state_));
+        return PendingCollective(std::move(state_));
       }
       state_->work = begin(*state_->backend);
     } catch (const std::exception& error) {
@@ -89,14 +90,14 @@ class CollectiveStart {
     return started();
   }
   // Ends the call at once: there is no data to move. Signatures are still compared under comm.check: always.
-  Pending finished();
+  PendingCollective finished();
 
  private:
   // Notifies observers, finds the back-end, compares signatures, and marks a device's call as begun in the monitor.
-  // Returns false for a receive whose signature Pending::wait() has to compare before the receive can begin.
+  // Returns false for a receive whose signature PendingCollective::wait() has to compare before the receive can begin.
   bool prepare();
   std::function<WorkPtr()> awaiting_sender(std::function<WorkPtr()> begin) const;
-  Pending started();
+  PendingCollective started();
   [[noreturn]] void fail(const std::exception& error) const;
   bool compares_first() const;
   void compare();
@@ -106,7 +107,7 @@ class CollectiveStart {
   const Op op_;
   const std::string_view subject_;
   c10::DeviceType device_ = c10::DeviceType::CPU;  // device of the tensors
-  std::unique_ptr<Pending::State> state_;
+  std::unique_ptr<PendingCollective::CollectiveState> state_;
   std::optional<int64_t> bytes_;
 };
 

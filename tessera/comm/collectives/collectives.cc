@@ -31,7 +31,9 @@ void require_reducible(const CollectiveStart& call, at::ScalarType type, ReduceO
 }
 
 // For back-ends that have no average: they sum, and divide_and_round() divides afterwards.
-c10d::ReduceOp::RedOpType undivided(ReduceOp op) { return carried_op(op == ReduceOp::kAvg ? ReduceOp::kSum : op); }
+c10d::ReduceOp::RedOpType sum_for_average(ReduceOp op) {
+  return to_c10d_op(op == ReduceOp::kAvg ? ReduceOp::kSum : op);
+}
 
 // After the work: divides the back-end's result `carried` for averages and copies it to `target`. For half precision
 // `carried` is a float32 tensor, so the result is rounded once; otherwise it is `target` itself.
@@ -55,8 +57,8 @@ at::Tensor take_scratch(at::TensorBase& kept_by_group, int64_t bytes, at::Device
 
 }  // namespace
 
-Pending all_reduce(Group& group, const at::Tensor& tensor, ReduceOp op, std::string_view subject) {
-  if (sums_by_parts(tensor, op)) return all_reduce(group, at::view_as_real(tensor), op, subject);
+PendingCollective all_reduce(Group& group, const at::Tensor& tensor, ReduceOp op, std::string_view subject) {
+  if (reduces_as_real(tensor, op)) return all_reduce(group, at::view_as_real(tensor), op, subject);
   CollectiveStart call(group, Op::kAllReduce, subject);
   call.require_plain(tensor, "tensor");
   require_reducible(call, tensor.scalar_type(), op);
@@ -64,11 +66,11 @@ Pending all_reduce(Group& group, const at::Tensor& tensor, ReduceOp op, std::str
   if (group.size() == 1 || tensor.numel() == 0) return call.finished();
   at::Tensor target = call.keep_output(tensor).view({-1});
   c10d::AllreduceOptions options;
-  options.reduceOp = carried_op(op);
+  options.reduceOp = to_c10d_op(op);
   at::Tensor carried = target;
   if (!capabilities_of(group.backend(tensor.device().type())).reduces) {
     if (is_half(target.scalar_type())) carried = target.to(at::kFloat);
-    options.reduceOp = undivided(op);
+    options.reduceOp = sum_for_average(op);
     divide_and_round(call, target, carried, op, group.size());
   }
   call.count(2 * size_of(tensor) * (group.size() - 1) / group.size());
@@ -78,7 +80,8 @@ Pending all_reduce(Group& group, const at::Tensor& tensor, ReduceOp op, std::str
   });
 }
 
-Pending all_gather_into(Group& group, const at::Tensor& output, const at::Tensor& input, std::string_view subject) {
+PendingCollective all_gather_into(Group& group, const at::Tensor& output, const at::Tensor& input,
+                                  std::string_view subject) {
   CollectiveStart call(group, Op::kAllGather, subject);
   call.require_plain(output, "output");
   call.require_plain(input, "input");
@@ -99,15 +102,15 @@ Pending all_gather_into(Group& group, const at::Tensor& output, const at::Tensor
 
 // Three ways, by the back-end's capabilities:
 // - The back-end reduces as Tessera promises (shared memory): one call.
-// - The back-end has reduce-scatter of sums (NCCL, MixedBackend): half precision is converted to float32 first;
+// - The back-end has reduce-scatter of sums (NCCL, HierarchicalBackend): half precision is converted to float32 first;
 // averages
 //   are divided after the sum.
 // - Otherwise (Gloo): an all-to-all sends each rank its part, and the receiver adds the parts in rank order. This has
 //   half the traffic of Gloo's all-reduce and a fixed order of additions; half precision is sent as it is and summed in
 //   float32.
-Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Tensor& input, ReduceOp op,
-                            std::string_view subject) {
-  if (sums_by_parts(input, op) && output.is_complex()) {
+PendingCollective reduce_scatter_into(Group& group, const at::Tensor& output, const at::Tensor& input, ReduceOp op,
+                                      std::string_view subject) {
+  if (reduces_as_real(input, op) && output.is_complex()) {
     return reduce_scatter_into(group, at::view_as_real(output), at::view_as_real(input), op, subject);
   }
   CollectiveStart call(group, Op::kReduceScatter, subject);
@@ -127,7 +130,7 @@ Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Te
   }
   call.count(size_of(output) * (group.size() - 1));
   c10d::ReduceScatterOptions options;
-  options.reduceOp = carried_op(op);
+  options.reduceOp = to_c10d_op(op);
   const auto capabilities = capabilities_of(group.backend(input.device().type()));
   if (capabilities.reduces) {
     return call.start([&](c10d::Backend& backend) {
@@ -138,7 +141,7 @@ Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Te
   if (capabilities.scatters_sums) {
     at::Tensor parts = input.variable_data().view({-1}), sum = out;
     if (is_half(out.scalar_type())) parts = parts.to(at::kFloat), sum = at::empty_like(out, at::kFloat);
-    options.reduceOp = undivided(op);
+    options.reduceOp = sum_for_average(op);
     divide_and_round(call, out, sum, op, group.size());
     return call.start([&](c10d::Backend& backend) { return backend._reduce_scatter_base(sum, parts, options); });
   }
@@ -155,7 +158,7 @@ Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Te
   });
 }
 
-Pending broadcast(Group& group, const at::Tensor& tensor, int root, std::string_view subject) {
+PendingCollective broadcast(Group& group, const at::Tensor& tensor, int root, std::string_view subject) {
   CollectiveStart call(group, Op::kBroadcast, subject);
   call.require_plain(tensor, "tensor");
   call.require_position(root, "root");
@@ -170,8 +173,8 @@ Pending broadcast(Group& group, const at::Tensor& tensor, int root, std::string_
   });
 }
 
-Pending scatter(Group& group, const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root,
-                std::string_view subject) {
+PendingCollective scatter(Group& group, const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root,
+                          std::string_view subject) {
   CollectiveStart call(group, Op::kScatter, subject);
   call.require_plain(output, "output");
   call.require_position(root, "root");
@@ -203,9 +206,9 @@ Pending scatter(Group& group, const at::Tensor& output, const std::vector<at::Te
   });
 }
 
-Pending all_to_all_single(Group& group, const at::Tensor& output, const at::Tensor& input,
-                          const std::vector<int64_t>& output_splits, const std::vector<int64_t>& input_splits,
-                          std::string_view subject) {
+PendingCollective all_to_all_single(Group& group, const at::Tensor& output, const at::Tensor& input,
+                                    const std::vector<int64_t>& output_splits, const std::vector<int64_t>& input_splits,
+                                    std::string_view subject) {
   CollectiveStart call(group, Op::kAllToAll, subject);
   call.require_plain(output, "output");
   call.require_plain(input, "input");
@@ -242,7 +245,7 @@ Pending all_to_all_single(Group& group, const at::Tensor& output, const at::Tens
   return call.start([&](c10d::Backend& backend) { return backend.alltoall_base(out, in, out_bytes, in_bytes); });
 }
 
-Pending send(Group& group, const at::Tensor& tensor, int destination, int tag) {
+PendingCollective send(Group& group, const at::Tensor& tensor, int destination, int tag) {
   CollectiveStart call(group, Op::kSend, "");
   call.require_plain(tensor, "tensor");
   call.require_position(destination, "destination");
@@ -254,7 +257,7 @@ Pending send(Group& group, const at::Tensor& tensor, int destination, int tag) {
   return call.start([&](c10d::Backend& backend) { return backend.send(tensors, destination, tag); });
 }
 
-Pending recv(Group& group, const at::Tensor& tensor, int source, int tag) {
+PendingCollective recv(Group& group, const at::Tensor& tensor, int source, int tag) {
   CollectiveStart call(group, Op::kRecv, "");
   call.require_plain(tensor, "tensor");
   call.require_position(source, "source");

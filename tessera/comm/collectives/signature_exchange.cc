@@ -42,7 +42,7 @@ int announcement_tag(int tag) {
 // Every rank compares the signatures of all ranks, so either all ranks throw or none does.
 void compare_signatures(Group& group, const Signature& mine) {
   const auto all = gather(group, mine);
-  std::vector<SignedBy> calls;
+  std::vector<RankSignature> calls;
   bool agree = true;
   for (int rank = 0; rank < group.size(); ++rank) {
     calls.emplace_back(rank, all[static_cast<size_t>(rank)]);
@@ -51,7 +51,7 @@ void compare_signatures(Group& group, const Signature& mine) {
   if (!agree) raise_disagreement(group.name(), calls);
 }
 
-Announcement announce_message(Group& group, const Signature& mine) {
+SignatureMessage announce_message(Group& group, const Signature& mine) {
   const at::Tensor bytes = at::empty({static_cast<int64_t>(sizeof mine)}, at::kByte);
   std::memcpy(bytes.data_ptr(), &mine, sizeof mine);
   std::vector<at::Tensor> tensors = {bytes};

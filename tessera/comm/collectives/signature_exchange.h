@@ -22,7 +22,7 @@ namespace tessera::comm {
 void compare_signatures(Group& group, const Signature& mine);
 
 // A signature that is being sent to the receiver of a message. The sender keeps it until the message has been sent.
-struct Announcement {
+struct SignatureMessage {
   at::Tensor bytes;
   c10::intrusive_ptr<c10d::Work> work;
 };
@@ -30,7 +30,7 @@ struct Announcement {
 // The sender calls announce_message(), the receiver await_announced_message(), which blocks. Announcements go through
 // the group's back-end for CPU tensors (`backend`) under tags of their own, 2^30 + tag. Error kConfig for negative tags
 // and for tags of 2^30 and more.
-Announcement announce_message(Group& group, const Signature& mine);
+SignatureMessage announce_message(Group& group, const Signature& mine);
 void await_announced_message(c10d::Backend& backend, int rank, const Signature& mine);
 
 }  // namespace tessera::comm

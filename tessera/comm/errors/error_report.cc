@@ -36,7 +36,7 @@ bool report_error(const std::exception& error) noexcept {
     return false;
   }
   // Tessera's launcher started this process, and no torchrun did in between: the same test as
-  // our_launcher_is_nearest() in comm/rendezvous.
+  // started_by_tessera_launcher() in comm/rendezvous.
   const char *run = std::getenv("TORCHELASTIC_RUN_ID"), *ours = std::getenv("TESSERA_LAUNCH_ID");
   return std::getenv("TESSERA_RENDEZVOUS") && (!run || (ours && std::string_view(run) == ours));
 }

@@ -62,7 +62,7 @@ class Group {
   const GroupContext& context() const { return context_; }
   // Whether collectives of this group accept tensors of this device. A group of one rank accepts all devices, because
   // its collectives are copies.
-  bool carries(c10::DeviceType device) const {
+  bool supports_device(c10::DeviceType device) const {
     return size() == 1 || device == c10::DeviceType::CPU || context_.accelerator_type == device;
   }
   ComparesSignatures* comparing_backend() const {

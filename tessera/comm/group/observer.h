@@ -12,8 +12,8 @@
 
 #include <cstdint>
 
+#include "tessera/comm/group/context_value.h"
 #include "tessera/comm/group/op.h"
-#include "tessera/comm/group/propagated.h"
 
 namespace tessera::comm {
 
@@ -34,7 +34,7 @@ class CollectiveObserver {
   static void notify(Op op, int64_t bytes, const Group& group);
 
  private:
-  Propagated in_force_;
+  ContextValue in_force_;
 };
 
 }  // namespace tessera::comm

@@ -11,7 +11,7 @@
 namespace tessera::comm {
 namespace {
 
-std::string said_by(const SignedBy& call, const char* verb) {
+std::string describe_call(const RankSignature& call, const char* verb) {
   return fmt::format("rank {} of the group {}{}", call.first, verb, to_string(call.second));
 }
 
@@ -88,15 +88,15 @@ std::string to_string(const Signature& signature) {
 }
 
 // Compares with the first call only: one pair of different calls explains the error.
-std::string disagreement(const std::vector<SignedBy>& calls) {
-  const auto other =
-      std::ranges::find_if(calls, [&](const SignedBy& call) { return call.second.hash != calls.front().second.hash; });
+std::string disagreement(const std::vector<RankSignature>& calls) {
+  const auto other = std::ranges::find_if(
+      calls, [&](const RankSignature& call) { return call.second.hash != calls.front().second.hash; });
   if (other == calls.end()) return "all ranks make the same call";
   return fmt::format("{}, {}. All ranks of a group must make the same calls in the same order",
-                     said_by(calls.front(), "calls "), said_by(*other, ""));
+                     describe_call(calls.front(), "calls "), describe_call(*other, ""));
 }
 
-void raise_disagreement(std::string_view group, const std::vector<SignedBy>& calls) {
+void raise_disagreement(std::string_view group, const std::vector<RankSignature>& calls) {
   TESSERA_CHECK(calls.size() >= 2, ErrorKind::kInternal, "[comm.check] {} signatures: wanted at least 2", calls.size());
   const Signature& first = calls.front().second;
   throw Disagreement(fmt::format("[comm.{}] group '{}', call {}: {}.", to_string(first.op), group, first.sequence,

@@ -72,18 +72,18 @@ const char* dtype_name(int dtype) noexcept;
 std::string to_string(const Signature& signature);
 
 // A signature with the rank that made the call, as a position in the group.
-using SignedBy = std::pair<int, Signature>;
+using RankSignature = std::pair<int, Signature>;
 
 // Text that shows the first two different calls, e.g. "rank 0 of the group calls all_reduce(sum) of float32 [4], rank 1
 // of the group broadcast(root 0) of float32 [4]. All ranks of a group must make the same calls in the same order".
-std::string disagreement(const std::vector<SignedBy>& calls);
+std::string disagreement(const std::vector<RankSignature>& calls);
 // Error kComm: ranks of a group made different calls where they must make the same one.
 class Disagreement final : public Error {
  public:
   explicit Disagreement(const std::string& message) : Error(ErrorKind::kComm, message) {}
 };
 // Throws Disagreement with operation, group, number of the call and disagreement(calls). `calls` holds at least two.
-[[noreturn]] void raise_disagreement(std::string_view group, const std::vector<SignedBy>& calls);
+[[noreturn]] void raise_disagreement(std::string_view group, const std::vector<RankSignature>& calls);
 
 // Interface of a back-end that compares signatures itself before it moves data, such as shared memory.
 class ComparesSignatures {

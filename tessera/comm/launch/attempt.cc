@@ -17,8 +17,8 @@
 #include "tessera/base/machine/endpoint.h"
 #include "tessera/base/machine/listen.h"
 #include "tessera/comm/errors/error_report.h"
-#include "tessera/comm/launch/rank_notes.h"
 #include "tessera/comm/launch/rank_process.h"
+#include "tessera/comm/launch/reported_steps.h"
 
 namespace tessera::comm {
 namespace {
@@ -74,7 +74,7 @@ struct Rank {
 // SIGKILL, again every second. Failures after `ending_` is set come from our own signals and are ignored.
 class Supervisor {
  public:
-  Supervisor(const LaunchPlan& plan, int attempt, const std::string& reason, Signals& signals, RankOutputs& outputs)
+  Supervisor(const LaunchPlan& plan, int attempt, const std::string& reason, SignalQueue& signals, RankOutputs& outputs)
       : plan_(plan), options_(plan.options), attempt_(attempt), reason_(reason), signals_(signals), outputs_(outputs) {
     outputs_.begin_attempt(attempt, folder_.path());
     begin_guard();
@@ -84,12 +84,12 @@ class Supervisor {
     for (auto& rank : ranks_) {
       if (!rank.status) ::waitpid(rank.pid, nullptr, 0);
     }
-    auto spared = before_;
-    if (guard_) spared.push_back(guard_->pid());
-    kill_orphans(spared);
+    auto excluded = before_;
+    if (guard_) excluded.push_back(guard_->pid());
+    kill_orphans(excluded);
   }
 
-  AttemptEnd run() {
+  AttemptResult run() {
     foreground_rank_ = ::isatty(STDIN_FILENO) == 1 && options_.node_rank == 0;  // rank 0 may read from the terminal
     ranks_.reserve(static_cast<size_t>(options_.nproc));
     for (int local = 0; local < options_.nproc; ++local) start(local, !(foreground_rank_ && local == 0));
@@ -150,8 +150,8 @@ class Supervisor {
       set["MASTER_ADDR"] = host;
       set["MASTER_PORT"] = std::to_string(port);
       set["TESSERA_RENDEZVOUS"] = "tcp:" + options_.master;
-      const char* given = std::getenv("TESSERA_RUN_ID");
-      if (!options_.run_id.empty() || !given || !*given) set["TESSERA_RUN_ID"] = plan_.id;
+      const char* run_id = std::getenv("TESSERA_RUN_ID");
+      if (!options_.run_id.empty() || !run_id || !*run_id) set["TESSERA_RUN_ID"] = plan_.id;
     }
     const char* threads = std::getenv("OMP_NUM_THREADS");
     if (!threads || !*threads) set["OMP_NUM_THREADS"] = std::to_string(plan_.cores.threads);
@@ -167,7 +167,7 @@ class Supervisor {
   }
 
   // Replaces a guard that was killed, and reaps processes that a rank left behind and that became our children.
-  void look_after_the_rest() {
+  void restart_guard_and_reap() {
     if (guard_ && guard_->has_ended()) {
       guard_.reset();
       try {
@@ -196,17 +196,17 @@ class Supervisor {
       if (!deadline) continue;
       wait = std::min(wait, std::chrono::ceil<milliseconds>(*deadline - Clock::now()));
     }
-    wait = std::min(wait, outputs_.look_again_after().value_or(wait));
+    wait = std::min(wait, outputs_.poll_interval().value_or(wait));
     signals_.wait(std::max(wait, milliseconds(0)), outputs_.descriptor());
-    outputs_.pump();
+    outputs_.show_new_output();
     while (const auto info = signals_.next()) {
-      if (info->ssi_signo != SIGCHLD) pass_on(*info);
+      if (info->ssi_signo != SIGCHLD) forward_signal(*info);
     }
     for (auto& rank : ranks_) {
-      if (!rank.status && reap(rank)) note_end(rank);
+      if (!rank.status && reap(rank)) record_rank_end(rank);
     }
-    look_after_the_rest();
-    if (end_at_ && Clock::now() >= *end_at_) begin_end(options_.grace);
+    restart_guard_and_reap();
+    if (end_at_ && Clock::now() >= *end_at_) terminate_ranks(options_.grace);
     if (kill_at_ && Clock::now() >= *kill_at_) {
       if (!ending_) std::fputs("tessera: error: [launch] some ranks did not stop in time and were killed\n", stderr);
       ending_ = true;
@@ -232,12 +232,13 @@ class Supervisor {
   // Passes a signal on to the ranks. The first SIGINT, SIGTERM or SIGHUP lets them save and end by themselves; the
   // second one starts the SIGTERM / SIGKILL sequence.
   // SIGUSR1 rules out a restart if it asks this program to end, or if a rank has failed already.
-  void pass_on(const signalfd_siginfo& info) {
+  void forward_signal(const signalfd_siginfo& info) {
     const int signal = static_cast<int>(info.ssi_signo);
     const bool ends = signal == SIGINT || signal == SIGTERM || signal == SIGHUP;
-    if (ends && asked_to_stop_) return begin_end(options_.grace);  // the second request
+    if (ends && asked_to_stop_) return terminate_ranks(options_.grace);  // the second request
     if (ends) asked_to_stop_ = signal;
-    if (signal == SIGUSR1) told_to_stop_ = told_to_stop_ || options_.usr1_stops || first_ || ending_;
+    if (signal == SIGUSR1)
+      usr1_rules_out_restart_ = usr1_rules_out_restart_ || options_.stops_on_usr1 || first_ || ending_;
     for (const auto& rank : ranks_) {
       if (rank.status) continue;
       if (!has_group(rank) && info.ssi_code == SI_KERNEL) continue;  // the terminal has sent it already
@@ -247,7 +248,7 @@ class Supervisor {
 
   // Chooses the failure to report: the first failed rank, or the first whose error is not a consequence of another
   // rank's. That rank's error also ends the wait for the cause.
-  void note_end(const Rank& rank) {
+  void record_rank_end(const Rank& rank) {
     if (!rank.failed()) {
       if (asked_to_stop_ && !kill_at_) kill_at_ = Clock::now() + options_.stop_grace;
       return;
@@ -267,7 +268,7 @@ class Supervisor {
     }
   }
 
-  void begin_end(milliseconds grace) {
+  void terminate_ranks(milliseconds grace) {
     end_at_.reset();
     if (ending_) return;
     ending_ = true;
@@ -275,8 +276,9 @@ class Supervisor {
     kill_at_ = Clock::now() + grace;
   }
 
-  AttemptEnd finish() {
-    AttemptEnd end{.asked_to_stop = asked_to_stop_ != 0 || told_to_stop_, .step = told_step(progress_file())};
+  AttemptResult finish() {
+    AttemptResult end{.asked_to_stop = asked_to_stop_ != 0 || usr1_rules_out_restart_,
+                      .step = read_reported_step(progress_file())};
     if (!first_) {
       for (const auto& rank : ranks_) {
         if (rank.failed() && end.exit_code == 0) end.exit_code = exit_code(rank);  // ended by a second request
@@ -287,9 +289,9 @@ class Supervisor {
     end.failure = failure_of(*first_);
     end.consequence = consequence_;
     const int status = *first_->status;
-    end.told = asked_to_stop_ && WIFSIGNALED(status) && WTERMSIG(status) == asked_to_stop_;
-    end.last_words = outputs_.last_words(first_->rank);
-    end.kept_in = outputs_.kept_in(first_->rank);
+    end.died_of_forwarded_signal = asked_to_stop_ && WIFSIGNALED(status) && WTERMSIG(status) == asked_to_stop_;
+    end.last_stderr_lines = outputs_.last_stderr_lines(first_->rank);
+    end.stderr_path = outputs_.stderr_path(first_->rank);
     return end;
   }
 
@@ -299,9 +301,9 @@ class Supervisor {
 
   // Describes the end of a failed rank: its error report if there is one, else its signal or exit code. SIGKILL
   // together with a new kill of the kernel's out-of-memory killer counts as a lack of memory.
-  Failure failure_of(const Rank& rank) const {
+  RankFailure failure_of(const Rank& rank) const {
     const int status = *rank.status;
-    Failure failure{.exit_code = exit_code(rank)};
+    RankFailure failure{.exit_code = exit_code(rank)};
     if (WIFSIGNALED(status)) {
       const int signal = WTERMSIG(status);
       const bool starved = signal == SIGKILL && out_of_memory_kills() > kills_before_;
@@ -328,27 +330,27 @@ class Supervisor {
   const int attempt_;
   const std::string& reason_;
   const std::vector<pid_t> before_ = children();  // children that the caller had before the attempt
-  Signals& signals_;
+  SignalQueue& signals_;
   RankOutputs& outputs_;
   const int64_t kills_before_ = out_of_memory_kills();
   const ScratchFolder folder_{"launch"};  // mode 0700
-  std::optional<Guard> guard_;
+  std::optional<OrphanGuard> guard_;
   const int port_ = free_port();
   bool foreground_rank_ = false;  // the first rank stays in the terminal's foreground process group, which is ours
   std::vector<Rank> ranks_;
-  const Rank* first_ = nullptr;        // the failed rank to report
-  std::optional<ErrorReport> report_;  // error report of `first_`
-  bool consequence_ = false;           // `first_` failed because of a rank that has not ended yet
-  int asked_to_stop_ = 0;              // number of the signal, 0: none
-  bool told_to_stop_ = false;          // SIGUSR1 was received: there is no restart
-  bool ending_ = false;                // the ranks have received SIGTERM or SIGKILL from us
+  const Rank* first_ = nullptr;          // the failed rank to report
+  std::optional<ErrorReport> report_;    // error report of `first_`
+  bool consequence_ = false;             // `first_` failed because of a rank that has not ended yet
+  int asked_to_stop_ = 0;                // number of the signal, 0: none
+  bool usr1_rules_out_restart_ = false;  // SIGUSR1 was received: there is no restart
+  bool ending_ = false;                  // the ranks have received SIGTERM or SIGKILL from us
   std::optional<Clock::time_point> end_at_, kill_at_;
 };
 
 }  // namespace
 
-AttemptEnd run_attempt(const LaunchPlan& plan, int attempt, const std::string& restart_reason, Signals& signals,
-                       RankOutputs& outputs) {
+AttemptResult run_attempt(const LaunchPlan& plan, int attempt, const std::string& restart_reason, SignalQueue& signals,
+                          RankOutputs& outputs) {
   return Supervisor(plan, attempt, restart_reason, signals, outputs).run();
 }
 

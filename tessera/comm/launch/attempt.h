@@ -1,6 +1,6 @@
 // One attempt: starts the ranks of this host and supervises them until all have ended. Internal to comm.
 //
-//   const AttemptEnd end = run_attempt(plan, 0, "", signals, outputs);
+//   const AttemptResult end = run_attempt(plan, 0, "", signals, outputs);
 //   if (end.failure) ...                     // which rank failed, and why
 //
 // When run_attempt() returns, no process of the attempt is left.
@@ -27,19 +27,19 @@ struct LaunchPlan {
   CoreShares cores;
 };
 
-struct AttemptEnd {
+struct AttemptResult {
   int exit_code = 0;
-  bool asked_to_stop = false;        // the launcher received a signal that asks the run to end
-  bool told = false;                 // the rank died by that passed-on signal: no error is printed
-  std::optional<Failure> failure{};  // of the rank that failed first
-  bool consequence = false;          // that rank failed because a rank of another host failed
-  std::optional<int64_t> step{};     // last finished step, if rank 0 has reported one
+  bool asked_to_stop = false;             // the launcher received a signal that asks the run to end
+  bool died_of_forwarded_signal = false;  // the rank died by that passed-on signal: no error is printed
+  std::optional<RankFailure> failure{};   // of the rank that failed first
+  bool consequence = false;               // that rank failed because a rank of another host failed
+  std::optional<int64_t> step{};          // last finished step, if rank 0 has reported one
   // Last lines of stderr of the failed rank, where the terminal did not show them, and the file that holds its stderr.
-  std::string last_words{}, kept_in{};
+  std::string last_stderr_lines{}, stderr_path{};
 };
 
 // `restart_reason`: why the ranks are started again; empty for the first attempt.
-AttemptEnd run_attempt(const LaunchPlan& plan, int attempt, const std::string& restart_reason, Signals& signals,
-                       RankOutputs& outputs);
+AttemptResult run_attempt(const LaunchPlan& plan, int attempt, const std::string& restart_reason, SignalQueue& signals,
+                          RankOutputs& outputs);
 
 }  // namespace tessera::comm

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kMostCores = 1 << 16;
+constexpr int kMaxCores = 1 << 16;
 
 std::string text_at(const fs::path& path) {
   try {
@@ -42,7 +42,7 @@ std::vector<int> parse_core_list(std::string_view list) {
     if (error != std::errc() || first < 0) continue;
     last = first;
     if (at < end && *at == '-') std::from_chars(at + 1, end, last);
-    for (int core = first; core <= std::min(last, kMostCores); ++core) cores.push_back(core);
+    for (int core = first; core <= std::min(last, kMaxCores); ++core) cores.push_back(core);
   }
   return cores;
 }
@@ -69,8 +69,8 @@ double cpu_quota(const fs::path& root) {
   };
   const fs::path cgroup = root / "sys/fs/cgroup";
   std::string own;
-  const std::string said = text_at(root / "proc/self/cgroup");  // "0::/path"
-  if (said.starts_with("0::/")) own = said.substr(4);
+  const std::string cgroup_line = text_at(root / "proc/self/cgroup");  // "0::/path"
+  if (cgroup_line.starts_with("0::/")) own = cgroup_line.substr(4);
   for (fs::path at = cgroup / own;; at = at.parent_path()) {
     double quota = 0, period = 0;
     if (std::sscanf(text_at(at / "cpu.max").c_str(), "%lf %lf", &quota, &period) == 2) consider(quota, period);
@@ -133,7 +133,7 @@ std::vector<int> gpu_nodes_of_ranks(const HostCores& host, int ranks, const Envi
 
 // Reorders the shares so that each rank has one on its GPU's memory node. Returns false and changes nothing when there
 // is no such order. The first fitting share may be taken for each rank, since shares of one node are interchangeable.
-bool move_to_gpus(std::vector<CoreShare>& shares, const std::vector<int>& gpu_nodes) {
+bool match_shares_to_gpus(std::vector<CoreShare>& shares, const std::vector<int>& gpu_nodes) {
   std::vector<CoreShare> left = shares, moved;
   for (const int node : gpu_nodes) {
     const auto found = std::ranges::find_if(left, [&](const CoreShare& one) { return one.node == node; });
@@ -146,7 +146,7 @@ bool move_to_gpus(std::vector<CoreShare>& shares, const std::vector<int>& gpu_no
 }
 
 // Returns the environment setting by which the user has chosen threads or cores himself, as text for a message.
-std::optional<std::string> own_wish(const Environment& environment, int cores_of_a_rank) {
+std::optional<std::string> user_affinity_setting(const Environment& environment, int cores_of_a_rank) {
   for (const char* name : {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}) {
     if (environment(name)) return fmt::format("{} is set", name);
   }
@@ -192,25 +192,25 @@ CoreShares share_cores(const HostCores& host, int ranks, PinMode mode, const Env
   }
   const int whole = static_cast<int>(by_place.size());
   const double usable = host.quota > 0 ? std::min<double>(host.quota, whole) : whole;
-  CoreShares result{.of_ranks = {}, .threads = std::max(1, static_cast<int>(usable / ranks)), .why_not = ""};
+  CoreShares result{.of_ranks = {}, .threads = std::max(1, static_cast<int>(usable / ranks)), .unbound_reason = ""};
   const int each = whole / std::max(ranks, 1);
-  const auto why_not = [&]() -> std::string {
+  const auto find_unbound_reason = [&]() -> std::string {
     if (mode == PinMode::kOff) return "--pin off";
     if (each < 1) return fmt::format("{} ranks share {} cores", ranks, whole);
     if (host.quota > 0 && host.quota < whole) {
       return fmt::format("the cgroup allows {:.1f} of {} cores", host.quota, whole);
     }
-    if (const auto wish = own_wish(environment, each)) return *wish;
+    if (const auto setting = user_affinity_setting(environment, each)) return *setting;
     if (mode == PinMode::kOn) return "";
     if (ranks == 1) return "one rank has all cores";
     // With one core, the rank's watchdog, connection and checkpoint threads would wait for the computing thread.
     if (each < 2) return "a rank would have one core";
     return "";
   };
-  result.why_not = why_not();
-  TESSERA_CHECK(mode != PinMode::kOn || result.why_not.empty(), ErrorKind::kConfig,
-                "[launch] --pin on: ranks cannot be bound to cores: {}", result.why_not);
-  if (!result.why_not.empty()) return result;
+  result.unbound_reason = find_unbound_reason();
+  TESSERA_CHECK(mode != PinMode::kOn || result.unbound_reason.empty(), ErrorKind::kConfig,
+                "[launch] --pin on: ranks cannot be bound to cores: {}", result.unbound_reason);
+  if (!result.unbound_reason.empty()) return result;
   std::vector<std::pair<int, std::vector<int>>> places;  // memory node and hyperthreads of each physical core
   for (const auto& [place, threads] : by_place) places.emplace_back(place.first, threads);
   // Rank r gets cores r * whole / ranks to (r + 1) * whole / ranks, so the shares differ by one core at most.
@@ -225,9 +225,10 @@ CoreShares share_cores(const HostCores& host, int ranks, PinMode mode, const Env
     result.of_ranks.push_back(std::move(share));
   }
   const auto gpu_nodes = gpu_nodes_of_ranks(host, ranks, environment);
-  if (nodes.size() > 1 && !gpu_nodes.empty() && !move_to_gpus(result.of_ranks, gpu_nodes) && mode == PinMode::kAuto) {
+  if (nodes.size() > 1 && !gpu_nodes.empty() && !match_shares_to_gpus(result.of_ranks, gpu_nodes) &&
+      mode == PinMode::kAuto) {
     result.of_ranks.clear();
-    result.why_not = "the ranks' GPUs are at other memory nodes than equal shares of the cores";
+    result.unbound_reason = "the ranks' GPUs are at other memory nodes than equal shares of the cores";
   }
   return result;
 }

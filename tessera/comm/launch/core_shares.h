@@ -44,7 +44,7 @@ struct CoreShare {
 struct CoreShares {
   std::vector<CoreShare> of_ranks;  // one per local rank; empty: ranks are not bound to cores
   int threads = 1;                  // OMP_NUM_THREADS of a rank, where the user has set none
-  std::string why_not;              // why ranks are not bound; "" when they are
+  std::string unbound_reason;       // why ranks are not bound; "" when they are
 };
 
 // Divides the cores into equal shares. Where local rank i uses GPU i (of CUDA_VISIBLE_DEVICES), rank i gets a share on

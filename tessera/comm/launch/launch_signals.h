@@ -1,6 +1,6 @@
 // The signals that a launcher receives while it waits. Internal to comm.
 //
-//   Signals signals;                       // while it lives, SIGCHLD, SIGINT, SIGTERM, ... are queued here
+//   SignalQueue signals;                   // while it lives, SIGCHLD, SIGINT, SIGTERM, ... are queued here
 //   signals.wait(milliseconds(500));
 //   while (const auto info = signals.next()) ...
 //
@@ -23,17 +23,17 @@ namespace tessera::comm {
 // Whether this process ignores the signal, as under nohup for SIGHUP. Then the ranks ignore it, too.
 bool is_ignored(int signal);
 
-class Signals {
+class SignalQueue {
  public:
-  Signals();  // Error kIo
-  ~Signals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  Signals(const Signals&) = delete;
-  Signals& operator=(const Signals&) = delete;
+  SignalQueue();  // Error kIo
+  ~SignalQueue() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalQueue(const SignalQueue&) = delete;
+  SignalQueue& operator=(const SignalQueue&) = delete;
 
   // Waits until a signal has arrived, the descriptor `other` (-1: none) is readable, or the time is over.
-  void wait(std::chrono::milliseconds at_most, int other = -1) const {
+  void wait(std::chrono::milliseconds timeout, int other = -1) const {
     pollfd polled[] = {{descriptor_.get(), POLLIN, 0}, {other, POLLIN, 0}};
-    ::poll(polled, 2, static_cast<int>(at_most.count()));
+    ::poll(polled, 2, static_cast<int>(timeout.count()));
   }
   // Returns the next queued signal, nullopt when there is none. Does not block.
   std::optional<signalfd_siginfo> next() const {
@@ -48,7 +48,7 @@ class Signals {
 };
 
 // Reads the queued signals; returns true when SIGINT, SIGTERM, SIGHUP or SIGUSR1 is among them.
-bool asked_to_stop(const Signals& signals);
+bool asked_to_stop(const SignalQueue& signals);
 
 // Makes this process the subreaper (prctl(2)) while it lives: orphaned descendants of the ranks become its children.
 class Subreaper {

@@ -44,10 +44,10 @@ struct LauncherOptions {
   std::chrono::milliseconds stop_grace = std::chrono::seconds(30);
   int max_restarts = 0;  // restarts without progress in between; equal on all hosts, which restart together
   // Called between attempts; returns a name of the last checkpoint, which must change with every save ("" when there is
-  // none, nullopt when it cannot be read now). Null: progress is a step that was not reached before (rank_notes.h).
-  std::function<std::optional<std::string>()> saved_mark = nullptr;
-  bool tells_steps = false;  // the program reports every finished step, so no report means no finished step
-  bool usr1_stops = false;   // SIGUSR1 asks the program to end, so there is no restart after it
+  // none, nullopt when it cannot be read now). Null: progress is a step that was not reached before (reported_steps.h).
+  std::function<std::optional<std::string>()> last_checkpoint_name = nullptr;
+  bool reports_steps = false;  // the program reports every finished step, so no report means no finished step
+  bool stops_on_usr1 = false;  // SIGUSR1 asks the program to end, so there is no restart after it
   OutputOptions output{};
   PinMode pin = PinMode::kAuto;
 };

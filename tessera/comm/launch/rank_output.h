@@ -3,8 +3,8 @@
 //   RankOutputs outputs({.log_dir = "logs", .tee = true, .shown = {0}}, "nightly");
 //   outputs.begin_attempt(0, scratch);
 //   const RankOutputs::Streams streams = outputs.open(3, 3);   // for the rank that is about to start
-//   outputs.pump();                                            // when descriptor() is readable, or after
-//                                                              // look_again_after(), and at the end
+//   outputs.show_new_output();                                 // when descriptor() is readable, or after
+//                                                              // poll_interval(), and at the end
 //
 // The files are LOG_DIR/NAME/attempt_N/RANK/stdout.log and stderr.log, where NAME is a new folder. Ranks write to the
 // files directly: no output is lost when the launcher dies, and no rank waits for the launcher. The launcher reads the
@@ -51,38 +51,38 @@ class RankOutputs {
   int descriptor() const { return notices_.get(); }  // readable when a shown file has grown
   // Shows new output, at most 1 MiB per stream and call, so that one rank with endless output does not delay the
   // others.
-  void pump();
-  // Time after which pump() must be called although descriptor() is not readable; nullopt: no limit.
-  std::optional<std::chrono::milliseconds> look_again_after() const;
+  void show_new_output();
+  // Time after which show_new_output() must be called although descriptor() is not readable; nullopt: no limit.
+  std::optional<std::chrono::milliseconds> poll_interval() const;
   // Shows the output that is left, including a last line without a line break.
   void finish();
   // The last lines of stderr (at most 20 lines and 4 KiB) of a rank whose output was not shown; "" when it was shown.
-  std::string last_words(int rank) const;
+  std::string last_stderr_lines(int rank) const;
   // Path of the rank's stderr file, e.g. "logs/nightly_1a2b/attempt_0/3/stderr.log"; "" without log_dir.
-  std::string kept_in(int rank) const;
+  std::string stderr_path(int rank) const;
 
  private:
-  struct Stream {
+  struct RankStream {
     int rank = 0, to = 1;  // `to`: descriptor of the terminal stream, 1 or 2
     bool shown = false;
     std::filesystem::path path;
     UniqueFd own{}, read{};
     std::string line{};   // the begun last line
-    bool more = false;    // the last pump() left output unread
+    bool more = false;    // the last show_new_output() left output unread
     bool noticed = true;  // inotify reports changes of this file
   };
   int add(int rank, bool shown, int to);
-  void pump(Stream& stream, int64_t most_bytes) const;
+  void show_new_output(RankStream& stream, int64_t max_bytes) const;
 
   const OutputOptions options_;
   std::filesystem::path folder_, attempt_;
   bool kept_ = false;  // files are kept in log_dir
   UniqueFd notices_;   // inotify descriptor; not open when the user's limit of inotify instances is reached
-  std::list<Stream> streams_;
+  std::list<RankStream> streams_;
 };
 
-// Parses a list of local ranks such as "0" or "0,2", the value of --log-rank and LOG_RANK. Error kConfig names `what`,
+// Parses a list of local ranks such as "0" or "0,2", the value of --log-rank and LOG_RANK. Error kConfig names `flag`,
 // the flag or variable.
-std::vector<int> parse_log_ranks(const std::string& text, const std::string& what);
+std::vector<int> parse_log_ranks(const std::string& text, const std::string& flag);
 
 }  // namespace tessera::comm

@@ -29,7 +29,7 @@ constexpr pid_t kDismissed = 0;
 
 // Kills every process whose environment contains a path in `folder`. Descendants of a rank inherit the environment, so
 // this also finds those that left the rank's process group.
-void kill_heirs(const std::filesystem::path& folder) {
+void kill_descendants(const std::filesystem::path& folder) {
   const std::string mark = folder.string() + "/";
   bool found = true;
   for (int round = 0; found && round < 100; ++round) {  // a process may start another one meanwhile
@@ -64,15 +64,15 @@ void kill_heirs(const std::filesystem::path& folder) {
   ::close_range(4, ~0U, 0);
   std::vector<pid_t> groups;
   for (;;) {
-    pid_t told = 0;
-    const ssize_t got = ::read(line, &told, sizeof told);
+    pid_t group = 0;
+    const ssize_t got = ::read(line, &group, sizeof group);
     if (got < 0 && errno == EINTR) continue;
-    if (got == sizeof told && told == kDismissed) ::_exit(0);
-    if (got != sizeof told) break;
-    groups.push_back(told);
+    if (got == sizeof group && group == kDismissed) ::_exit(0);
+    if (got != sizeof group) break;
+    groups.push_back(group);
   }
   for (const pid_t group : groups) ::kill(-group, SIGKILL);
-  kill_heirs(folder);
+  kill_descendants(folder);
   std::error_code ignored;
   std::filesystem::remove_all(folder, ignored);
   ::_exit(0);
@@ -124,7 +124,7 @@ void prefer_memory_of(int node) {
 
 }  // namespace
 
-Guard::Guard(const std::filesystem::path& folder) {
+OrphanGuard::OrphanGuard(const std::filesystem::path& folder) {
   int ends[2];
   TESSERA_CHECK(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0, ErrorKind::kIo,
                 "[launch] socketpair: {}", std::strerror(errno));
@@ -138,18 +138,18 @@ Guard::Guard(const std::filesystem::path& folder) {
   TESSERA_CHECK(pid_ > 0, ErrorKind::kIo, "[launch] cannot start a process: {}", std::strerror(errno));
 }
 
-Guard::~Guard() {
+OrphanGuard::~OrphanGuard() {
   watch(kDismissed);
   line_.reset();
   if (pid_ > 0) ::waitpid(pid_, nullptr, 0);
 }
 
-bool Guard::has_ended() {
+bool OrphanGuard::has_ended() {
   if (pid_ > 0 && ::waitpid(pid_, nullptr, WNOHANG) == pid_) pid_ = -1;
   return pid_ < 0;
 }
 
-void Guard::watch(pid_t group) {
+void OrphanGuard::watch(pid_t group) {
   // A socket, not a pipe: after the guard was killed, a write to a pipe would raise SIGPIPE in the launcher.
   [[maybe_unused]] const auto ignored = ::send(line_.get(), &group, sizeof group, MSG_NOSIGNAL);
 }
@@ -199,11 +199,11 @@ void reap_orphans(const std::vector<pid_t>& known) {
   }
 }
 
-void kill_orphans(const std::vector<pid_t>& spared) {
+void kill_orphans(const std::vector<pid_t>& excluded) {
   for (int round = 0; round < 100; ++round) {  // children of a killed process become ours
     bool found = false;
     for (const pid_t pid : children()) {
-      if (std::ranges::find(spared, pid) != spared.end()) continue;
+      if (std::ranges::find(excluded, pid) != excluded.end()) continue;
       found = true;
       ::kill(pid, SIGKILL);
       ::waitpid(pid, nullptr, 0);

@@ -15,12 +15,12 @@ namespace tessera::comm {
 // A helper process that only waits. When the launcher ends without dismissing the guard (it was killed), the guard
 // kills the process groups passed to watch() and every process whose environment contains a path in `folder`, and
 // removes `folder`.
-class Guard {
+class OrphanGuard {
  public:
-  explicit Guard(const std::filesystem::path& folder);
-  ~Guard();  // dismisses the guard process and waits for its end
-  Guard(const Guard&) = delete;
-  Guard& operator=(const Guard&) = delete;
+  explicit OrphanGuard(const std::filesystem::path& folder);
+  ~OrphanGuard();  // dismisses the guard process and waits for its end
+  OrphanGuard(const OrphanGuard&) = delete;
+  OrphanGuard& operator=(const OrphanGuard&) = delete;
   void watch(pid_t group);
   pid_t pid() const { return pid_; }
   // Whether the guard process has been killed.
@@ -44,9 +44,9 @@ struct RankCommand {
 // Starts a rank process, which the kernel kills when this process dies. Error kIo when no process can be started.
 pid_t start_rank(const RankCommand& command);
 
-// Kills the children of this process that are not in `spared`: processes that ranks left behind. The caller must be a
+// Kills the children of this process that are not in `excluded`: processes that ranks left behind. The caller must be a
 // subreaper (prctl(2)), so that such orphans are its children.
-void kill_orphans(const std::vector<pid_t>& spared);
+void kill_orphans(const std::vector<pid_t>& excluded);
 std::vector<pid_t> children();
 // Reaps (waitpid) the children that have ended and are not in `known`: processes that ranks left behind.
 void reap_orphans(const std::vector<pid_t>& known);

@@ -15,14 +15,14 @@
 
 namespace tessera::comm {
 
-struct Failure {
+struct RankFailure {
   std::string text{};   // "rank 1 of 4: [train] ...", one line
   std::string cause{};  // the same text without the rank
   int exit_code = 1;
   bool from_outside = false;  // killed by SIGKILL, SIGTERM, SIGINT or SIGHUP, and not for lack of memory
 };
 
-struct ProgressMade {
+struct AttemptProgress {
   std::optional<int64_t> step{};      // last finished step; nullopt: none, or not known
   std::optional<std::string> mark{};  // name of the last checkpoint, "": none yet; nullopt: no marks, or not readable
 };
@@ -38,22 +38,22 @@ class RestartPolicy {
  public:
   struct Options {
     int max_restarts = 0;
-    bool has_marks = false;    // progress is measured by marks, not by steps
-    bool tells_steps = false;  // the program reports every step, so no report means no finished step
+    bool has_marks = false;      // progress is measured by marks, not by steps
+    bool reports_steps = false;  // the program reports every step, so no report means no finished step
   };
   // `before`: the mark of the last checkpoint before this run.
   RestartPolicy(Options options, std::string before) : options_(options), mark_(std::move(before)) {}
 
-  RestartDecision decide(const Failure& failure, const ProgressMade& progress);
+  RestartDecision decide(const RankFailure& failure, const AttemptProgress& progress);
 
  private:
-  bool has_gone_on(const ProgressMade& progress);
+  bool has_progressed(const AttemptProgress& progress);
 
   const Options options_;
   std::string mark_;
   int64_t furthest_ = -1;        // highest step that an attempt has finished
   int attempts_ = 0, used_ = 0;  // restarts in all, and since the last progress
-  std::optional<Failure> last_;
+  std::optional<RankFailure> last_;
   std::optional<int64_t> last_step_;
 };
 

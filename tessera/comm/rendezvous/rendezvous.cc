@@ -61,53 +61,53 @@ std::string attempt_of(const Environment& environment) {
   return "attempt_" + environment("TORCHELASTIC_RESTART_COUNT").value_or("0");
 }
 
-Meeting launcher_meeting(const Environment& environment) {
-  Meeting meeting;
-  meeting.info = read_info(environment, kTorchrun, "TESSERA_RENDEZVOUS is");
-  meeting.info.source = "flags";
-  meeting.prefix = attempt_of(environment);
+RendezvousPoint launcher_rendezvous(const Environment& environment) {
+  RendezvousPoint point;
+  point.info = read_info(environment, kTorchrun, "TESSERA_RENDEZVOUS is");
+  point.info.source = "flags";
+  point.prefix = attempt_of(environment);
   const std::string where = *environment("TESSERA_RENDEZVOUS");
   if (where.starts_with("file:")) {
-    meeting.folder = where.substr(5);
+    point.folder = where.substr(5);
   } else {
     TESSERA_CHECK(where.starts_with("tcp:"), ErrorKind::kConfig,
                   "[comm.rendezvous] TESSERA_RENDEZVOUS='{}': wanted file:FOLDER or tcp:HOST:PORT", where);
-    std::tie(meeting.host, meeting.port) = parse_endpoint(where.substr(4), "TESSERA_RENDEZVOUS");
-    meeting.serve = meeting.info.rank == 0;
+    std::tie(point.host, point.port) = parse_endpoint(where.substr(4), "TESSERA_RENDEZVOUS");
+    point.serve = point.info.rank == 0;
   }
-  return meeting;
+  return point;
 }
 
 // One process per host, each started by hand with --nnodes, --node-rank and --master.
-Meeting flags_meeting(const RendezvousFlags& flags) {
+RendezvousPoint flags_rendezvous(const RendezvousFlags& flags) {
   TESSERA_CHECK(flags.node_rank >= 0 && flags.node_rank < flags.nnodes, ErrorKind::kConfig,
                 "[comm.rendezvous] --node-rank {} with --nnodes {}: wanted 0 to {}", flags.node_rank, flags.nnodes,
                 flags.nnodes - 1);
   TESSERA_CHECK(!flags.master.empty(), ErrorKind::kConfig,
                 "[comm.rendezvous] --nnodes {} needs --master HOST:PORT, an address of the first host", flags.nnodes);
-  Meeting meeting;
-  meeting.info = {.rank = flags.node_rank, .size = flags.nnodes, .local_rank = 0, .local_size = 1, .source = "flags"};
-  std::tie(meeting.host, meeting.port) = parse_endpoint(flags.master, "--master");
-  meeting.serve = flags.node_rank == 0;
-  return meeting;
+  RendezvousPoint point;
+  point.info = {.rank = flags.node_rank, .size = flags.nnodes, .local_rank = 0, .local_size = 1, .source = "flags"};
+  std::tie(point.host, point.port) = parse_endpoint(flags.master, "--master");
+  point.serve = flags.node_rank == 0;
+  return point;
 }
 
 // With TORCHELASTIC_USE_AGENT_STORE torchrun's agent serves a c10d TCPStore at MASTER_PORT, and the ranks use it.
 // Otherwise the port is free, and rank 0 serves Tessera's store there.
-Meeting torchrun_meeting(const Environment& environment) {
-  Meeting meeting;
-  meeting.info = read_info(environment, kTorchrun, environment("RANK") ? "RANK is" : "WORLD_SIZE is");
-  meeting.info.source = "torchrun";
-  if (meeting.info.size == 1) return meeting;
+RendezvousPoint torchrun_rendezvous(const Environment& environment) {
+  RendezvousPoint point;
+  point.info = read_info(environment, kTorchrun, environment("RANK") ? "RANK is" : "WORLD_SIZE is");
+  point.info.source = "torchrun";
+  if (point.info.size == 1) return point;
   const auto address = environment("MASTER_ADDR");
   TESSERA_CHECK(address, ErrorKind::kConfig, "[comm.rendezvous] MASTER_ADDR is not set, though RANK is");
-  meeting.host = *address;
-  meeting.port = parse_port(environment("MASTER_PORT").value_or(""), "MASTER_PORT");
+  point.host = *address;
+  point.port = parse_port(environment("MASTER_PORT").value_or(""), "MASTER_PORT");
   const bool agent = environment("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
-  meeting.foreign_store = agent;
-  meeting.serve = !agent && meeting.info.rank == 0;
-  meeting.prefix = attempt_of(environment);
-  return meeting;
+  point.is_torchrun_store = agent;
+  point.serve = !agent && point.info.rank == 0;
+  point.prefix = attempt_of(environment);
+  return point;
 }
 
 // Derives a port from the job's name: equal on all ranks of a job, different for most other jobs.
@@ -119,18 +119,18 @@ int port_of_job(std::string_view job) {
 
 // The store's address for Slurm and MPI: MASTER_ADDR and MASTER_PORT where set; else loopback when all ranks are on
 // this host, otherwise `host`, and a port that is derived from the job's name.
-void choose_endpoint(Meeting& meeting, const Environment& environment, const std::string& host,
+void choose_endpoint(RendezvousPoint& point, const Environment& environment, const std::string& host,
                      const std::string& job) {
   const auto address = environment("MASTER_ADDR"), port = environment("MASTER_PORT");
-  meeting.host = address.value_or(meeting.info.local_size == meeting.info.size ? "127.0.0.1" : host);
-  meeting.port = port ? parse_port(*port, "MASTER_PORT") : port_of_job(job);
-  meeting.serve = meeting.info.rank == 0;
+  point.host = address.value_or(point.info.local_size == point.info.size ? "127.0.0.1" : host);
+  point.port = port ? parse_port(*port, "MASTER_PORT") : port_of_job(job);
+  point.serve = point.info.rank == 0;
 }
 
-Meeting slurm_meeting(const Environment& environment) {
+RendezvousPoint slurm_rendezvous(const Environment& environment) {
   constexpr const char* kBecause = "this is a Slurm step";
-  Meeting meeting;
-  WorldInfo& info = meeting.info;
+  RendezvousPoint point;
+  WorldInfo& info = point.info;
   info.rank = required_number(environment, "SLURM_PROCID", kBecause);
   info.size = required_number(environment, "SLURM_STEP_NUM_TASKS", kBecause);
   info.local_rank = required_number(environment, "SLURM_LOCALID", kBecause);
@@ -151,21 +151,21 @@ Meeting slurm_meeting(const Environment& environment) {
     info.local_size = tasks[node];
   }
   check_info(info, {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"});
-  choose_endpoint(meeting, environment, nodes.front(),
+  choose_endpoint(point, environment, nodes.front(),
                   environment("SLURM_JOB_ID").value_or("") + "." + environment("SLURM_STEP_ID").value_or(""));
-  return meeting;
+  return point;
 }
 
-Meeting mpi_meeting(const Environment& environment) {
-  Meeting meeting;
-  WorldInfo& info = meeting.info;
+RendezvousPoint mpi_rendezvous(const Environment& environment) {
+  RendezvousPoint point;
+  WorldInfo& info = point.info;
   constexpr RankVariables kOpenMpi = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                                       "OMPI_COMM_WORLD_LOCAL_SIZE"};
   constexpr RankVariables kPmi = {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"};
   info = read_info(environment, environment("OMPI_COMM_WORLD_SIZE") ? kOpenMpi : kPmi,
                    "an MPI launcher started this process");
   info.source = "mpi";
-  if (info.size == 1) return meeting;
+  if (info.size == 1) return point;
   TESSERA_CHECK(
       environment("MASTER_ADDR") || info.local_size == info.size, ErrorKind::kConfig,
       "[comm.rendezvous] MASTER_ADDR is not set, though MPI started ranks on several hosts. Set it to an address of "
@@ -178,13 +178,13 @@ Meeting mpi_meeting(const Environment& environment) {
       !job.empty() || environment("MASTER_PORT"), ErrorKind::kConfig,
       "[comm.rendezvous] MASTER_PORT is not set, and this MPI launcher names no job. Set it to a free port of rank "
       "0's host.");
-  choose_endpoint(meeting, environment, "127.0.0.1", job);
-  return meeting;
+  choose_endpoint(point, environment, "127.0.0.1", job);
+  return point;
 }
 
 // --nproc and --nnodes may be given although a launcher started the ranks; they must then agree with the launcher.
-void check_against_flags(const Meeting& meeting, const RendezvousFlags& flags) {
-  const WorldInfo& info = meeting.info;
+void check_against_flags(const RendezvousPoint& point, const RendezvousFlags& flags) {
+  const WorldInfo& info = point.info;
   TESSERA_CHECK(
       flags.nproc <= 1 || info.local_size == 0 || flags.nproc == info.local_size, ErrorKind::kConfig,
       "[comm.rendezvous] --nproc {}, but {} started {} of {} ranks on this host. Omit --nproc to join the started "
@@ -204,7 +204,7 @@ Environment process_environment() {
   };
 }
 
-std::string Meeting::place() const {
+std::string RendezvousPoint::place() const {
   if (info.size == 1) return "no other rank";
   const bool ipv6 = host.find(':') != host.npos;
   return !folder.empty() ? folder : ipv6 ? fmt::format("[{}]:{}", host, port) : fmt::format("{}:{}", host, port);
@@ -214,7 +214,7 @@ namespace {
 
 // Whether Tessera's launcher started this process directly. A torchrun that runs inside a rank sets another
 // TORCHELASTIC_RUN_ID for its own ranks, while TESSERA_LAUNCH_ID is inherited unchanged.
-bool our_launcher_is_nearest(const Environment& environment) {
+bool started_by_tessera_launcher(const Environment& environment) {
   if (!environment("TESSERA_RENDEZVOUS")) return false;
   const auto run = environment("TORCHELASTIC_RUN_ID");
   return !run || run == environment("TESSERA_LAUNCH_ID");
@@ -222,8 +222,8 @@ bool our_launcher_is_nearest(const Environment& environment) {
 
 }  // namespace
 
-std::string who_started(const Environment& environment) {
-  if (our_launcher_is_nearest(environment)) return "flags";
+std::string launcher_name(const Environment& environment) {
+  if (started_by_tessera_launcher(environment)) return "flags";
   if (environment("RANK") || environment("WORLD_SIZE")) return "torchrun";
   if (environment("SLURM_STEP_NUM_TASKS") && environment("SLURM_PROCID")) {
     return "slurm";  // the script of sbatch itself runs in no step, and is no rank
@@ -260,26 +260,26 @@ std::string run_token(const Environment& environment) {
   return token;
 }
 
-Meeting find_meeting(const RendezvousFlags& flags, const Environment& environment) {
-  const std::string source = who_started(environment);
-  Meeting meeting;
-  if (source == "flags") meeting = launcher_meeting(environment);
-  if (source == "torchrun") meeting = torchrun_meeting(environment);
-  if (source == "slurm") meeting = slurm_meeting(environment);
-  if (source == "mpi") meeting = mpi_meeting(environment);
-  if (source == "single" && flags.nnodes > 1 && flags.nproc <= 1) meeting = flags_meeting(flags);
-  meeting.run = run_of(source, environment);
-  meeting.token = run_token(environment);
+RendezvousPoint find_rendezvous(const RendezvousFlags& flags, const Environment& environment) {
+  const std::string source = launcher_name(environment);
+  RendezvousPoint point;
+  if (source == "flags") point = launcher_rendezvous(environment);
+  if (source == "torchrun") point = torchrun_rendezvous(environment);
+  if (source == "slurm") point = slurm_rendezvous(environment);
+  if (source == "mpi") point = mpi_rendezvous(environment);
+  if (source == "single" && flags.nnodes > 1 && flags.nproc <= 1) point = flags_rendezvous(flags);
+  point.run = run_of(source, environment);
+  point.token = run_token(environment);
   if (source != "single") {
-    check_against_flags(meeting, flags);
-    return meeting;
+    check_against_flags(point, flags);
+    return point;
   }
   TESSERA_CHECK(
       flags.nproc <= 1, ErrorKind::kConfig,
       "[comm.rendezvous] --nproc {}: no launcher started this process. Start the ranks with 'tessera launch --nproc {} "
       "-- ...'.",
       flags.nproc, flags.nproc);
-  return meeting;
+  return point;
 }
 
 }  // namespace tessera::comm

@@ -45,30 +45,30 @@ Environment process_environment();
 std::string run_token(const Environment& environment);
 
 // The store at which this rank meets the others. info.local_size 0: meet() finds it from the hosts' identities.
-struct Meeting {
+struct RendezvousPoint {
   WorldInfo info;
   std::string folder;  // folder of the file store; empty: the store is at host:port
   std::string host;
   int port = 0;
-  bool serve = false;          // this rank's process runs the TCP store
-  bool foreign_store = false;  // the store is torchrun's, a c10d TCPStore
-  std::string prefix;          // prefix of Tessera's keys in the store
-  std::string run;             // name of the run; ranks of another run are refused. Empty: not known
-  std::string other_host;      // address of another host; set by meet()
-  std::string token;           // secret that ranks must send to the store (hub_server.h); empty: none is needed
-  std::string place() const;   // the folder, or "HOST:PORT", for messages
+  bool serve = false;              // this rank's process runs the TCP store
+  bool is_torchrun_store = false;  // the store is torchrun's, a c10d TCPStore
+  std::string prefix;              // prefix of Tessera's keys in the store
+  std::string run;                 // name of the run; ranks of another run are refused. Empty: not known
+  std::string other_host;          // address of another host; set by meet()
+  std::string token;          // secret that ranks must send to the store (run_store_server.h); empty: none is needed
+  std::string place() const;  // the folder, or "HOST:PORT", for messages
 };
 
 // Reads the rendezvous from the environment and the flags, and checks it. Error kConfig.
-Meeting find_meeting(const RendezvousFlags& flags, const Environment& environment);
+RendezvousPoint find_rendezvous(const RendezvousFlags& flags, const Environment& environment);
 // The launcher that started this process: "flags" (Tessera's launcher), "torchrun", "slurm", "mpi" or "single".
-std::string who_started(const Environment& environment);
+std::string launcher_name(const Environment& environment);
 
 // COLLECTIVE over all ranks. Returns the store once all ranks have arrived and agree on the world size and on the ranks
 // that share a host. Fills in info.hosts, info.cores_per_rank and other_host, and info.local_rank and info.local_size
 // where they are not known. Error kComm names the ranks that did not arrive; kConfig names two ranks that contradict
 // each other.
-c10::intrusive_ptr<c10d::Store> meet(Meeting& meeting, std::chrono::milliseconds timeout);
+c10::intrusive_ptr<c10d::Store> meet(RendezvousPoint& point, std::chrono::milliseconds timeout);
 
 // Expands Slurm's node list: "node[01-03,7],gpu5" -> node01 node02 node03 node7 gpu5. Error kConfig for malformed lists
 // and for more than 65536 nodes.

@@ -11,32 +11,32 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/errors/peer_failed.h"
-#include "tessera/comm/watch/thread_peers.h"
+#include "tessera/comm/watch/thread_failure_reporter.h"
 
 namespace tessera::comm {
 namespace {
 
-// An in-memory store whose waits throw PeerFailed after break_off(), which a failing rank calls: the keys that other
+// An in-memory store whose waits throw PeerFailed after abort(), which a failing rank calls: the keys that other
 // ranks wait for would never be set.
 class ThreadStore final : public c10d::HashStore {
  public:
-  void break_off() {
+  void abort() {
     const std::lock_guard lock(m_);
-    broken_ = true;
+    aborted_ = true;
     cv_.notify_all();
   }
 
   using HashStore::wait;
   void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
     std::unique_lock lock(m_);
-    const auto ready = [&] { return broken_ || checkLocked(lock, keys); };
+    const auto ready = [&] { return aborted_ || checkLocked(lock, keys); };
     if (timeout == kNoTimeout) {
       cv_.wait(lock, ready);
     } else if (!cv_.wait_for(lock, timeout, ready)) {
       raise(ErrorKind::kComm, "[comm.store] no value for {} within {} ms", keys.empty() ? "" : keys[0],
             timeout.count());
     }
-    if (broken_) throw PeerFailed("aborted because another rank failed");
+    if (aborted_) throw PeerFailed("aborted because another rank failed");
   }
   std::vector<uint8_t> get(const std::string& key) override {
     wait({key}, timeout_);
@@ -48,18 +48,18 @@ class ThreadStore final : public c10d::HashStore {
   }
 
  private:
-  bool broken_ = false;
+  bool aborted_ = false;
 };
 
 }  // namespace
 
-// When a rank throws, all waits of the other ranks must end: those in the store by break_off(), those in collectives by
+// When a rank throws, all waits of the other ranks must end: those in the store by abort(), those in collectives by
 // abort() of every world. The other ranks then usually throw PeerFailed; such an error is rethrown only when no rank
 // has thrown another one.
 void run_thread_ranks(int size, const std::function<void(std::shared_ptr<World>)>& body, WorldOptions options) {
   TESSERA_CHECK(size >= 1, ErrorKind::kConfig, "[comm.run_thread_ranks] {} ranks: wanted at least 1", size);
   const auto store = c10::make_intrusive<ThreadStore>();
-  options.threads = std::make_shared<ThreadRoom>();
+  options.threads = std::make_shared<ThreadRankState>();
   std::vector<std::shared_ptr<World>>
       worlds;  // kept until all ranks have ended: a peer may still read this rank's memory
   for (int rank = 0; rank < size; ++rank) {
@@ -75,7 +75,7 @@ void run_thread_ranks(int size, const std::function<void(std::shared_ptr<World>)
       const std::lock_guard lock(mutex);
       if (!slot) slot = std::current_exception();
     }
-    store->break_off();
+    store->abort();
     for (const auto& world : worlds) world->abort();
   };
   const auto run_rank = [&](int rank) {

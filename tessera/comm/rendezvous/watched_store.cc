@@ -36,7 +36,7 @@ void WatchedStore::wait(const std::vector<std::string>& keys, const std::chrono:
     try {
       return PrefixStore::wait(keys, slice);
     } catch (const std::exception&) {
-      if (const auto verdict = monitor_->verdict()) throw_verdict(*verdict, "");
+      if (const auto report = monitor_->failure_report()) throw_failure_report(*report, "");
       if (Clock::now() - begin < slice) throw;
     }
     if (Clock::now() < deadline) continue;

@@ -27,7 +27,7 @@ namespace tessera::comm {
 
 // The hosts of a world. The values are equal on all ranks, so decisions that must be the same on all ranks are based on
 // them. WorldInfo::local_size and cores_per_rank, in contrast, may differ between hosts.
-struct Hosts {
+struct HostSummary {
   int count = 0;                        // 0: not known; World::create() then assumes that all hosts are like this one
   int least_ranks = 1, most_ranks = 1;  // smallest and largest number of ranks on a host
   int least_cores_per_rank = 1;         // smallest number of cores per rank on a host; 0: fewer cores than ranks
@@ -41,13 +41,13 @@ struct WorldInfo {
   int local_size = 1;
   std::string source = "single";  // what started the ranks: flags, torchrun, slurm, mpi, single, threads, fake
   int cores_per_rank = 1;         // on this host; 0: fewer cores than ranks
-  Hosts hosts = {};
+  HostSummary hosts = {};
 };
 
 struct RendezvousFlags;  // rendezvous.h
-class FakeAccount;
+class FakeCostAccount;
 class Monitor;
-struct ThreadRoom;
+struct ThreadRankState;
 
 struct WorldOptions {
   std::string backend = "auto";                                 // auto, shm, gloo, nccl
@@ -61,7 +61,7 @@ struct WorldOptions {
   // When another rank has failed and this rank starts no collective within 3 s that could throw the error, the process
   // ends with exit code 4.
   bool ends_process = false;
-  std::shared_ptr<ThreadRoom> threads = nullptr;  // the ranks are threads of this process
+  std::shared_ptr<ThreadRankState> threads = nullptr;  // the ranks are threads of this process
 };
 
 class World {
@@ -75,7 +75,7 @@ class World {
                                        WorldOptions options = {});
   // Rank `rank` of a pretended world of `size` ranks, with `local_size` ranks per host. No other rank exists:
   // collectives end at once and are counted in `account` (fake_backend.h).
-  static std::shared_ptr<World> create_fake(int rank, int size, std::shared_ptr<FakeAccount> account,
+  static std::shared_ptr<World> create_fake(int rank, int size, std::shared_ptr<FakeCostAccount> account,
                                             int local_size = 8);
   // One rank, no communication.
   static std::shared_ptr<World> single();
@@ -101,7 +101,7 @@ class World {
   // Makes one group on every rank of the world at once, for example all groups of a mesh dimension. Ranks of one group
   // pass the same `part`, ranks of different groups different parts. An accelerator's communicator is split from the
   // communicator of the world (ncclCommSplit, `part` is the color). COLLECTIVE over the world.
-  std::shared_ptr<Group> new_group_of_parts(const std::vector<int>& ranks, const std::string& name,
+  std::shared_ptr<Group> new_group_by_split(const std::vector<int>& ranks, const std::string& name,
                                             c10::DeviceType device, int part);
   // Number of living back-ends of this world's groups.
   int open_groups() const;

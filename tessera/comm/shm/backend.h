@@ -79,13 +79,13 @@ class ShmBackend final : public c10d::Backend, public ComparesSignatures, public
 
  private:
   // The arguments of start() besides the operation.
-  struct Started {
+  struct WorkOptions {
     c10d::OpType type;
     Milliseconds timeout;
     Tensors tensors;       // kept alive until the operation has ended
     Tensors results = {};  // Work::result()
   };
-  WorkPtr start(std::unique_ptr<Operation> operation, Started what);
+  WorkPtr start(std::unique_ptr<Operation> operation, WorkOptions options);
   // Adds the work to the coalesced works, if startCoalescing() was called; returns it.
   WorkPtr keep(WorkPtr work);
   WorkPtr start_message(c10d::OpType type, Tensors& tensors, int peer, int tag);

@@ -58,7 +58,7 @@ class Engine {
   void wait(EngineWork& work, Clock::time_point deadline);
   // Makes one step unless another thread drives; returns whether `work` has ended. Never waits.
   bool poll(EngineWork& work);
-  void break_off(const std::string& reason) noexcept { channel_->break_off(reason); }
+  void abort_group(const std::string& reason) noexcept { channel_->abort_group(reason); }
   Channel& channel() { return *channel_; }
   // Waits until all started collectives have ended, fails messages that have not ended, and ends the worker thread. No
   // other call may follow or be under way.
@@ -66,20 +66,20 @@ class Engine {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
-  struct Waiter;
+  struct DriverWait;
 
   // Called with the lock held. `driven_` is set from begin_driving() to end_driving().
   void begin_driving();
-  void begin_work(Lock& lock);
+  void advance_started_work(Lock& lock);
   template <class Until>
   bool drive(Lock& lock, bool sleeps, const Until& until);
   template <class Look>
   void drive_once(Lock& lock, const Look& look);
   void end_driving(Lock& lock);
   void make_worker();
-  void take_in();
-  void settle();
-  bool wanted() const;
+  void take_started_works();
+  void complete_ended_works();
+  bool needs_driver() const;
   void work();
 
   // Called by the driving thread without the lock.
@@ -90,9 +90,9 @@ class Engine {
   void check_late_messages();
   void fail_collective(std::exception_ptr failure);
   void fail_messages(std::exception_ptr failure);
-  void break_off_for(const std::exception_ptr& failure);
+  void abort_group_for(const std::exception_ptr& failure);
   bool is_idle() const { return !front_ && messages_.is_idle(); }
-  bool has_news() const { return news_ || !ended_.empty(); }
+  bool has_new_or_ended_work() const { return has_new_work_ || !ended_.empty(); }
 
   std::shared_ptr<Channel> channel_;
 
@@ -102,20 +102,20 @@ class Engine {
   std::vector<c10::intrusive_ptr<MessageWork>> posted_;   // started messages that the driver has not taken yet
   int waiting_ = 0;                                       // threads that wait at changed_
   // A thread drives; the worker is registered as a sleeper at its bell; the worker must end.
-  bool driven_ = false, enlisted_ = false, stop_ = false;
-  bool dozes_ = false;         // the worker sleeps without the periodic checks, and must be woken to resume them
-  bool woke_in_vain_ = false;  // the worker woke and slept again while another thread was still driving
+  bool driven_ = false, worker_registered_ = false, stop_ = false;
+  bool sleeps_unbounded_ = false;   // the worker sleeps without the periodic checks, and must be woken to resume them
+  bool woke_while_driven_ = false;  // the worker woke and slept again while another thread was still driving
   std::thread worker_;
 
-  std::atomic<bool> news_{false};  // tells the driver that a work was started or a deadline has changed
+  std::atomic<bool> has_new_work_{false};  // tells the driver that a work was started or a deadline has changed
 
   // Used by the driving thread without the lock; while no thread drives, guarded by the lock.
   c10::intrusive_ptr<CollectiveWork> front_;  // the collective under way
   bool front_is_posted_ = false;              // its first slot has been written
   Messages messages_;
-  Clock::time_point deadline_{};  // earliest deadline of the collectives
-  Clock::time_point looked_{};    // last check for deaths and deadlines by a thread that does not sleep
-  std::vector<Ended> ended_;      // ended works whose waiters have not been notified yet
+  Clock::time_point deadline_{};    // earliest deadline of the collectives
+  Clock::time_point last_check_{};  // last check for deaths and deadlines by a thread that does not sleep
+  std::vector<EndedWork> ended_;    // ended works whose waiters have not been notified yet
 };
 
 }  // namespace tessera::comm::shm

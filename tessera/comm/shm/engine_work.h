@@ -11,7 +11,7 @@
 #include <memory>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "tessera/comm/shm/segment.h"
+#include "tessera/comm/shm/shared_memory.h"
 
 namespace tessera::comm::shm {
 
@@ -37,7 +37,7 @@ class EngineWork : public c10d::Work {
 };
 
 // A work that has ended, with its error, or null when it succeeded.
-struct Ended {
+struct EndedWork {
   c10::intrusive_ptr<EngineWork> work;
   std::exception_ptr failure;
 };

@@ -21,10 +21,10 @@ namespace {
 
 // The memory that ranks of this process have mapped, by the address of the memory's server. Ranks that are threads of
 // this process share one mapping.
-class Registry {
+class MappingRegistry {
  public:
-  static Registry& instance() {
-    static Registry registry;
+  static MappingRegistry& instance() {
+    static MappingRegistry registry;
     return registry;
   }
   // Returns the memory of an earlier call if it still exists, otherwise calls make().
@@ -58,7 +58,7 @@ class Registry {
   std::map<std::string, std::shared_ptr<Entry>> entries_;
 };
 
-std::string key_of(const char* what, int rank) { return fmt::format("shm/{}/{}", what, rank); }
+std::string key_of(const char* kind, int rank) { return fmt::format("shm/{}/{}", kind, rank); }
 
 // The text that a rank publishes: a line with its identity, or "cannot: REASON", and a line with its process id.
 std::string introduction(const std::string& host) {
@@ -66,24 +66,24 @@ std::string introduction(const std::string& host) {
   try {
     identity = memory_identity() + host;
   } catch (const std::exception& error) {
-    identity = fmt::format("cannot: {}", error.what());
+    identity = fmt::format("cannot: {}", error.kind());
   }
   return fmt::format("{}\n{}", identity, ::getpid());
 }
 
-struct Introduction {
+struct RankIdentity {
   std::string identity;
   pid_t process = 0;
 };
 
-Introduction parse(const std::string& text) {
+RankIdentity parse(const std::string& text) {
   const size_t line = text.find('\n');
   TESSERA_CHECK(line != text.npos, ErrorKind::kInternal, "[comm.shm] introduction '{}'", text);
   return {text.substr(0, line), static_cast<pid_t>(std::stol(text.substr(line + 1)))};
 }
 
 // Index of each rank's host. Hosts are numbered from 0 in the order of their first rank.
-std::vector<int> hosts_of(const std::vector<Introduction>& ranks) {
+std::vector<int> hosts_of(const std::vector<RankIdentity>& ranks) {
   std::map<std::string, int> numbers;
   std::vector<int> hosts;
   for (const auto& rank : ranks) {
@@ -111,31 +111,31 @@ class Handshake {
   Handshake(c10d::Store& store, const HandshakeOptions& options)
       : store_(store), options_(options), deadline_(Clock::now() + options.timeout) {}
 
-  Met run() {
+  HandshakeResult run() {
     store_.set(key_of("is", options_.rank), introduction(options_.host));
     if (options_.rank == 0) host();
     const std::string answer = store_.get_to_str("shm/offer");
     if (!answer.starts_with(kYes)) return refused(answer);
-    const Offer offer = parse_offer(answer);
+    const MemoryOffer offer = parse_offer(answer);
     if (options_.rank != 0) fetch(offer);
-    if (options_.rank == 0) store_.set("shm/verdict", settle());
-    const std::string verdict = store_.get_to_str("shm/verdict");
-    if (!verdict.starts_with(kYes)) return refused(verdict);
+    if (options_.rank == 0) store_.set("shm/verdict", decide_for_all());
+    const std::string decision = store_.get_to_str("shm/verdict");
+    if (!decision.starts_with(kYes)) return refused(decision);
     ChannelOptions channel{.rank = options_.rank,
                            .size = options_.size,
                            .ranks = options_.ranks,
                            .processes = offer.processes,
-                           .crowded = options_.crowded,
-                           .views = verdict == kViews};
+                           .oversubscribed = options_.oversubscribed,
+                           .views = decision == kViews};
     return {
         .backend = c10::make_intrusive<ShmBackend>(memory_, channel, options_.timeout), .refusal = "", .host_of = {}};
   }
 
  private:
   // Parses a refusal: "no\nREASON", or "elsewhere\nREASON\n0 0 1 1" with the host index of each rank.
-  static Met refused(const std::string& answer) {
+  static HandshakeResult refused(const std::string& answer) {
     std::istringstream lines(answer.substr(answer.find('\n') + 1));
-    Met met;
+    HandshakeResult met;
     std::getline(lines, met.refusal);
     if (answer.starts_with(kElsewhere)) {
       for (int host = 0; lines >> host;) met.host_of.push_back(host);
@@ -143,13 +143,13 @@ class Handshake {
     return met;
   }
   // An offer: "yes\nADDRESS 4711 4712", the address of the memory's server and the process of each rank.
-  struct Offer {
+  struct MemoryOffer {
     std::string address;
     std::vector<pid_t> processes;
   };
-  static Offer parse_offer(const std::string& answer) {
+  static MemoryOffer parse_offer(const std::string& answer) {
     std::istringstream words(answer.substr(std::string(kYes).size()));
-    Offer offer;
+    MemoryOffer offer;
     words >> offer.address;
     for (pid_t process; words >> process;) offer.processes.push_back(process);
     return offer;
@@ -157,7 +157,7 @@ class Handshake {
 
   // Rank 0: compares the introductions, makes the memory, and publishes the offer.
   void host() {
-    std::vector<Introduction> ranks;
+    std::vector<RankIdentity> ranks;
     for (int rank = 0; rank < options_.size; ++rank) ranks.push_back(parse(store_.get_to_str(key_of("is", rank))));
     const std::string& own = ranks[0].identity;
     for (int rank = 0; rank < options_.size; ++rank) {
@@ -166,7 +166,7 @@ class Handshake {
         return store_.set("shm/offer", fmt::format("{}rank {} {}", kNo, rank, identity));
       }
     }
-    const auto stranger = std::ranges::find_if(ranks, [&](const Introduction& other) { return other.identity != own; });
+    const auto stranger = std::ranges::find_if(ranks, [&](const RankIdentity& other) { return other.identity != own; });
     if (stranger != ranks.end()) {
       return store_.set("shm/offer",
                         fmt::format("{}ranks 0 and {} are on different hosts, in different containers or of "
@@ -183,33 +183,33 @@ class Handshake {
       server_.emplace();
       offer = kYes + server_->address();
     } catch (const Error& error) {
-      return store_.set("shm/offer", kNo + std::string(error.what()));
+      return store_.set("shm/offer", kNo + std::string(error.kind()));
     }
     for (const auto& rank : ranks) {
       offer += fmt::format(" {}", rank.process);
       if (rank.process != ranks[0].process) others_.insert(rank.process);
     }
-    Registry::instance().get(server_->address(), [&] { return memory_; });
+    MappingRegistry::instance().get(server_->address(), [&] { return memory_; });
     store_.set("shm/offer", offer);
   }
 
   // Other ranks: map the memory and publish the outcome.
-  void fetch(const Offer& offer) {
+  void fetch(const MemoryOffer& offer) {
     std::string outcome = may_view_all(offer.processes) ? kViews : kYes;
     try {
-      memory_ = Registry::instance().get(offer.address, [&] {
+      memory_ = MappingRegistry::instance().get(offer.address, [&] {
         return std::shared_ptr<SharedMemory>(
             SharedMemory::receive(offer.address, Layout(options_.size).bytes(), deadline_));
       });
     } catch (const std::exception& error) {
-      outcome = fmt::format("{}rank {}: {}", kNo, options_.rank, error.what());
+      outcome = fmt::format("{}rank {}: {}", kNo, options_.rank, error.kind());
       store_.set("shm/refused", outcome);  // rank 0 must not wait for this rank in hand_out()
     }
     store_.set(key_of("took", options_.rank), outcome);
   }
 
   // Rank 0: sends the memory's descriptor to the other processes, collects the outcomes, and returns the verdict.
-  std::string settle() {
+  std::string decide_for_all() {
     std::string trouble;
     try {
       server_->hand_out(*memory_, static_cast<int>(others_.size()), deadline_, [&] {
@@ -217,7 +217,7 @@ class Handshake {
         check_processes();
       });
     } catch (const Error& error) {
-      trouble = error.what();
+      trouble = error.kind();
     }
     server_.reset();  // ends the connections of ranks that still wait
     bool views = may_view_all({others_.begin(), others_.end()});
@@ -230,7 +230,9 @@ class Handshake {
     return views ? kViews : kYes;
   }
 
-  static bool may_view_all(const std::vector<pid_t>& processes) { return std::ranges::all_of(processes, may_view); }
+  static bool may_view_all(const std::vector<pid_t>& processes) {
+    return std::ranges::all_of(processes, can_open_buffers);
+  }
 
   void check_processes() const {
     for (const pid_t process : others_) {
@@ -248,7 +250,9 @@ class Handshake {
 
 }  // namespace
 
-Met shake_hands(c10d::Store& store, const HandshakeOptions& options) { return Handshake(store, options).run(); }
+HandshakeResult shake_hands(c10d::Store& store, const HandshakeOptions& options) {
+  return Handshake(store, options).run();
+}
 
 std::string why_unavailable() {
   try {
@@ -256,7 +260,7 @@ std::string why_unavailable() {
     const auto memory = SharedMemory::create(Layout(2).bytes());
     const MemoryServer server;
   } catch (const std::exception& error) {
-    return error.what();
+    return error.kind();
   }
   return "";
 }

@@ -25,13 +25,13 @@ inline constexpr int kMaxRanks = 128;
 struct HandshakeOptions {
   int rank = 0;
   int size = 1;
-  std::vector<int> ranks;  // global rank of each member
-  bool crowded = false;    // the ranks of the world on this host outnumber the cores that they may use
-  std::string host = "";   // simulates several hosts in tests: ranks with different values are on different hosts
+  std::vector<int> ranks;       // global rank of each member
+  bool oversubscribed = false;  // the ranks of the world on this host outnumber the cores that they may use
+  std::string host = "";        // simulates several hosts in tests: ranks with different values are on different hosts
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 
-struct Met {
+struct HandshakeResult {
   c10::intrusive_ptr<c10d::Backend> backend;  // null when refused
   std::string refusal;                        // the same on every rank
   std::vector<int> host_of;                   // index of each rank's host, from 0; empty unless on several hosts
@@ -39,7 +39,7 @@ struct Met {
 
 // COLLECTIVE over the ranks that share `store`, which no other group may use. Throws the errors of the store, and
 // PeerFailed when a rank ends meanwhile.
-Met shake_hands(c10d::Store& store, const HandshakeOptions& options);
+HandshakeResult shake_hands(c10d::Store& store, const HandshakeOptions& options);
 
 // Returns why this process cannot share memory; "" when it can.
 std::string why_unavailable();

@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "tessera/comm/group/signature.h"
-#include "tessera/comm/shm/native.h"
+#include "tessera/comm/shm/futex_platform.h"
 #include "tessera/comm/shm/shared_buffer.h"
 
 namespace tessera::comm::shm {
@@ -20,18 +20,18 @@ inline constexpr size_t kReasonBytes = 400;
 
 // The fields of a call that must be equal on all ranks for the memory accesses to be safe. They are compared in every
 // call, also when no Signature was announced.
-struct Call {
+struct CallDescriptor {
   Op kind = Op::kNone;
   int8_t dtype = -1;   // c10::ScalarType; -1: bytes or none
   uint8_t reduce = 0;  // c10d::ReduceOp::RedOpType
   uint8_t unused = 0;
   int32_t root = -1;
   uint64_t elements = 0;  // of the tensor or of each message; 0 where ranks may differ
-  bool operator==(const Call&) const = default;
+  bool operator==(const CallDescriptor&) const = default;
 };
 
 struct SlotHead {
-  Call call;
+  CallDescriptor call;
   Signature signature;  // hash 0: none was announced
   uint64_t longest;     // bytes of this rank's longest message in this call, including its message to itself
   uint64_t outgoing;    // bytes of its longest message to another rank
@@ -39,24 +39,24 @@ struct SlotHead {
 };
 
 // The place of a message that can be read in the sender's memory.
-struct Place {
-  uint64_t address = 0;  // for threads of the same process
-  SharedPlace shared;    // for other processes
+struct MessagePlace {
+  uint64_t address = 0;      // for threads of the same process
+  SharedBufferPlace shared;  // for other processes
 };
 
 // Entry d of the table behind the head of rank r's slot: the messages from rank r to rank d and back.
-struct Message {
-  uint64_t bytes;   // that rank r sends to rank d
-  uint64_t wanted;  // that rank r expects from rank d
-  Place place;      // of the message to rank d; only when SlotHead::direct is 1
+struct MessageEntry {
+  uint64_t bytes;           // that rank r sends to rank d
+  uint64_t expected_bytes;  // that rank r expects from rank d
+  MessagePlace place;       // of the message to rank d; only when SlotHead::direct is 1
 };
 
 // The words of one rank.
 struct RankWords {
-  alignas(64) Native::Word64 arrived{};  // number of the rank's present round, for error texts and who_left()
+  alignas(64) Native::Word64 arrived{};  // number of the rank's present round, for error texts and left_rank_name()
   Native::Word32 left{};                 // 1: the rank has left the group
-  Readers<Native> readers;               // reads of other ranks' memory that are under way in this rank
-  Bells<Native> bells;                   // rung when a round is complete, and for each chunk that is put or taken
+  InPlaceReaderCount<Native> readers;    // reads of other ranks' memory that are under way in this rank
+  RankEventCounts<Native> bells;         // rung when a round is complete, and for each chunk that is put or taken
 };
 
 // Head of a chunk of a message, in the ring from one rank to another.
@@ -69,13 +69,13 @@ struct ChunkHead {
 };
 
 // Why a group was aborted.
-enum class Broken : uint32_t { kPeerFailed, kDisagreement, kTimedOut };
+enum class AbortReason : uint32_t { kPeerFailed, kDisagreement, kTimedOut };
 
 struct Head {
   uint64_t version = kVersion;
   RoundWords<Native> rounds;
   Native::Word32 breaking{};  // not 0: a rank writes `kind` and `reason`; they are valid once rounds.broken is set
-  Broken kind = Broken::kPeerFailed;
+  AbortReason kind = AbortReason::kPeerFailed;
   char reason[kReasonBytes] = {};
 };
 
@@ -85,7 +85,7 @@ class Layout {
     slot_data_ = size <= 4 ? 512 * 1024 : size <= 16 ? 256 * 1024 : 64 * 1024;
     chunk_data_ = size <= 4 ? 64 * 1024 : size <= 16 ? 16 * 1024 : 1024;
     table_ = up(sizeof(SlotHead));
-    slot_head_ = up(table_ + size_ * sizeof(Message));
+    slot_head_ = up(table_ + size_ * sizeof(MessageEntry));
     words_ = up(sizeof(Head));
     rings_ = words_ + size_ * sizeof(RankWords);
     chunks_ = rings_ + size_ * size_ * sizeof(Ring<Native>);

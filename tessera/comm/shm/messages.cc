@@ -7,7 +7,7 @@
 namespace tessera::comm::shm {
 namespace {
 
-constexpr size_t kReadAtOnce = 1024 * 1024;  // bytes read in place in one step
+constexpr size_t kInPlaceStepBytes = 1024 * 1024;  // bytes read in place in one step
 
 }  // namespace
 
@@ -62,7 +62,7 @@ void Messages::check(Clock::time_point now, const std::vector<bool>& left, bool 
 }
 
 // Set-aside messages stay: they have no work that could fail.
-void Messages::fail_all(const std::exception_ptr& reason, std::vector<Ended>& ended) {
+void Messages::fail_all(const std::exception_ptr& reason, std::vector<EndedWork>& ended) {
   const auto fail = [&](const Message& message) { ended.push_back({message, reason}); };
   std::ranges::for_each(receives_, fail);
   receives_.clear();
@@ -77,19 +77,19 @@ void Messages::fail_all(const std::exception_ptr& reason, std::vector<Ended>& en
   sends_left_ = arriving_left_ = 0;
 }
 
-bool Messages::move(std::vector<Ended>& ended) {
-  bool moved = deliver_set_aside(ended);
+bool Messages::move(std::vector<EndedWork>& ended) {
+  bool moved = deliver_unmatched(ended);
   for (int peer = 0; peer < channel_.size(); ++peer) {
     if (peer == channel_.rank()) continue;
-    moved = fill(peer, ended) || moved;
-    moved = empty(peer, ended) || moved;
+    moved = advance_send(peer, ended) || moved;
+    moved = advance_receive(peer, ended) || moved;
   }
   return moved;
 }
 
 // Advances the first send to a rank. A message in chunks has ended when its last chunk is in the ring; a message that
 // is read in place has ended only when the receiver has taken its chunk, because the caller may then reuse the memory.
-bool Messages::fill(int to, std::vector<Ended>& ended) {
+bool Messages::advance_send(int to, std::vector<EndedWork>& ended) {
   if (sends_[to].empty()) return false;
   MessageWork& message = *sends_[to].front();
   const bool shown = message.read_when_emptied_ != 0;
@@ -125,14 +125,14 @@ bool Messages::put_chunk(int to, MessageWork& message) {
 }
 
 // Takes a chunk from a rank. The chunk is removed from the ring only when all its bytes have been copied.
-bool Messages::empty(int from, std::vector<Ended>& ended) {
+bool Messages::advance_receive(int from, std::vector<EndedWork>& ended) {
   Ring<Native>& ring = channel_.ring(from, channel_.rank());
   if (!ring.has_chunk()) return false;
   const std::byte* chunk = channel_.chunk(from, channel_.rank(), ring.emptied.load());
   const ChunkHead head = *reinterpret_cast<const ChunkHead*>(chunk);
-  Arriving& arriving = arriving_[from];
+  IncomingMessage& arriving = arriving_[from];
   if (!arriving.message && !arriving.aside && !begin_message(from, head, ended)) return false;
-  if (!take_chunk(from, head, chunk + Layout::chunk_head())) return true;
+  if (!copy_chunk(from, head, chunk + Layout::chunk_head())) return true;
   ring.take(channel_.bells(from));
   if (head.offset + head.bytes == head.message_bytes) end_message(from, ended);
   return true;
@@ -147,8 +147,8 @@ void Messages::require_fit(int from, size_t bytes, const MessageWork& message) c
 // Finds the receive for a new message. Without a match the message is set aside if another receive from this rank
 // waits: it may be for a message behind this one in the ring. Otherwise returns false and the message stays in the
 // ring, which stops the sender when the ring is full.
-bool Messages::begin_message(int from, const ChunkHead& head, std::vector<Ended>& ended) {
-  deliver_set_aside(ended);  // first: a message must not overtake an earlier one of the same tag
+bool Messages::begin_message(int from, const ChunkHead& head, std::vector<EndedWork>& ended) {
+  deliver_unmatched(ended);  // first: a message must not overtake an earlier one of the same tag
   const auto from_here = [&](const Message& message) { return message->peer_ == from || message->peer_ < 0; };
   const auto match = std::ranges::find_if(
       receives_, [&](const Message& message) { return from_here(message) && message->tag_ == head.tag; });
@@ -162,30 +162,30 @@ bool Messages::begin_message(int from, const ChunkHead& head, std::vector<Ended>
   }
   if (std::ranges::none_of(receives_, from_here)) return false;
   arriving_[from].aside =
-      std::make_shared<SetAside>(SetAside{from, head.tag, std::vector<std::byte>(head.message_bytes)});
-  aside_.push_back(arriving_[from].aside);
+      std::make_shared<UnmatchedMessage>(UnmatchedMessage{from, head.tag, std::vector<std::byte>(head.message_bytes)});
+  unmatched_.push_back(arriving_[from].aside);
   return true;
 }
 
 // Copies the chunk, or up to 1 MiB of a message that is read in place; returns whether all of the chunk has been
 // copied.
-bool Messages::take_chunk(int from, const ChunkHead& head, const std::byte* data) {
-  Arriving& arriving = arriving_[from];
+bool Messages::copy_chunk(int from, const ChunkHead& head, const std::byte* data) {
+  IncomingMessage& arriving = arriving_[from];
   std::byte* target = arriving.message ? arriving.message->data_ : arriving.aside->data.data();
   if (head.address == 0) {
     copy_bytes(target + head.offset, data, head.bytes);
     return true;
   }
-  const size_t bytes = std::min<size_t>(head.bytes - arriving.read, kReadAtOnce);
-  Reading reading(channel_);
+  const size_t bytes = std::min<size_t>(head.bytes - arriving.read, kInPlaceStepBytes);
+  InPlaceRead reading(channel_);
   copy_bytes(target + arriving.read, reinterpret_cast<const std::byte*>(head.address) + arriving.read, bytes);
   reading.end();
   arriving.read += bytes;
   return arriving.read == head.bytes;
 }
 
-void Messages::end_message(int from, std::vector<Ended>& ended) {
-  Arriving& arriving = arriving_[from];
+void Messages::end_message(int from, std::vector<EndedWork>& ended) {
+  IncomingMessage& arriving = arriving_[from];
   if (arriving.aside) arriving.aside->whole = true;
   if (arriving.message) {
     --arriving_left_;
@@ -195,10 +195,10 @@ void Messages::end_message(int from, std::vector<Ended>& ended) {
 }
 
 // Gives set-aside messages that are complete to matching receives, in the order of their arrival.
-bool Messages::deliver_set_aside(std::vector<Ended>& ended) {
+bool Messages::deliver_unmatched(std::vector<EndedWork>& ended) {
   bool moved = false;
-  for (auto entry = aside_.begin(); entry != aside_.end();) {
-    SetAside& aside = **entry;
+  for (auto entry = unmatched_.begin(); entry != unmatched_.end();) {
+    UnmatchedMessage& aside = **entry;
     const auto match = std::ranges::find_if(receives_, [&](const Message& message) {
       return (message->peer_ == aside.from || message->peer_ < 0) && message->tag_ == aside.tag;
     });
@@ -212,7 +212,7 @@ bool Messages::deliver_set_aside(std::vector<Ended>& ended) {
     std::copy(aside.data.begin(), aside.data.end(), message->data_);
     message->source_ = aside.from;
     ended.push_back({message, nullptr});
-    entry = aside_.erase(entry);
+    entry = unmatched_.erase(entry);
     moved = true;
   }
   return moved;

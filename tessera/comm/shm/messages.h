@@ -47,45 +47,45 @@ class Messages {
   bool is_idle() const { return receives_.empty() && sends_left_ == 0 && arriving_left_ == 0; }
   // Moves at most one chunk to and from each rank, and appends messages that have ended to `ended`. Returns whether
   // something moved. Throws Disagreement when a message does not have the size that its receiver expects.
-  bool move(std::vector<Ended>& ended);
+  bool move(std::vector<EndedWork>& ended);
   // Throws when a message is past its deadline (TimedOut) or its peer has left (PeerFailed). `moving`: other works
   // move, so messages that have begun are not checked.
   void check(Clock::time_point now, const std::vector<bool>& left, bool moving) const;
   Clock::time_point deadline() const;  // earliest deadline of all messages
-  void fail_all(const std::exception_ptr& reason, std::vector<Ended>& ended);
+  void fail_all(const std::exception_ptr& reason, std::vector<EndedWork>& ended);
 
  private:
   using Message = c10::intrusive_ptr<MessageWork>;
   // A message that has arrived, or is arriving, without a matching receive.
-  struct SetAside {
+  struct UnmatchedMessage {
     int from;
     int64_t tag;
     std::vector<std::byte> data;
     bool whole = false;  // all chunks have arrived
   };
   // The message whose chunks arrive next from a rank: a matched receive, or a message that is set aside.
-  struct Arriving {
+  struct IncomingMessage {
     Message message;
-    std::shared_ptr<SetAside> aside;
+    std::shared_ptr<UnmatchedMessage> aside;
     size_t read = 0;  // bytes read of a message that is read in place
   };
 
-  bool fill(int to, std::vector<Ended>& ended);
+  bool advance_send(int to, std::vector<EndedWork>& ended);
   bool put_chunk(int to, MessageWork& message);
-  bool empty(int from, std::vector<Ended>& ended);
-  bool begin_message(int from, const ChunkHead& head, std::vector<Ended>& ended);
-  bool take_chunk(int from, const ChunkHead& head, const std::byte* data);
-  void end_message(int from, std::vector<Ended>& ended);
-  bool deliver_set_aside(std::vector<Ended>& ended);
+  bool advance_receive(int from, std::vector<EndedWork>& ended);
+  bool begin_message(int from, const ChunkHead& head, std::vector<EndedWork>& ended);
+  bool copy_chunk(int from, const ChunkHead& head, const std::byte* data);
+  void end_message(int from, std::vector<EndedWork>& ended);
+  bool deliver_unmatched(std::vector<EndedWork>& ended);
   void require_fit(int from, size_t bytes, const MessageWork& message) const;
   void check(const MessageWork& message, Clock::time_point now, const std::vector<bool>& left) const;
 
   Channel& channel_;
   std::vector<std::list<Message>> sends_;  // by destination
   size_t sends_left_ = 0, arriving_left_ = 0;
-  std::list<Message> receives_;     // receives that match no arrived message yet
-  std::vector<Arriving> arriving_;  // by source
-  std::list<std::shared_ptr<SetAside>> aside_;
+  std::list<Message> receives_;            // receives that match no arrived message yet
+  std::vector<IncomingMessage> arriving_;  // by source
+  std::list<std::shared_ptr<UnmatchedMessage>> unmatched_;
 };
 
 }  // namespace tessera::comm::shm

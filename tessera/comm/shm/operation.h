@@ -18,7 +18,7 @@
 
 #include "tessera/comm/shm/channel.h"
 #include "tessera/comm/shm/reduce.h"
-#include "tessera/comm/shm/steps.h"
+#include "tessera/comm/shm/step_coroutine.h"
 
 namespace tessera::comm::shm {
 
@@ -26,7 +26,7 @@ class Operation {
  public:
   enum class Progress { kNone, kSome, kDone };
 
-  Operation(const Call& call, int size) : call_(call), size_(size) {}
+  Operation(const CallDescriptor& call, int size) : call_(call), size_(size) {}
   virtual ~Operation() = default;
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
@@ -36,24 +36,24 @@ class Operation {
   Progress step(Channel& channel);
   // Whether a thread should advance this posted operation even while the caller computes: peers may come to wait for
   // this rank, or much data is left to copy. When false, only the caller needs the rest, and does it in its wait().
-  bool owes() const { return owes_; }
+  bool may_delay_peers() const { return owes_; }
   void set_signature(const Signature& signature) { signature_ = signature; }
 
  protected:
-  static constexpr size_t kLittle = 256 * 1024;  // bytes: less work than this is not worth another thread
+  static constexpr size_t kLittleWorkBytes = 256 * 1024;  // bytes: less work than this is not worth another thread
 
-  // Whether there is no second round and at most kLittle bytes are left to copy after the first. The first part depends
-  // only on values that are equal on all ranks, so it is the same on all of them.
+  // Whether there is no second round and at most kLittleWorkBytes bytes are left to copy after the first. The first
+  // part depends only on values that are equal on all ranks, so it is the same on all of them.
   virtual bool ends_in_first_round(const Channel& channel) const = 0;
   // Fills the slot of the first round, except for call and signature.
-  virtual void write_first(Channel& channel, const Slot& slot) = 0;
+  virtual void write_first(Channel& channel, const SlotView& slot) = 0;
   // The steps after the first round, when all ranks have made the same call. Suspended at meet() and pause().
-  virtual Steps run(Channel& channel) = 0;
+  virtual StepCoroutine run(Channel& channel) = 0;
   // Whether messages of more than `fits` bytes are read in place. Known after the first round, and equal on every rank.
   // kSome: some ranks have shown their message in place and so have not written the first piece, but other ranks
   // cannot.
-  enum class InPlace { kNone, kSome, kAll };
-  InPlace in_place(Channel& channel, size_t fits) const;
+  enum class InPlaceMode { kNone, kSome, kAll };
+  InPlaceMode in_place(Channel& channel, size_t fits) const;
 
   // To be awaited: arrives in the next round; the next step is made when all ranks have arrived. `last`: the peers need
   // nothing more of this rank.
@@ -65,22 +65,22 @@ class Operation {
   // To be awaited: ends the step, so that messages and deadlines are handled between two blocks.
   static std::suspend_always pause() { return {}; }
 
-  Call call_;
+  CallDescriptor call_;
   int size_;
 
  private:
   void compare(Channel& channel) const;
   Signature signature_;
   bool owes_ = false;
-  Steps steps_;
+  StepCoroutine steps_;
 };
 
 // The bytes to one rank, and from one rank.
-struct Outgoing {
+struct SendBuffer {
   const std::byte* data = nullptr;
   size_t bytes = 0;
 };
-struct Incoming {
+struct ReceiveBuffer {
   std::byte* data = nullptr;
   size_t bytes = 0;
 };
@@ -88,14 +88,14 @@ struct Incoming {
 // Copies out[d] of rank r to in[r] of rank d, for all pairs; used for all-gather, broadcast, scatter, gather,
 // all-to-all and barrier. A rank's message to itself is copied too, unless source and target are the same memory.
 // `uniform`: each rank sends one message to all.
-std::unique_ptr<Operation> make_exchange(const Call& call, std::vector<Outgoing> out, std::vector<Incoming> in,
-                                         bool uniform);
+std::unique_ptr<Operation> make_exchange(const CallDescriptor& call, std::vector<SendBuffer> out,
+                                         std::vector<ReceiveBuffer> in, bool uniform);
 // Reduces `count` elements in place.
-std::unique_ptr<Operation> make_all_reduce(const Call& call, int size, void* data, size_t count);
+std::unique_ptr<Operation> make_all_reduce(const CallDescriptor& call, int size, void* data, size_t count);
 // Reduces to the root, in place; `data` of the other ranks is unchanged.
-std::unique_ptr<Operation> make_reduce(const Call& call, int size, int rank, void* data, size_t count);
+std::unique_ptr<Operation> make_reduce(const CallDescriptor& call, int size, int rank, void* data, size_t count);
 // Reduces parts[r] of all ranks, `count` elements, to `output` of rank r.
-std::unique_ptr<Operation> make_reduce_scatter(const Call& call, void* output, std::vector<const void*> parts,
+std::unique_ptr<Operation> make_reduce_scatter(const CallDescriptor& call, void* output, std::vector<const void*> parts,
                                                size_t count);
 
 }  // namespace tessera::comm::shm

@@ -27,23 +27,23 @@ namespace tessera::comm::shm {
 // A wake-up for changes of other shared state: a thread that changes the state calls ring() afterwards (an event
 // count).
 template <class Platform>
-struct Bell {
+struct EventCount {
   typename Platform::Word32 count{};
   typename Platform::Word32 sleepers{};
 
   // Costs one load when there is no sleeper. A sleeper registers before it looks at the state, and the ringing thread
   // changes the state before it looks for sleepers: so the sleeper sees the change, or the ringer sees the sleeper.
   void ring() {
-    if (sleepers.load() != 0) ring_always();
+    if (sleepers.load() != 0) ring_unconditionally();
   }
-  void ring_always() {
+  void ring_unconditionally() {
     count.fetch_add(1);
     Platform::wake_all(count);
   }
   // Registers a sleeper; another thread may do so for it. A sleeper reads `count`, then looks at the state, then sleeps
   // while `count` is unchanged.
-  void enlist() { sleepers.fetch_add(1); }
-  void dismiss() { sleepers.fetch_add(static_cast<uint32_t>(-1)); }
+  void register_sleeper() { sleepers.fetch_add(1); }
+  void unregister_sleeper() { sleepers.fetch_add(static_cast<uint32_t>(-1)); }
 
   // Returns when settled() is true. settled() may throw.
   template <class Waiter, class Settled>
@@ -61,27 +61,27 @@ struct Bell {
 
  private:
   struct Sleeper {
-    explicit Sleeper(Bell& bell) : bell_(bell) { bell_.enlist(); }
-    ~Sleeper() { bell_.dismiss(); }
+    explicit Sleeper(EventCount& bell) : bell_(bell) { bell_.register_sleeper(); }
+    ~Sleeper() { bell_.unregister_sleeper(); }
     Sleeper(const Sleeper&) = delete;
     Sleeper& operator=(const Sleeper&) = delete;
-    Bell& bell_;
+    EventCount& bell_;
   };
 };
 
 // The bells of one rank. The thread that drives the rank's engine sleeps at `driver`. While no thread drives, the
-// worker thread may be enlisted at `worker`.
+// worker thread may be registered at `worker`.
 template <class Platform>
-struct Bells {
-  alignas(64) Bell<Platform> driver;
-  Bell<Platform> worker;
+struct RankEventCounts {
+  alignas(64) EventCount<Platform> driver;
+  EventCount<Platform> worker;
   void ring() {
     driver.ring();
     worker.ring();
   }
-  void ring_always() {
-    driver.ring_always();
-    worker.ring_always();
+  void ring_unconditionally() {
+    driver.ring_unconditionally();
+    worker.ring_unconditionally();
   }
 };
 
@@ -96,8 +96,8 @@ struct RoundWords {
 
 enum class RoundState { kOpen, kComplete, kBroken };
 
-// One rank's side of the rounds. One thread at a time may use it; break_off() may be called from any thread.
-template <class Platform, class RankBells = Bells<Platform>>
+// One rank's side of the rounds. One thread at a time may use it; abort_group() may be called from any thread.
+template <class Platform, class RankBells = RankEventCounts<Platform>>
 class Rounds {
  public:
   // bells: one per rank. first: number of rounds that are skipped, i.e. count as done; for tests of large numbers.
@@ -129,9 +129,9 @@ class Rounds {
   }
 
   // Aborts: ends all present and later waits for rounds that are not complete.
-  void break_off() {
+  void abort_group() {
     words_.broken.store(1);
-    for (RankBells* bells : bells_) bells->ring_always();
+    for (RankBells* bells : bells_) bells->ring_unconditionally();
   }
 
  private:
@@ -146,7 +146,7 @@ class Rounds {
 // and frees its memory only when no count is left. A reader increments the count before it looks at `broken`: so either
 // the reader sees the abort and does not read, or the aborting rank sees the count and waits.
 template <class Platform>
-struct Readers {
+struct InPlaceReaderCount {
   typename Platform::Word32 count{};
 
   // Returns false when the group was aborted: the memory must not be read.
@@ -166,7 +166,7 @@ struct Readers {
 
 // The ring of chunks from one rank to another. The sender writes chunk `filled` and then increments `filled`; the
 // receiver reads chunk `emptied` and then increments `emptied`. Chunk n uses the memory of chunk n - kChunks.
-template <class Platform, class RankBells = Bells<Platform>>
+template <class Platform, class RankBells = RankEventCounts<Platform>>
 struct Ring {
   static constexpr uint64_t kChunks = 2;
   alignas(64) typename Platform::Word64 filled{};

@@ -18,7 +18,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/comm/shm/segment.h"
+#include "tessera/comm/shm/shared_memory.h"
 
 namespace tessera::comm::shm {
 namespace {
@@ -58,7 +58,7 @@ class Buffer {
     const auto offset = static_cast<size_t>(begin - memory_->data());
     return offset <= memory_->bytes() && bytes <= memory_->bytes() - offset;
   }
-  SharedPlace place_of(const std::byte* begin) const {
+  SharedBufferPlace place_of(const std::byte* begin) const {
     return {.buffer = reinterpret_cast<const BufferId*>(memory_->data())->load(),
             .offset = static_cast<uint64_t>(begin - memory_->data()),
             .descriptor = memory_->descriptor()};
@@ -86,7 +86,7 @@ class SharedBuffers final : public c10::Allocator {
     } catch (const Error& error) {
       if (!refused_.exchange(true)) {
         log_warning("[comm.shm] buffers are not shared with the ranks of this host, collectives copy twice: {}",
-                    error.what());
+                    error.operation());
       }
       return ordinary().allocate(bytes);
     }
@@ -98,7 +98,7 @@ class SharedBuffers final : public c10::Allocator {
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }  // the deleter depends on the kind of memory
   void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
 
-  std::optional<SharedPlace> find(const std::byte* data, size_t bytes) {
+  std::optional<SharedBufferPlace> find(const std::byte* data, size_t bytes) {
     const std::shared_lock lock(mutex_);
     auto found = buffers_.upper_bound(data);
     if (found == buffers_.begin()) return std::nullopt;
@@ -130,29 +130,29 @@ class SharedBuffers final : public c10::Allocator {
   std::atomic<bool> refused_{false};
 };
 
-[[noreturn]] void refuse(pid_t process, const char* what) {
-  raise(ErrorKind::kIo, "a buffer of process {}: {}: {}", process, what, std::strerror(errno));
+[[noreturn]] void refuse(pid_t process, const char* operation) {
+  raise(ErrorKind::kIo, "a buffer of process {}: {}: {}", process, operation, std::strerror(errno));
 }
 
 }  // namespace
 
 c10::Allocator& shared_buffers() { return SharedBuffers::instance(); }
 
-std::optional<SharedPlace> find_shared(const void* data, size_t bytes) {
+std::optional<SharedBufferPlace> find_shared(const void* data, size_t bytes) {
   return SharedBuffers::instance().find(static_cast<const std::byte*>(data), bytes);
 }
 
 size_t viewed_bytes() { return viewed; }
 
 // The kernel requires the same permission to read /proc/PID/exe as to open /proc/PID/fd/N.
-bool may_view(pid_t process) {
+bool can_open_buffers(pid_t process) {
   char program[8];
   return ::readlink(fmt::format("/proc/{}/exe", process).c_str(), program, sizeof program) >= 0;
 }
 
 // /proc/PID/fd/N opens the file itself. The owner may have closed the descriptor and opened another file under the same
 // number, so the type of the file and the id in its first page are checked before it is mapped.
-SharedView::SharedView(pid_t process, const SharedPlace& place) {
+SharedView::SharedView(pid_t process, const SharedBufferPlace& place) {
   const UniqueFd file(
       ::open(fmt::format("/proc/{}/fd/{}", process, place.descriptor).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) refuse(process, "open");

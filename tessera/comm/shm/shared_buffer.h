@@ -23,7 +23,7 @@ namespace tessera::comm::shm {
 c10::Allocator& shared_buffers();
 
 // The place of memory in a shared buffer, in a form that other processes can use.
-struct SharedPlace {
+struct SharedBufferPlace {
   uint64_t buffer = 0;      // a random number, never used again
   uint64_t offset = 0;      // bytes from the start of the file
   int32_t descriptor = -1;  // file descriptor in the owner's process
@@ -31,10 +31,10 @@ struct SharedPlace {
 };
 
 // Returns the place of the bytes; nullopt unless all of them are in one shared buffer of this process.
-std::optional<SharedPlace> find_shared(const void* data, size_t bytes);
+std::optional<SharedBufferPlace> find_shared(const void* data, size_t bytes);
 
 // Whether this process may open the shared buffers of `process`.
-bool may_view(pid_t process);
+bool can_open_buffers(pid_t process);
 
 // Number of bytes of other processes' buffers that this process has mapped. They count in its resident size (VmRSS)
 // while their owners keep them.
@@ -44,11 +44,11 @@ size_t viewed_bytes();
 class SharedView {
  public:
   // Error kIo when the buffer cannot be opened, or when the descriptor belongs to another file by now.
-  SharedView(pid_t process, const SharedPlace& place);
+  SharedView(pid_t process, const SharedBufferPlace& place);
   ~SharedView();
   SharedView(SharedView&& other) noexcept;
   SharedView& operator=(SharedView&& other) noexcept;
-  const std::byte* at(const SharedPlace& place) const noexcept { return base_ + place.offset; }
+  const std::byte* at(const SharedBufferPlace& place) const noexcept { return base_ + place.offset; }
   bool is_freed() const noexcept;  // whether the owner has freed the buffer
   size_t bytes() const noexcept { return bytes_; }
 

@@ -9,9 +9,7 @@
 namespace tessera::comm {
 namespace {
 
-bool under_way(const FlightCall& call) {
-  return call.state == CallState::kStarted || call.state == CallState::kWaiting;
-}
+bool is_open(const FlightCall& call) { return call.state == CallState::kStarted || call.state == CallState::kWaiting; }
 
 std::string name_of(const FlightCall& call) {
   const Signature& signature = call.signature;
@@ -44,9 +42,9 @@ const FlightCall* open_call(const FlightRecord& record) {
 //    rank that is waited for and waits for no rank is the cause. If there is none, every path leads into a cycle: a
 //    deadlock.
 // 3. No rank waits for another one: all are in the call.
-class Investigation {
+class HangDiagnoser {
  public:
-  Investigation(const std::vector<FlightRecord>& records, const std::set<int>& left) : left_(left) {
+  HangDiagnoser(const std::vector<FlightRecord>& records, const std::set<int>& left) : left_(left) {
     for (const FlightRecord& record : records) {
       records_[record.rank] = &record;
       for (const FlightGroup& group : record.groups) groups_.emplace(group.id, &group);
@@ -62,12 +60,12 @@ class Investigation {
     for (const auto& [rank, record] : records_) {
       if (open_call(*record)) waiting.insert(rank);
     }
-    if (waiting.empty()) return {.fault = Fault::kNone, .culprit = -1, .text = "no call is under way"};
+    if (waiting.empty()) return {.cause = HangCause::kNone, .culprit = -1, .text = "no call is under way"};
     for (const int rank : waiting) {
       if (auto found = follow(rank)) return *found;
     }
     const FlightRecord& first = *records_.at(*waiting.begin());
-    return {.fault = Fault::kAllInside,
+    return {.cause = HangCause::kAllInside,
             .culprit = -1,
             .text = fmt::format("all ranks have made {}, which does not end: a connection or a rank in it is stuck",
                                 name_of(*open_call(first)))};
@@ -97,7 +95,7 @@ class Investigation {
     if (!first) return std::nullopt;
     const Signature &one = first->second->signature, &two = other->second->signature;
     return Diagnosis{
-        .fault = Fault::kDisagreement,
+        .cause = HangCause::kDisagreement,
         .culprit = -1,
         .text = fmt::format("the ranks disagree on call {} of group '{}': rank {} calls {}, rank {} {}", one.sequence,
                             one.group, first->first, to_string(one), other->first, to_string(two))};
@@ -110,14 +108,14 @@ class Investigation {
 
   // Whether `rank` has made its side of the call. Calls are made in order, so for a collective the number of the rank's
   // last one in the group is enough. For a message, the matching call has an equal hash and is the other operation.
-  bool has_made(int rank, const Signature& wanted) const {
-    if (!is_message(wanted.op)) {
-      const FlightCall* last = last_collective(rank, wanted.members);
-      return last && last->signature.sequence >= wanted.sequence;
+  bool has_made(int rank, const Signature& signature) const {
+    if (!is_message(signature.op)) {
+      const FlightCall* last = last_collective(rank, signature.members);
+      return last && last->signature.sequence >= signature.sequence;
     }
     const auto& calls = records_.at(rank)->calls;
     return std::ranges::any_of(calls, [&](const FlightCall& call) {
-      return call.signature.hash == wanted.hash && call.signature.op != wanted.op;
+      return call.signature.hash == signature.hash && call.signature.op != signature.op;
     });
   }
 
@@ -186,12 +184,12 @@ class Investigation {
     }
     const std::string who = ranks_text(waiters);
     if (left_.contains(culprit)) {
-      return {.fault = Fault::kLeft,
+      return {.cause = HangCause::kLeft,
               .culprit = culprit,
               .text = fmt::format("rank {} has left the run, but {} wait for it in {}", culprit, who, name_of(call))};
     }
     if (!records_.contains(culprit)) {
-      return {.fault = Fault::kSilent,
+      return {.cause = HangCause::kSilent,
               .culprit = culprit,
               .text = fmt::format(
                   "rank {} did not answer: it was killed, is stopped, or its host cannot be reached; {} wait in {}",
@@ -202,10 +200,10 @@ class Investigation {
     std::string history = "it has made no call of this group";
     if (last) {
       history = fmt::format("its last call of this group is {}, {} {:.1f} s ago", name_of(*last),
-                            under_way(*last) ? "begun" : "ended",
-                            seconds_before(record, under_way(*last) ? last->started_us : last->finished_us));
+                            is_open(*last) ? "begun" : "ended",
+                            seconds_before(record, is_open(*last) ? last->started_us : last->finished_us));
     }
-    return {.fault = Fault::kAbsent,
+    return {.cause = HangCause::kAbsent,
             .culprit = culprit,
             .text = fmt::format("rank {} has not made {}, in which {} wait; {}", culprit, name_of(call), who, history)};
   }
@@ -215,7 +213,7 @@ class Investigation {
     for (size_t i = 0; i < std::min<size_t>(circle.size(), 4); ++i) {
       text += fmt::format("{} rank {} in {}", i ? "," : ":", circle[i], name_of(*open_call(*records_.at(circle[i]))));
     }
-    return {.fault = Fault::kDeadlock, .culprit = -1, .text = text};
+    return {.cause = HangCause::kDeadlock, .culprit = -1, .text = text};
   }
 
   const std::set<int>& left_;
@@ -236,10 +234,10 @@ std::string list_ranks(const std::set<int>& ranks) {
 }
 
 Diagnosis diagnose(const std::vector<FlightRecord>& records, const std::set<int>& left) {
-  return Investigation(records, left).run();
+  return HangDiagnoser(records, left).run();
 }
 
-std::string where_is(const FlightRecord& record) {
+std::string describe_open_call(const FlightRecord& record) {
   if (record.calls.empty()) return fmt::format("rank {} has made no call", record.rank);
   const FlightCall* call = open_call(record);
   if (!call) {

@@ -14,7 +14,7 @@
 
 namespace tessera::comm {
 
-enum class Fault : uint8_t {
+enum class HangCause : uint8_t {
   kNone,          // no call is under way
   kDisagreement,  // ranks made different calls under one number of a group
   kAbsent,        // a rank has not made a call that others wait in, and waits for no rank itself
@@ -25,7 +25,7 @@ enum class Fault : uint8_t {
 };
 
 struct Diagnosis {
-  Fault fault = Fault::kNone;
+  HangCause cause = HangCause::kNone;
   int culprit = -1;  // global rank that is the cause; -1: no single rank
   std::string text;  // one line, no full stop
 };
@@ -39,6 +39,6 @@ std::string list_ranks(const std::set<int>& ranks);
 
 // Text for the call that a rank is in, such as "rank 2 waits in all_reduce(sum) of float32 [4] for model.norm (call 7
 // of group 'world'), begun 12.3 s before".
-std::string where_is(const FlightRecord& record);
+std::string describe_open_call(const FlightRecord& record);
 
 }  // namespace tessera::comm

@@ -56,28 +56,28 @@ json json_of(const FlightCall& call) {
 
 // Returns the element of `values` whose to_string() is the JSON string.
 template <class Value, size_t size>
-Value named(const Value (&values)[size], const JsonReader& said, std::string_view wanted) {
-  const std::string name = said.as_string();
+Value named(const Value (&values)[size], const JsonReader& field, std::string_view expected) {
+  const std::string name = field.as_string();
   for (const Value value : values) {
     if (name == to_string(value)) return value;
   }
-  said.fail(wanted);
+  field.fail(expected);
 }
 
-int8_t dtype_named(const JsonReader& said) {
-  const std::string name = said.as_string();
+int8_t dtype_named(const JsonReader& field) {
+  const std::string name = field.as_string();
   if (name.empty()) return -1;
   for (int type = 0; type < static_cast<int>(c10::ScalarType::NumOptions); ++type) {
     if (name == dtype_name(type)) return static_cast<int8_t>(type);
   }
-  said.fail("a dtype");
+  field.fail("a dtype");
 }
 
-uint64_t hash_of_hex(const JsonReader& said) {
-  const std::string digits = said.as_string();
+uint64_t hash_of_hex(const JsonReader& field) {
+  const std::string digits = field.as_string();
   uint64_t hash = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), hash, 16);
-  if (error != std::errc() || end != digits.data() + digits.size()) said.fail("hexadecimal digits");
+  if (error != std::errc() || end != digits.data() + digits.size()) field.fail("hexadecimal digits");
   return hash;
 }
 
@@ -100,8 +100,8 @@ std::string runs_of(const std::vector<int>& ranks) {
 
 // The inverse of runs_of(). The text may come from a faulty peer: every number must be a rank of the world, and the
 // number of ranks is bounded, so memory is bounded.
-std::vector<int> ranks_of_runs(const JsonReader& said, int world_size) {
-  const std::string runs = said.as_string();
+std::vector<int> ranks_of_runs(const JsonReader& field, int world_size) {
+  const std::string runs = field.as_string();
   std::string_view text = runs;
   std::vector<int> ranks;
   const auto number = [&](char before) {
@@ -109,24 +109,24 @@ std::vector<int> ranks_of_runs(const JsonReader& said, int world_size) {
     if (before) text.remove_prefix(1);
     int value = -1;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || value < 0 || value >= world_size) said.fail("ranks of the world");
+    if (error != std::errc() || value < 0 || value >= world_size) field.fail("ranks of the world");
     text.remove_prefix(static_cast<size_t>(end - text.data()));
     return value;
   };
   while (!text.empty()) {
     const int first = number(ranks.empty() ? '\0' : ',');
-    if (first < 0) said.fail("runs of ranks");
+    if (first < 0) field.fail("runs of ranks");
     const int last = number('-'), step = last < 0 ? -1 : number(':');
-    if (step == 0 || ranks.size() > static_cast<size_t>(world_size)) said.fail("runs of ranks");
+    if (step == 0 || ranks.size() > static_cast<size_t>(world_size)) field.fail("runs of ranks");
     for (int rank = first; rank <= std::max(first, last); rank += std::max(step, 1)) ranks.push_back(rank);
   }
   return ranks;
 }
 
-std::vector<int> ranks_of(const JsonReader& said, int world_size) {
-  if (said.value().is_string()) return ranks_of_runs(said, world_size);
+std::vector<int> ranks_of(const JsonReader& field, int world_size) {
+  if (field.value().is_string()) return ranks_of_runs(field, world_size);
   std::vector<int> ranks;
-  for (const auto& rank : said.items()) ranks.push_back(static_cast<int>(rank.as_integer(0, world_size - 1)));
+  for (const auto& rank : field.items()) ranks.push_back(static_cast<int>(rank.as_integer(0, world_size - 1)));
   return ranks;
 }
 

@@ -43,7 +43,7 @@ class FlightRecorder {
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct Entry {
+  struct RecordedCall {
     Signature signature;
     CallState state = CallState::kFinished;
     Clock::time_point started{}, waiting{}, finished{};
@@ -54,8 +54,8 @@ class FlightRecorder {
 
   const int rank_, world_size_;
   mutable std::mutex mutex_;
-  std::vector<Entry> ring_;  // call `ticket` is at ticket % size
-  uint64_t made_ = 0;        // number of calls so far
+  std::vector<RecordedCall> ring_;  // call `ticket` is at ticket % size
+  uint64_t made_ = 0;               // number of calls so far
   std::vector<FlightGroup> groups_;
 };
 

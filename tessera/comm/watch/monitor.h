@@ -1,15 +1,16 @@
 // Monitors the collectives of one rank: records them in the flight recorder, reports failures to the other ranks, and
-// receives the common failure report (Verdict in peers.h). There is one Monitor per World. Internal to comm.
+// receives the common failure report (FailureReport in failure_reporter.h). There is one Monitor per World. Internal to
+// comm.
 //
 //   const uint64_t ticket = monitor->start(signature);        // a collective begins
-//   monitor->carry(ticket, signature, work);                  // the back-end has started it
+//   monitor->track_work(ticket, signature, work);                 // the back-end has started it
 //   monitor->wait(ticket);  ...  monitor->finish(ticket);
 //
 // The start of a device's collective may block. Its wait only orders the device's stream, so its end is observed later:
 //
-//   monitor->begin_on_device(ticket, signature);
-//   monitor->begun_on_device(ticket, backend.allreduce(tensors));
-//   monitor->wait(ticket);  ...  monitor->leave_running(ticket);
+//   monitor->before_device_start(ticket, signature);
+//   monitor->after_device_start(ticket, backend.allreduce(tensors));
+//   monitor->wait(ticket);  ...  monitor->detach_to_device(ticket);
 //
 // A failure report means that a rank died, that ranks made different calls, or that a collective timed out. It makes
 // the world unusable:
@@ -37,8 +38,8 @@
 #include <thread>
 #include <vector>
 
+#include "tessera/comm/watch/failure_reporter.h"
 #include "tessera/comm/watch/flight_recorder.h"
-#include "tessera/comm/watch/peers.h"
 #include "tessera/comm/watch/record_writer.h"
 
 namespace c10d {
@@ -62,7 +63,7 @@ struct MonitorOptions {
   RecordWriter::Publish publish{};       // for tests
 };
 
-class Monitor final : public PeerListener {
+class Monitor final : public FailureListener {
  public:
   static constexpr std::chrono::milliseconds kGrace{3000};  // for a rank to throw the error, after the failure report
   static constexpr std::chrono::milliseconds kLongestHold = std::chrono::minutes(10);  // replaces the others in hold()
@@ -75,37 +76,37 @@ class Monitor final : public PeerListener {
   const MonitorOptions& options() const { return options_; }
   FlightRecorder& recorder() { return recorder_; }
   // Sets the function that aborts all groups. It is called once, from any thread, when the failure report arrives. To
-  // be set before attend().
-  void on_verdict(std::function<void()> break_off) { break_off_ = std::move(break_off); }
+  // be set before set_reporter().
+  void set_abort_groups(std::function<void()> abort_groups) { abort_groups_ = std::move(abort_groups); }
   // Sets the connection to the other ranks.
-  void attend(std::unique_ptr<Peers> peers);
-  // Ends the connection to the other ranks; `break_off` is not called after leave(). `failed`: this rank ends with an
-  // error.
+  void set_reporter(std::unique_ptr<FailureReporter> reporter);
+  // Ends the connection to the other ranks; `abort_groups` is not called after leave(). `failed`: this rank ends with
+  // an error.
   void leave(bool failed) noexcept;
 
   uint64_t start(const Signature& signature) { return recorder_.start(signature); }
   // Registers the work of a started call as under way.
-  void carry(uint64_t ticket, const Signature& signature, c10::intrusive_ptr<c10d::Work> work);
-  // Called before and after the start of a device's call; in between, the call counts as waiting. begin_on_device()
+  void track_work(uint64_t ticket, const Signature& signature, c10::intrusive_ptr<c10d::Work> work);
+  // Called before and after the start of a device's call; in between, the call counts as waiting. before_device_start()
   // throws Error kComm when an earlier call is known to have failed on the device. An empty `work` means that there is
   // nothing to wait for.
-  void begin_on_device(uint64_t ticket, const Signature& signature);
-  void begun_on_device(uint64_t ticket, c10::intrusive_ptr<c10d::Work> work);
+  void before_device_start(uint64_t ticket, const Signature& signature);
+  void after_device_start(uint64_t ticket, c10::intrusive_ptr<c10d::Work> work);
   // The back-end has refused the call: it is no longer under way.
-  void withdraw(uint64_t ticket);
+  void untrack(uint64_t ticket);
   void wait(uint64_t ticket) { recorder_.mark(ticket, CallState::kWaiting); }
   void finish(uint64_t ticket);
   // A device's call has been ordered on the stream and counts as under way until its end is observed: by tick(), when a
-  // record is made, or, after every 64 or more calls, by begin_on_device(). Rethrows the error when the call has failed
-  // already.
-  void leave_running(uint64_t ticket);
+  // record is made, or, after every 64 or more calls, by before_device_start(). Rethrows the error when the call has
+  // failed already.
+  void detach_to_device(uint64_t ticket);
   // Reports a failed call to the peers and waits up to 4 s for the common failure report; nullopt when none comes.
   // Writes the flight record.
-  std::optional<Verdict> fail(uint64_t ticket, const Trouble& trouble);
+  std::optional<FailureReport> fail(uint64_t ticket, const CallFailure& failure);
   // Waits up to `limit` for a failure report; for failures outside a collective that the death of a rank may explain.
-  std::optional<Verdict> await_verdict(std::chrono::milliseconds limit);
+  std::optional<FailureReport> wait_for_failure_report(std::chrono::milliseconds limit);
   // The failure report, if it has arrived. A rank that only calls this does not count as having thrown (see kGrace).
-  std::optional<Verdict> verdict();
+  std::optional<FailureReport> failure_report();
   // As fail(), when this rank knows the reason: sends `message` to the other ranks.
   void fail_with(uint64_t ticket, const std::string& message);
   // While the returned handle lives, the limits after which the process is ended are kLongestHold: for work that must
@@ -115,72 +116,72 @@ class Monitor final : public PeerListener {
   // rank died, Gloo occasionally never returns from it; the process is ended kLongestClose after the failure report.
   std::shared_ptr<void> close();
   // This rank has failed by itself and is about to abort its collectives. Reports that to the other ranks.
-  void give_up();
+  void report_own_failure();
   // Time until which a rank that has given up waits for its works: kPatience after the first call of this function, so
   // that many works together do not take longer than one.
-  std::chrono::steady_clock::time_point end_of_patience();
+  std::chrono::steady_clock::time_point abandon_deadline();
   // To be called after the groups of this rank were aborted: ends the messages of CPU tensors that are under way
-  // (end_message.h); later ones end when they are waited for. May be called from any thread.
+  // (end_broken_message.h); later ones end when they are waited for. May be called from any thread.
   void end_messages() noexcept;
-  bool is_broken_off() const { return broken_off_.load(std::memory_order_relaxed); }
+  bool is_aborted() const { return aborted_.load(std::memory_order_relaxed); }
   // Starts to write the present flight record into the trace folder. Errors are logged.
   void write_record(const std::string& reason) noexcept;
 
-  // PeerListener.
-  FlightRecord where(uint32_t group, uint64_t sequence) override;
-  void hear(const Verdict& verdict) override;
+  // FailureListener.
+  FlightRecord recent_calls(uint32_t group, uint64_t sequence) override;
+  void on_failure_report(const FailureReport& report) override;
   void tick() override;
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct InFlight {
+  struct TrackedCall {
     uint64_t ticket;
     uint32_t group;
     uint64_t sequence;
     Clock::time_point started;
     c10::intrusive_ptr<c10d::Work> work;  // empty: the call is still in its start
-    bool left_running;                    // leave_running() was called
+    bool detached;                        // detach_to_device() was called
     bool message_of_host = false;         // a send or recv of CPU tensors
   };
-  void settle_what_ran();  // the caller holds in_flight_mutex_
-  bool settle(const InFlight& one);
-  Trouble failed_on_device(const InFlight& one, const std::exception_ptr& failure) const;
-  void report(const Trouble& trouble);
+  void record_ended_calls();  // the caller holds in_flight_mutex_
+  bool record_if_ended(const TrackedCall& one);
+  CallFailure failed_on_device(const TrackedCall& one, const std::exception_ptr& failure) const;
+  void report(const CallFailure& failure);
   void report_failed();
   void report_overdue();
   void end_process_when_due();
-  [[noreturn]] void end_process(const Verdict& verdict, const std::string& why);
+  [[noreturn]] void end_process(const FailureReport& report, const std::string& why);
   void release(uint64_t ticket);
 
   const MonitorOptions options_;
   FlightRecorder recorder_;
-  std::unique_ptr<Peers> peers_;
-  std::function<void()> break_off_;
+  std::unique_ptr<FailureReporter> reporter_;
+  std::function<void()> abort_groups_;
   uint64_t signals_seen_;
 
-  static constexpr size_t kSettleAt = 64;
+  static constexpr size_t kSearchAtSize = 64;
   std::mutex in_flight_mutex_;  // guards the members up to overdue_reported_
-  std::vector<InFlight> in_flight_;
-  size_t settle_at_ = kSettleAt;    // size of in_flight_ at which begin_on_device() looks for ended calls
-  std::optional<Trouble> failure_;  // first failure of a device's call that was observed after leave_running()
+  std::vector<TrackedCall> in_flight_;
+  size_t search_at_size_ = kSearchAtSize;  // size of in_flight_ at which before_device_start() looks for ended calls
+  std::optional<CallFailure> failure_;  // first failure of a device's call that was observed after detach_to_device()
   bool failure_reported_ = false;
   bool overdue_reported_ = false;
 
-  std::atomic<bool> broken_off_{false};
+  std::atomic<bool> aborted_{false};
 
-  std::mutex mutex_;  // guards the members up to end_of_patience_
+  std::mutex mutex_;  // guards the members up to abandon_deadline_
   std::condition_variable heard_;
-  std::optional<Verdict> verdict_;
-  Clock::time_point heard_at_{};         // when `verdict_` arrived
-  bool thrown_ = false;                  // the rank's own thread has thrown, or is about to throw, an error
-  int holds_ = 0;                        // living handles of hold()
-  int closes_ = 0;                       // living handles of close()
-  Clock::time_point closes_since_{};     // when `closes_` became positive
-  Clock::time_point end_of_patience_{};  // zero: end_of_patience() has not been called
-  std::mutex writing_;                   // guards `written_`
-  bool written_ = false;                 // the record of a failure was written; later ones must not replace it
+  std::optional<FailureReport> report_;
+  Clock::time_point report_time_{};       // when `report_` arrived
+  bool rank_has_failed_ = false;          // the rank's own thread has thrown, or is about to throw, an error
+  int holds_ = 0;                         // living handles of hold()
+  int closes_ = 0;                        // living handles of close()
+  Clock::time_point closes_since_{};      // when `closes_` became positive
+  Clock::time_point abandon_deadline_{};  // zero: abandon_deadline() has not been called
+  std::mutex writing_;                    // guards `written_`
+  bool written_ = false;                  // the record of a failure was written; later ones must not replace it
   RecordWriter writer_;
-  std::thread breaker_;  // calls break_off_ while a device's call blocks in its start
+  std::thread abort_thread_;  // calls abort_groups_ while a device's call blocks in its start
 };
 
 // Makes SIGUSR2 write the flight records of this process's ranks, unless the program handles the signal itself.

@@ -2,7 +2,7 @@
 //
 //   std::string reason;
 //   PeerSocket hub = connect_to("127.0.0.1", 4711, deadline, reason);
-//   hub.send({.kind = FrameKind::kPing, .rank = 3});
+//   hub.send({.kind = WatchdogFrameKind::kPing, .rank = 3});
 //
 // Not thread-safe.
 #pragma once
@@ -18,10 +18,19 @@
 
 namespace tessera::comm {
 
-enum class FrameKind : uint32_t { kHello = 1, kPing, kBye, kFailed, kTrouble, kAsk, kStatus, kVerdict };
+enum class WatchdogFrameKind : uint32_t {
+  kHello = 1,
+  kPing,
+  kBye,
+  kFailed,
+  kCallFailure,
+  kRecordRequest,
+  kRecord,
+  kFailureReport
+};
 
-struct Frame {
-  FrameKind kind = FrameKind::kPing;
+struct WatchdogFrame {
+  WatchdogFrameKind kind = WatchdogFrameKind::kPing;
   int32_t rank = -1;   // of the sender
   std::string text{};  // at most 1 MiB; longer text is cut
 };
@@ -47,15 +56,15 @@ class PeerSocket {
   // Sends a frame without waiting. Data that the socket does not accept now is kept for flush(), whole frames in order.
   // Returns false when the connection has ended, or when the peer has left more than 8 MiB unread: then the connection
   // is ended.
-  bool send(const Frame& frame) noexcept;
+  bool send(const WatchdogFrame& frame) noexcept;
   bool flush() noexcept;
   // Whether data is kept for flush(), to be called when descriptor() is writable.
   bool has_unsent() const { return open() && sent_ < outgoing_.size(); }
   // Waits for the next frames. Returns none when the deadline passes or the connection ends first.
-  std::vector<Frame> await(PeerDeadline deadline);
+  std::vector<WatchdogFrame> await(PeerDeadline deadline);
   // Appends the frames that have arrived; does not block. Returns false when the connection has ended, or when the peer
   // has sent something else than frames.
-  bool receive(std::vector<Frame>& frames);
+  bool receive(std::vector<WatchdogFrame>& frames);
 
  private:
   UniqueFd socket_;
@@ -65,21 +74,21 @@ class PeerSocket {
 
 // Accepts connections and waits for their first frame. A connection that sends nothing does not delay the others. It is
 // closed after 5 s, or earlier when file descriptors or places (1,024) run out.
-class Reception {
+class ConnectionAcceptor {
  public:
-  explicit Reception(UniqueFd listener);
+  explicit ConnectionAcceptor(UniqueFd listener);
   // Returns the next connection that has sent a frame, with its first frames; a closed socket at the deadline.
-  std::pair<PeerSocket, std::vector<Frame>> next(PeerDeadline deadline);
+  std::pair<PeerSocket, std::vector<WatchdogFrame>> next(PeerDeadline deadline);
 
  private:
-  struct Guest {
+  struct PendingConnection {
     PeerSocket socket;
     PeerDeadline patience;  // time limit for its first frame
   };
-  void let_in();
+  void accept_connection();
   UniqueFd listener_;
-  std::list<Guest> guests_;    // oldest first
-  PeerDeadline full_until_{};  // descriptors ran out: accept() is not tried before this time
+  std::list<PendingConnection> pending_;  // oldest first
+  PeerDeadline full_until_{};             // descriptors ran out: accept() is not tried before this time
 };
 
 // Connects, in one attempt per address of the host. Returns a closed socket and `reason` when there is no connection by

@@ -21,7 +21,7 @@ void publish_in_folder(const std::filesystem::path& path, const std::string& tex
 
 }  // namespace
 
-struct RecordWriter::State {
+struct RecordWriter::WriterState {
   std::filesystem::path path;
   Publish publish;
   std::mutex mutex;  // guards `next` and `running`
@@ -30,7 +30,7 @@ struct RecordWriter::State {
   bool running = false;             // a thread is writing
 };
 
-RecordWriter::RecordWriter(std::filesystem::path path, Publish publish) : state_(std::make_shared<State>()) {
+RecordWriter::RecordWriter(std::filesystem::path path, Publish publish) : state_(std::make_shared<WriterState>()) {
   state_->path = std::move(path);
   state_->publish = publish ? std::move(publish) : publish_in_folder;
 }

@@ -34,8 +34,8 @@ class RecordWriter {
   bool await(std::chrono::milliseconds limit);
 
  private:
-  struct State;
-  std::shared_ptr<State> state_;
+  struct WriterState;
+  std::shared_ptr<WriterState> state_;
 };
 
 }  // namespace tessera::comm

@@ -41,7 +41,7 @@ TraceReport explain(const std::vector<FlightRecord>& records) {
                             diagnosis.culprit < 0 ? "none alone" : fmt::format("rank {}", diagnosis.culprit),
                             diagnosis.text, reasons(records));
   for (size_t i = 0; i < std::min(records.size(), kShownRanks); ++i) {
-    report.text += fmt::format("  {}\n", where_is(records[i]));
+    report.text += fmt::format("  {}\n", describe_open_call(records[i]));
   }
   if (records.size() > kShownRanks) report.text += fmt::format("  and {} more\n", records.size() - kShownRanks);
   if (!report.missing.empty()) {

@@ -15,7 +15,7 @@
 #include <string>
 
 #include "tessera/base/machine/listen.h"
-#include "tessera/comm/watch/peers.h"
+#include "tessera/comm/watch/failure_reporter.h"
 
 namespace c10d {
 class Store;
@@ -36,6 +36,7 @@ struct WatchdogOptions {
 // Connects the watchdogs. COLLECTIVE over the ranks of `store`. `listener` must live until leave(), which the
 // destructor of the result calls too. Error kComm when a rank does not connect in time. Returns null on all ranks, and
 // rank 0 logs a warning, when rank 0 cannot listen or some rank cannot reach it.
-std::unique_ptr<Peers> start_watchdog(c10d::Store& store, const WatchdogOptions& options, PeerListener& listener);
+std::unique_ptr<FailureReporter> start_watchdog(c10d::Store& store, const WatchdogOptions& options,
+                                                FailureListener& listener);
 
 }  // namespace tessera::comm

@@ -63,7 +63,7 @@ double cost_of(const RedistributeSteps& steps, int64_t item_bytes, const DeviceM
 // `finish`, if there is one.
 struct PendingStep {
   at::Tensor value;
-  comm::Pending work;
+  comm::PendingCollective work;
   std::function<at::Tensor()> finish;
   bool pending = false;
   // Waits for the collective and returns the result.

@@ -54,7 +54,8 @@ PendingStep reduce(const at::Tensor& local, comm::Group& group, const Redistribu
   at::Tensor sum = boolean                 ? values.to(at::kByte, false, false, at::MemoryFormat::Contiguous)
                    : values.is_same(local) ? values.clone(at::MemoryFormat::Contiguous)
                                            : values.contiguous();
-  comm::Pending work = comm::all_reduce(group, sum, boolean ? byte_op(encoding.op) : encoding.op, "redistribute");
+  comm::PendingCollective work =
+      comm::all_reduce(group, sum, boolean ? byte_op(encoding.op) : encoding.op, "redistribute");
   PendingStep started{std::move(sum), std::move(work), {}, true};
   if (boolean) return then_finish(std::move(started), [](const at::Tensor& bytes) { return bytes.to(at::kBool); });
   return encoding.decode_after(std::move(started));
@@ -89,7 +90,7 @@ PendingStep gather(const at::Tensor& local, comm::Group& group, std::shared_ptr<
     mine.narrow(0, 0, local.numel()).copy_(local.reshape({-1}));
   }
   const at::Tensor all = at::empty({static_cast<int64_t>(parts.size()), padded_numel}, local.options());
-  comm::Pending work = comm::all_gather_into(group, all, mine.contiguous(), "redistribute");
+  comm::PendingCollective work = comm::all_gather_into(group, all, mine.contiguous(), "redistribute");
   return then_finish({all, std::move(work), {}, true}, [transfer, padded_numel](const at::Tensor& gathered) {
     const ShardIndices& whole = transfer->needed_part;
     const std::vector<ShardIndices>& parts = transfer->parts_before;
@@ -146,7 +147,7 @@ PendingStep reduce_scatter(const at::Tensor& local, comm::Group& group, const Re
   const int64_t padded_numel = largest_part_numel(transfer->parts_after);
   const at::Tensor input = pack_reduce_scatter_input(encoding.encode(local), *transfer, padded_numel);
   const at::Tensor output = at::empty({padded_numel}, local.options());
-  comm::Pending work = comm::reduce_scatter_into(group, output, input, encoding.op, "redistribute");
+  comm::PendingCollective work = comm::reduce_scatter_into(group, output, input, encoding.op, "redistribute");
   PendingStep started =
       then_finish({output, std::move(work), {}, true}, [own = sizes_of(transfer->needed_part)](const at::Tensor& sums) {
         return sums.narrow(0, 0, c10::multiply_integers(own)).view(own);
@@ -176,7 +177,8 @@ PendingStep exchange(const at::Tensor& local, comm::Group& group, std::shared_pt
   }
   const at::Tensor input = at::cat(sent);
   const at::Tensor output = at::empty({total}, local.options());
-  comm::Pending work = comm::all_to_all_single(group, output, input, received_counts, sent_counts, "redistribute");
+  comm::PendingCollective work =
+      comm::all_to_all_single(group, output, input, received_counts, sent_counts, "redistribute");
   return then_finish({output, std::move(work), {}, true}, [transfer, received_counts,
                                                            received = std::move(received)](const at::Tensor& all) {
     const at::Tensor result = at::empty(sizes_of(transfer->needed_part), all.options());

@@ -10,9 +10,9 @@
 namespace tessera {
 
 namespace {
-using comm::Propagated;
-const comm::PropagatedKind kLog{"redistribution log"};
-const comm::PropagatedKind kExplicit{"explicit redistribution"};
+using comm::ContextValue;
+const comm::ContextKey kLog{"redistribution log"};
+const comm::ContextKey kExplicit{"explicit redistribution"};
 }  // namespace
 
 std::string Redistribution::to_string() const {
@@ -46,8 +46,9 @@ ExplicitRedistribution::ExplicitRedistribution(const Options& options)
 // the redistribution, so a forbidden one communicates nothing. The placements decide, so all ranks of the mesh raise
 // the error.
 RedistributionScope::RedistributionScope(const Request& request) {
-  const auto* rule = static_cast<const ExplicitRedistribution*>(Propagated::innermost(kExplicit));
-  const bool is_watched = rule != nullptr || Propagated::innermost(kLog) != nullptr || log_level() <= LogLevel::kDebug;
+  const auto* rule = static_cast<const ExplicitRedistribution*>(ContextValue::innermost(kExplicit));
+  const bool is_watched =
+      rule != nullptr || ContextValue::innermost(kLog) != nullptr || log_level() <= LogLevel::kDebug;
   if (!is_watched) return;
   // A plain tensor counts as replicated and is exempt from the check.
   const DTensorImpl* impl = is_dtensor_impl(*request.tensor.unsafeGetTensorImpl()) ? impl_of(request.tensor) : nullptr;
@@ -80,7 +81,7 @@ RedistributionScope::~RedistributionScope() {
   if (!recording_) return;
   Redistribution& record = recording_->record;
   record.comm_counts = recording_->comm.comm_counts();
-  Propagated::for_each(kLog, [&](void* log) { static_cast<RedistributionLog*>(log)->add(record); });
+  ContextValue::for_each(kLog, [&](void* log) { static_cast<RedistributionLog*>(log)->add(record); });
   log_debug("[dtensor.redistribute] {}", record.to_string());
 }
 

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/group/propagated.h"
+#include "tessera/comm/group/context_value.h"
 #include "tessera/dtensor/debug/comm_debug.h"
 #include "tessera/dtensor/tensor/placement.h"
 
@@ -47,7 +47,7 @@ class RedistributionLog {
  private:
   std::mutex mutex_;
   std::vector<Redistribution> records_;
-  comm::Propagated in_force_;
+  comm::ContextValue in_force_;
 };
 
 // While an object of this class exists, an operation that has to redistribute an argument raises Error kShape, or logs
@@ -66,7 +66,7 @@ class ExplicitRedistribution {
 
  private:
   Options options_;
-  comm::Propagated in_force_;
+  comm::ContextValue in_force_;
 };
 
 }  // namespace tessera

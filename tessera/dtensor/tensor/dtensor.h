@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/group/propagated.h"
+#include "tessera/comm/group/context_value.h"
 #include "tessera/dtensor/tensor/placement.h"
 #include "tessera/mesh/device_mesh.h"
 
@@ -101,7 +101,7 @@ class ImplicitReplication {
   ImplicitReplication();
 
  private:
-  comm::Propagated in_force_;
+  comm::ContextValue in_force_;
 };
 bool implicit_replication_enabled() noexcept;
 

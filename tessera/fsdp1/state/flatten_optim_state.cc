@@ -126,8 +126,8 @@ class CheckedUnitStates {
 
   // A description of each member's state, for check_equal_on_ranks: the ranks can exchange the states only when all
   // describe them equally.
-  comm::Facts facts() const {
-    comm::Facts facts;
+  comm::NamedValues facts() const {
+    comm::NamedValues facts;
     for (size_t i = 0; i < by_unit.size(); ++i) {
       for (size_t member = 0; member < model_.units()[i].fqns.size(); ++member) {
         const auto found = by_unit[i].find(member);
@@ -207,7 +207,7 @@ FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const Stat
   const StateDict tree = options.rank0_only ? broadcast_processed_state(group, optim_state_dict) : optim_state_dict;
   const StateDict& states = states_of(tree, "[fsdp1.load]");
   std::optional<CheckedUnitStates> checked;
-  comm::Facts facts;
+  comm::NamedValues facts;
   comm::attempt_together(group, [&] {
     checked.emplace(model, states, options.partial_units);
     if (!options.rank0_only) facts = checked->facts();

@@ -154,8 +154,8 @@ MatchedValues match_values(const std::vector<StateDictTensor>& tensors, const St
 
 // A whole value may differ from rank to rank in content only; sharded values must have equal metadata, because their
 // exchange is planned from the metadata.
-comm::Facts load_facts(const std::vector<StateDictTensor>& tensors, const MatchedValues& matched) {
-  comm::Facts facts;
+comm::NamedValues load_facts(const std::vector<StateDictTensor>& tensors, const MatchedValues& matched) {
+  comm::NamedValues facts;
   for (size_t i = 0; i < tensors.size(); ++i) {
     std::string text;
     for (const auto* value : matched.values[i]) {
@@ -236,7 +236,7 @@ IncompatibleKeys load_fsdp1_state_dict(nn::Module& root, const StateDict& state_
   // tensors come from rank 0 one at a time.
   const StateDict tree = form.rank0_only ? broadcast_processed_state(group, state_dict) : state_dict;
   MatchedValues matched;
-  comm::Facts facts;
+  comm::NamedValues facts;
   comm::attempt_together(group, [&] {
     matched = match_values(tensors, tree, options);
     if (!form.rank0_only) facts = load_facts(tensors, matched);

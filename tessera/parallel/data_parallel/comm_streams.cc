@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "tessera/comm/rendezvous/further_group.h"
+#include "tessera/comm/rendezvous/new_group_like.h"
 
 namespace tessera {
 
@@ -16,7 +16,7 @@ CommStreams::CommStreams(c10::Device device)
 std::shared_ptr<comm::Group> CommStreams::second_group(const std::shared_ptr<comm::Group>& group) {
   if (!reduce.exists() || group->context().accelerator == nullptr) return group;
   auto& second = second_groups_[group.get()];
-  if (!second) second = comm::further_group(group, group->name() + "_reductions");
+  if (!second) second = comm::new_group_like(group, group->name() + "_reductions");
   return second;
 }
 

@@ -105,7 +105,7 @@ void shard_experts(nn::Module& model, const MeshPtr& mesh, FullyShardOptions opt
 
 at::Tensor reduce_router_statistics(nn::RouterStatistics& statistics, comm::Group& group, c10::Device device) {
   // An all-gather instead of an all-reduce: every rank adds the counts in rank order, so all ranks get the same bits.
-  const auto own = statistics.sums(group.carries(device.type()) ? device : c10::Device(c10::kCPU));
+  const auto own = statistics.sums(group.supports_device(device.type()) ? device : c10::Device(c10::kCPU));
   auto all = at::empty({group.size(), own.numel()}, own.options());
   comm::all_gather_into(group, all, own, "router statistics").wait();
   statistics.finish(all.sum(0));

@@ -86,7 +86,7 @@ void IncomingTensors::announce_shards(StateDict& dict, const std::string& prefix
 // Each ShardedTensor is gathered by its own group, in the order of the paths. Ranks with different paths, shapes or
 // groups would call different collectives and hang, so the lists are compared first.
 void IncomingTensors::agree_on_shards() const {
-  comm::Facts facts;
+  comm::NamedValues facts;
   for (const auto& incoming : tensors_) {
     facts.emplace_back(
         incoming.path,

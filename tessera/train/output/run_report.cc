@@ -10,7 +10,7 @@
 #include "tessera/base/machine/host.h"
 #include "tessera/base/text/json_numbers.h"
 #include "tessera/base/version.h"
-#include "tessera/comm/launch/rank_notes.h"
+#include "tessera/comm/launch/reported_steps.h"
 #include "tessera/train/profile/machine_peak.h"
 #include "tessera/train/recipe/recipe_print.h"
 

@@ -21,7 +21,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "tessera/comm/group/propagated.h"
+#include "tessera/comm/group/context_value.h"
 
 namespace tessera::train {
 

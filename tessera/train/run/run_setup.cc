@@ -125,10 +125,11 @@ std::string model_fingerprint(const Recipe& recipe) {
   return identity;
 }
 
-comm::Facts run_facts(const Recipe& recipe, const RunData& data, const std::string& model) {
+comm::NamedValues run_facts(const Recipe& recipe, const RunData& data, const std::string& model) {
   const std::string& resume = recipe.checkpoint.resume;
   const bool from_folder = resume != "auto" && resume != "never";
-  comm::Facts facts = {{"the program's version", version()}, {"checkpoint.resume", from_folder ? "a folder" : resume}};
+  comm::NamedValues facts = {{"the program's version", version()},
+                             {"checkpoint.resume", from_folder ? "a folder" : resume}};
   auto copy = recipe;
   for (const auto& key : recipe_keys()) {
     const auto path = key.path();

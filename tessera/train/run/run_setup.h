@@ -72,7 +72,7 @@ std::string model_fingerprint(const Recipe& recipe);
 
 // Names and values that must be equal on all ranks: settings except paths, hashes of data and model, version. For
 // comm::check_same().
-comm::Facts run_facts(const Recipe& recipe, const RunData& data, const std::string& model);
+comm::NamedValues run_facts(const Recipe& recipe, const RunData& data, const std::string& model);
 
 // Number of elements of all parameters; a tied parameter counts once.
 int64_t count_parameters(CausalLM& model);

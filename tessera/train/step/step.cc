@@ -72,7 +72,7 @@ bool updates_on_device(CausalLM& model) {
 
 // Whether the device itself can skip a step that is not finite, without the host reading the loss first.
 bool skips_step_on_device(CausalLM& model, const optim::Optimizer& optimizer, const comm::Group& group) {
-  return optimizer.takes_found_inf() && group.carries(device_of(model).type());
+  return optimizer.takes_found_inf() && group.supports_device(device_of(model).type());
 }
 
 }  // namespace

@@ -16,11 +16,11 @@
 namespace tessera {
 
 namespace {
-const comm::PropagatedKind kLossParallel{"loss parallel"};
+const comm::ContextKey kLossParallel{"loss parallel"};
 }
 
 LossParallel::LossParallel() : in_force_(kLossParallel, this) {}
-bool loss_parallel_enabled() noexcept { return comm::Propagated::innermost(kLossParallel) != nullptr; }
+bool loss_parallel_enabled() noexcept { return comm::ContextValue::innermost(kLossParallel) != nullptr; }
 
 namespace {
 

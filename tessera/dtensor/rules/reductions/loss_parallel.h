@@ -20,7 +20,7 @@
 // correct but gathers its operands. Errors have the kind kShape.
 #pragma once
 
-#include "tessera/comm/group/propagated.h"
+#include "tessera/comm/group/context_value.h"
 
 namespace tessera {
 
@@ -29,7 +29,7 @@ class LossParallel {
   LossParallel();
 
  private:
-  comm::Propagated in_force_;
+  comm::ContextValue in_force_;
 };
 bool loss_parallel_enabled() noexcept;
 
